@@ -1,0 +1,1 @@
+"""The Typer app: a file per command group."""

@@ -1,0 +1,1 @@
+"""The process: lock, signals, drain, control API, metrics."""

@@ -1,0 +1,159 @@
+"""Every public exception, and the wire error codes that map one to one to them (docs/spec/frame.md)."""
+
+from enum import IntEnum
+
+
+class ErrorCode(IntEnum):
+    """Codes of an ERROR frame's payload."""
+
+    UNKNOWN = 1
+    INVALID_REQUEST = 2
+    HANDLER_FAILED = 3
+    TIMEOUT = 4
+    NOT_MEMBER = 5
+    NO_HANDLER = 6
+    MESSAGE_TOO_LARGE = 7
+    RATE_LIMITED = 8
+    TOPIC_NOT_FOUND = 9
+    UNSUPPORTED_VERSION = 10
+    OVERLOADED = 11
+
+
+class Dep2pError(Exception):
+    """Base of all errors that this package raises on purpose."""
+
+
+class LocalProtocolError(Dep2pError):
+    """Our own side misused a protocol core: a bug in the caller, never the peer's fault."""
+
+
+class WireError(Dep2pError):
+    """An error that crosses the wire; ``code`` says which."""
+
+    code: ErrorCode = ErrorCode.UNKNOWN
+
+
+class RemoteError(WireError):
+    """The peer failed in a way that it did not name."""
+
+
+class ProtocolError(WireError):
+    """A peer sent what the protocol does not allow. Nobody retries."""
+
+    code = ErrorCode.INVALID_REQUEST
+
+    def __init__(self, message: str, code: ErrorCode = ErrorCode.INVALID_REQUEST) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class HandlerError(WireError):
+    """The handler on the other side failed.
+
+    Its text crosses the wire only when the handler raised this very class.
+    """
+
+    code = ErrorCode.HANDLER_FAILED
+
+
+class RequestTimeoutError(WireError, TimeoutError):
+    """No answer within the deadline."""
+
+    code = ErrorCode.TIMEOUT
+
+
+class NotMemberError(WireError):
+    """The peer is not a verified member of the realm at this moment."""
+
+    code = ErrorCode.NOT_MEMBER
+
+
+class NoHandlerError(WireError):
+    """The peer has no handler under that name."""
+
+    code = ErrorCode.NO_HANDLER
+
+
+class MessageTooLargeError(WireError):
+    """A message is over the size limit; nothing of it was sent or handled."""
+
+    code = ErrorCode.MESSAGE_TOO_LARGE
+
+
+class RateLimitedError(WireError):
+    """The peer takes no more from us for now."""
+
+    code = ErrorCode.RATE_LIMITED
+
+    def __init__(self, message: str, retry_after_ms: int = 0) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
+
+
+class TopicNotFoundError(WireError):
+    """No such topic."""
+
+    code = ErrorCode.TOPIC_NOT_FOUND
+
+
+class OverloadedError(WireError):
+    """The peer's bounded queues are full."""
+
+    code = ErrorCode.OVERLOADED
+
+
+class PeerNotFoundError(Dep2pError):
+    """No address of the peer is known, or none of them answers."""
+
+
+class StreamClosedError(Dep2pError):
+    """The stream or connection ended before the call was done."""
+
+
+class ProtocolNotSupportedError(Dep2pError):
+    """The peer does not speak the protocol that was asked for."""
+
+
+class NotInRealmError(Dep2pError):
+    """This node is not in the realm that the call needs."""
+
+
+class ListenError(Dep2pError):
+    """An address to listen on is taken, malformed or not ours."""
+
+
+class IdentityError(Dep2pError):
+    """The node's key file cannot be read, written or understood."""
+
+
+class RealmFileError(Dep2pError):
+    """A realm file or an invite cannot be read or understood."""
+
+
+class ConfigError(Dep2pError):
+    """A configuration value or key is wrong; the message names the place and the nearest right key."""
+
+
+_EXCEPTIONS: dict[int, type[WireError]] = {
+    ErrorCode.UNKNOWN: RemoteError,
+    ErrorCode.INVALID_REQUEST: ProtocolError,
+    ErrorCode.HANDLER_FAILED: HandlerError,
+    ErrorCode.TIMEOUT: RequestTimeoutError,
+    ErrorCode.NOT_MEMBER: NotMemberError,
+    ErrorCode.NO_HANDLER: NoHandlerError,
+    ErrorCode.MESSAGE_TOO_LARGE: MessageTooLargeError,
+    ErrorCode.RATE_LIMITED: RateLimitedError,
+    ErrorCode.TOPIC_NOT_FOUND: TopicNotFoundError,
+    ErrorCode.UNSUPPORTED_VERSION: ProtocolError,
+    ErrorCode.OVERLOADED: OverloadedError,
+}
+
+
+def error_from_wire(code: int, text: str, retry_after_ms: int = 0) -> WireError:
+    """The public exception for a received ERROR frame; an unknown code becomes :class:`RemoteError`."""
+    kind = _EXCEPTIONS.get(code, RemoteError)
+    if kind is RateLimitedError:
+        return RateLimitedError(text, retry_after_ms)
+    if kind is ProtocolError:
+        return ProtocolError(text, ErrorCode(code))
+    return kind(text)

@@ -1,0 +1,1 @@
+"""libp2p, hardened: the only importer of py-libp2p."""

@@ -1,0 +1,216 @@
+"""What the rest of the node may know of a host. No libp2p here: `host.py` implements it over py-libp2p, and
+`dep2p.testing.memory` implements it in memory for tests under a virtual clock."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from dep2p.types import PeerId
+
+Direction = Literal["inbound", "outbound"]
+ReceiveCallback = Callable[[bytes | memoryview], None]
+"""Called with received bytes, synchronously from the connection's reader; must not block and must not raise. A
+memoryview is valid only during the call."""
+EndCallback = Callable[[BaseException | None], None]
+"""Called once when no more bytes will come: None for the peer's half-close, else a StreamClosedError."""
+
+
+class Connection(Protocol):
+    """One transport connection to a peer, authenticated by the transport's handshake."""
+
+    @property
+    def id(self) -> int:
+        """Unique in this process; never used again."""
+        ...
+
+    @property
+    def peer(self) -> PeerId:
+        """The transport-authenticated remote identity."""
+        ...
+
+    @property
+    def direction(self) -> Direction: ...
+
+    @property
+    def remote_addr(self) -> str:
+        """The remote multiaddr, or "" when the transport does not tell."""
+        ...
+
+    @property
+    def opened_at_s(self) -> float:
+        """``trio.current_time()`` at which it became usable."""
+        ...
+
+    @property
+    def rtt_s(self) -> float | None:
+        """Round-trip time of the last liveness probe; None before the first."""
+        ...
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    async def open_stream(self, protocol: str, *, timeout_s: float = 10.0) -> "ByteStream":
+        """Open a stream and negotiate ``protocol``.
+
+        Raises ProtocolNotSupportedError, StreamClosedError (connection gone, stream limit) or RequestTimeoutError.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close it with all its streams. Idempotent, shielded: cancelling the caller leaves nothing half closed."""
+        ...
+
+
+class ByteStream(Protocol):
+    """One bidirectional byte stream with real back-pressure and half-close.
+
+    Reading is pulled with `read` or, after `set_receiver`, pushed. Writing is never torn by cancellation: bytes that
+    `write_nowait` took will be sent whole and in order, or the stream ends.
+    """
+
+    @property
+    def connection(self) -> Connection: ...
+
+    @property
+    def protocol(self) -> str: ...
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes taken by `write_nowait` that have not been handed to the transport yet (window or socket full)."""
+        ...
+
+    @property
+    def is_write_closed(self) -> bool:
+        """True after close_write, close or reset, by either side."""
+        ...
+
+    def write_nowait(self, data: bytes | bytearray | memoryview, *, urgent: bool = False) -> None:
+        """Take ``data`` for sending; never blocks. The caller bounds `unsent_bytes`, by `drain`.
+
+        ``urgent`` sends at once from the caller's own step when nothing is queued (lowest latency); otherwise the
+        bytes go out with whatever else is queued when the writer next runs (highest throughput).
+        Raises StreamClosedError.
+        """
+        ...
+
+    async def drain(self, low_bytes: int = 0) -> None:
+        """Wait until ``unsent_bytes <= low_bytes``. Raises StreamClosedError."""
+        ...
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        """`write_nowait`, then wait while more than about 256 KiB are unsent. Raises StreamClosedError."""
+        ...
+
+    async def read(self, max_bytes: int = 65_536) -> bytes:
+        """Up to ``max_bytes``; b"" after the peer's half-close. Raises StreamClosedError on a reset or lost connection."""
+        ...
+
+    def set_receiver(self, on_data: ReceiveCallback, on_end: EndCallback) -> None:
+        """Push what is buffered now, and all that comes, to ``on_data``; then `read` must not be used any more."""
+        ...
+
+    def pause_receiving(self) -> None:
+        """Push mode: stop calling `on_data` and stop granting the peer more window, so that its writes block."""
+        ...
+
+    def resume_receiving(self) -> None:
+        """Undo `pause_receiving`; what arrived meanwhile is pushed from within this call."""
+        ...
+
+    async def close_write(self) -> None:
+        """Half-close: the peer reads what was sent, then b"". Reading goes on."""
+        ...
+
+    async def close(self) -> None:
+        """Half-close our side, drop what the peer still sends, and forget the stream. Idempotent."""
+        ...
+
+    def reset(self) -> None:
+        """Abort both directions at once; pending and later calls raise StreamClosedError. Idempotent, never raises."""
+        ...
+
+
+StreamHandler = Callable[[ByteStream], Awaitable[None]]
+"""Runs in a task of its own; an exception is logged and counted and resets that stream, nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerConnected:
+    """A connection became usable."""
+
+    connection: Connection
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDisconnected:
+    """A connection ended. ``last`` tells whether it was the peer's last one."""
+
+    connection: Connection
+    last: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDiscovered:
+    """A discovery source named addresses of a peer."""
+
+    peer: PeerId
+    addrs: tuple[str, ...]
+    source: str
+
+
+HostEvent = PeerConnected | PeerDisconnected | PeerDiscovered
+
+
+class Host(Protocol):
+    """Dials, listens, and carries streams. Started by its own ``open`` (an async context manager)."""
+
+    @property
+    def peer_id(self) -> PeerId: ...
+
+    def listen_addrs(self) -> list[str]:
+        """The multiaddrs really listened on, wildcard hosts expanded, each ending in /p2p/<own id>."""
+        ...
+
+    def connections(self, peer: PeerId | None = None) -> list[Connection]:
+        """Live connections, oldest first; of one peer when given."""
+        ...
+
+    def subscribe(self, on_event: Callable[[HostEvent], None]) -> Callable[[], None]:
+        """Call ``on_event`` synchronously for each event; returns a function that ends it. It must not block or raise."""
+        ...
+
+    def set_stream_handler(self, protocol: str, handler: StreamHandler) -> None:
+        """Serve ``protocol``; may be called at any time; replaces an earlier handler."""
+        ...
+
+    def remove_stream_handler(self, protocol: str) -> None:
+        """Stop serving ``protocol``; streams in progress go on."""
+        ...
+
+    async def dial(self, peer: PeerId, addrs: Sequence[str] = (), *, timeout_s: float | None = None) -> Connection:
+        """A live connection to the peer: an existing one, or a new one by trying all known and given addresses.
+
+        Raises PeerNotFoundError that names each address tried and why it failed.
+        """
+        ...
+
+    async def ping(self, peer: PeerId, *, timeout_s: float = 5.0) -> float:
+        """Round-trip seconds over /ipfs/ping/1.0.0. Raises PeerNotFoundError, RequestTimeoutError, StreamClosedError."""
+        ...
+
+    async def disconnect(self, peer: PeerId) -> bool:
+        """Close every connection to the peer; False when there was none."""
+        ...
+
+    def add_addrs(self, peer: PeerId, addrs: Sequence[str], *, ttl_s: float) -> None:
+        """Remember addresses in the peer store. Malformed ones are dropped and counted."""
+        ...
+
+    def addrs(self, peer: PeerId) -> list[str]:
+        """Known addresses of a peer."""
+        ...
+
+    def counters(self) -> dict[str, int]:
+        """Monotonic counts for metrics, by name: drops, refusals, resets, bytes and so on, each with its reason."""
+        ...

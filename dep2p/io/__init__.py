@@ -1,0 +1,1 @@
+"""Trio shells that drive the pure cores."""

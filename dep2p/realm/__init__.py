@@ -1,0 +1,1 @@
+"""Realm membership in use: key files, handshakes, the member table."""

@@ -1,0 +1,1 @@
+"""Public test tools: an in-memory network and fault injection."""

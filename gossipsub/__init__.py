@@ -1,0 +1,1 @@
+"""Pure GossipSub cores."""

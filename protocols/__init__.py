@@ -1,0 +1,1 @@
+"""Pure protocol cores and codecs: no I/O, no clock, no global randomness."""

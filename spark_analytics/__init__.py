@@ -1,0 +1,1 @@
+"""PySpark jobs over the traces that nodes write."""
