@@ -1,0 +1,46 @@
+"""What messaging needs to know of a realm's membership; implemented by `Membership` and by fakes in tests."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from dep2p.host.interface import Connection
+from dep2p.types import PeerId, RealmId
+
+
+@dataclass(frozen=True, slots=True)
+class MemberEvent:
+    """A member joined, came up, went down, left, or its record expired."""
+
+    kind: Literal["joined", "up", "down", "left", "expired"]
+    peer: PeerId
+
+
+class RealmGate(Protocol):
+    """Who may talk in a realm at this moment."""
+
+    @property
+    def realm_id(self) -> RealmId: ...
+
+    def is_verified(self, connection: Connection) -> bool:
+        """Whether the peer has proved itself on this very connection and is still a member. Cheap: asked per frame."""
+        ...
+
+    def features(self, connection: Connection) -> frozenset[str]:
+        """What the peer offered in its handshake, for example "zstd"; empty when not verified."""
+        ...
+
+    def verified_connection(self, peer: PeerId) -> Connection | None:
+        """A live verified connection to the peer, or None."""
+        ...
+
+    async def connect(self, peer: PeerId, addrs: Sequence[str] = (), *, timeout_s: float | None = None) -> Connection:
+        """A verified connection: an existing one, or by dialing and the handshake.
+
+        Raises PeerNotFoundError, NotMemberError or RequestTimeoutError.
+        """
+        ...
+
+    def subscribe_unverified(self, on_lost: Callable[[Connection], None]) -> Callable[[], None]:
+        """Call ``on_lost`` when a live connection stops being verified (member left, record expired); returns a function that ends it."""
+        ...
