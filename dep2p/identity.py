@@ -12,7 +12,7 @@ from dep2p.errors import IdentityError
 from dep2p.types import PeerId, peer_id_bytes, peer_id_from_bytes
 
 _SEED_BYTES: Final = 32
-# protobuf PublicKey{Type: Ed25519 (1), Data: 32 bytes} inside an identity multihash, as libp2p derives Ed25519 peer ids.
+# protobuf PublicKey{Type: Ed25519 (1), Data: 32 bytes} inside an identity multihash: libp2p's rule for Ed25519 peer ids.
 _KEY_PREFIX: Final = bytes([0x08, 0x01, 0x12, 0x20])
 _MULTIHASH_PREFIX: Final = bytes([0x00, len(_KEY_PREFIX) + 32])
 _FILE_HEADER: Final = "dep2p-ed25519-seed-v1:"
@@ -48,7 +48,9 @@ class Identity:
         except FileNotFoundError:
             raise IdentityError(f"no key file at {path}: `dep2p id --new` makes one") from None
         except (OSError, UnicodeDecodeError) as error:
-            raise IdentityError(f"cannot read the key file {path}: {error}. Check its owner and mode (0600).") from error
+            raise IdentityError(
+                f"cannot read the key file {path}: {error}. Check its owner and mode (0600)."
+            ) from error
         header, _, digits = text.strip().partition(":")
         try:
             if header + ":" != _FILE_HEADER:
@@ -56,7 +58,8 @@ class Identity:
             return cls(bytes.fromhex(digits))
         except ValueError as error:
             raise IdentityError(
-                f"{path} is not a dep2p key file ({error}): restore it from a backup, or move it away to get a new identity"
+                f"{path} is not a dep2p key file ({error}): "
+                "restore it from a backup, or move it away to get a new identity"
             ) from None
 
     @classmethod

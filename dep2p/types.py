@@ -56,5 +56,7 @@ def parse_peer_id(text: str) -> PeerId:
     identity = len(raw) >= 2 and raw[0] == 0x00 and raw[1] == len(raw) - 2 and len(raw) > 2
     sha256 = len(raw) == 34 and raw[0] == 0x12 and raw[1] == 32
     if not identity and not sha256:
-        raise ValueError(f"{text!r} is not a peer id: copy the whole id that `dep2p id` prints (it starts with 12D3KooW)")
+        raise ValueError(
+            f"{text!r} is not a peer id: copy the whole id that `dep2p id` prints (it starts with 12D3KooW)"
+        )
     return PeerId(text)

@@ -120,8 +120,8 @@ def decode_headers(data: bytes) -> HeaderMap:
 class HeaderReader:
     """Splits payloads into headers and body, with a memory of the last header maps.
 
-    A CBOR item is its own end marker, so no header map is a proper prefix of another: when a payload starts with the bytes of a
-    map seen before, that is its map. Peers repeat a few maps (same name, same timeout) millions of times.
+    A CBOR item marks its own end, so no header map is a proper prefix of another: when a payload starts with the
+    bytes of a map seen before, that is its map. Peers repeat a few maps (same name, same timeout) millions of times.
     The returned maps are shared: read, never change them.
     """
 

@@ -172,12 +172,15 @@ class Host(Protocol):
         """The multiaddrs really listened on, wildcard hosts expanded, each ending in /p2p/<own id>."""
         ...
 
-    def connections(self, peer: PeerId | None = None) -> list[Connection]:
+    def connections(self, peer: PeerId | None = None) -> Sequence[Connection]:
         """Live connections, oldest first; of one peer when given."""
         ...
 
     def subscribe(self, on_event: Callable[[HostEvent], None]) -> Callable[[], None]:
-        """Call ``on_event`` synchronously for each event; returns a function that ends it. It must not block or raise."""
+        """Call ``on_event`` synchronously for each event; returns a function that ends it.
+
+        It must not block or raise.
+        """
         ...
 
     def set_stream_handler(self, protocol: str, handler: StreamHandler) -> None:

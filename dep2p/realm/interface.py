@@ -42,5 +42,8 @@ class RealmGate(Protocol):
         ...
 
     def subscribe_unverified(self, on_lost: Callable[[Connection], None]) -> Callable[[], None]:
-        """Call ``on_lost`` when a live connection stops being verified (member left, record expired); returns a function that ends it."""
+        """Call ``on_lost`` when a live connection stops being verified (member left, record expired).
+
+        Returns a function that ends it.
+        """
         ...

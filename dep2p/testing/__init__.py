@@ -1,1 +1,5 @@
 """Public test tools: an in-memory network and fault injection."""
+
+from dep2p.testing.memory import MemoryConnection, MemoryHost, MemoryNetwork, MemoryStream
+
+__all__ = ["MemoryConnection", "MemoryHost", "MemoryNetwork", "MemoryStream"]
