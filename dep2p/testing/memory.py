@@ -323,7 +323,6 @@ class MemoryConnection:
         self.is_closed = False
         self.twin: MemoryConnection
         self.streams: dict[MemoryStream, None] = {}
-        self.scope = trio.CancelScope()
 
     def post(self, deliver: Callable[[], None]) -> None:
         """Send something to the other end, unless the connection is gone by then."""
@@ -504,7 +503,7 @@ class MemoryHost:
         """Dial the peer, and again each second after it is lost, until `forget`."""
         if peer == self.peer_id or peer in self._wanted or self.is_killed:
             return
-        self._wanted[peer] = scope = trio.CancelScope()
+        self._wanted[peer] = scope = trio.CancelScope()  # pyright: ignore[reportCallIssue]
         trio.lowlevel.spawn_system_task(self._keep, peer, scope)
 
     async def _keep(self, peer: PeerId, scope: trio.CancelScope) -> None:
