@@ -1,0 +1,485 @@
+"""The node: composes host, realms and messaging, owns their tasks, starts and drains them."""
+
+import logging
+import random
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import trio
+
+from dep2p.errors import Dep2pError, NotInRealmError, NotMemberError, PeerNotFoundError, RequestTimeoutError
+from dep2p.host.interface import Connection, Host, HostEvent
+from dep2p.identity import Identity
+from dep2p.io.messaging import MessageStream, Messaging, NotifyHandler, RequestHandler, StreamHandler
+from dep2p.limits import Limits
+from dep2p.realm.interface import MemberEvent
+from dep2p.realm.membership import Membership
+from dep2p.realm.secret import Realm
+from dep2p.types import Headers, PeerId, RealmId, parse_peer_id
+
+_logger = logging.getLogger("dep2p.node")
+
+RealmChoice = Realm | RealmId | str | None
+"""A realm, its id, a unique prefix of its id, its name, or None for the only one joined."""
+
+_KNOWN_ADDR_TTL_S = 7 * 24 * 3600.0
+
+H = TypeVar("H")
+
+
+@dataclass(frozen=True, slots=True)
+class RealmStatus:
+    """One joined realm."""
+
+    name: str
+    realm_id: RealmId
+    members_known: int
+    members_up: int
+
+
+@dataclass(slots=True)
+class _Joined:
+    realm: Realm
+    membership: Membership
+    messaging: Messaging
+    scope: trio.CancelScope
+    ended: trio.Event
+
+
+@dataclass(slots=True, eq=False)
+class _Registration:
+    """A handler that applies to every realm joined now or later, or to one of them."""
+
+    realm_id: RealmId | None
+    register: Callable[[Messaging], Callable[[], None]]
+    undo: dict[RealmId, Callable[[], None]]
+
+
+class Node:
+    """A running node. Made by :meth:`open`; every method is for the trio thread that opened it.
+
+    Messaging verbs take ``realm``, which may be left out while the node is in exactly one realm; they raise
+    :class:`NotInRealmError` when that is not so, and what :class:`dep2p.io.messaging.Messaging` raises.
+    """
+
+    def __init__(self, host: Host, identity: Identity, limits: Limits, data_dir: Path | None, nursery: trio.Nursery):
+        self.host = host
+        self.identity = identity
+        self.limits = limits
+        self.data_dir = data_dir
+        self._nursery = nursery
+        self._joined: dict[RealmId, _Joined] = {}
+        self._joining: dict[RealmId, None] = {}
+        self._registrations: list[_Registration] = []
+        self._member_listeners: dict[object, Callable[[RealmId, MemberEvent], None]] = {}
+        self._rng = random.SystemRandom()
+        self._draining = False
+        self.started_at_s = trio.current_time()
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        realm: Realm | None = None,
+        *,
+        realms: Sequence[Realm] = (),
+        data_dir: Path | str | None = None,
+        identity: Identity | None = None,
+        listen: Sequence[str] = ("/ip4/127.0.0.1/tcp/0",),
+        advertise: Sequence[str] = (),
+        bootstrap: Sequence[str] = (),
+        mdns: bool = False,
+        dht: bool = False,
+        rendezvous: Sequence[str] = (),
+        relay: Literal["off", "client", "server"] = "off",
+        limits: Limits | None = None,
+        host: Host | None = None,
+    ) -> AsyncGenerator["Node", None]:
+        """Start a node; leaving the block drains and stops it.
+
+        ``data_dir`` keeps the identity, peer store and member tables; without it nothing is written and the identity is
+        new. ``listen`` are multiaddrs, port 0 for any free port; ``bootstrap`` are addresses ending in ``/p2p/PEER``.
+        ``host`` replaces the libp2p host, for tests (:class:`dep2p.testing.MemoryHost`).
+
+        Raises ListenError, IdentityError, RealmFileError, or ``ValueError`` for a malformed argument.
+        """
+        limits = limits or Limits()
+        directory = None if data_dir is None else Path(data_dir)
+        if identity is None:
+            identity = Identity.generate() if directory is None else Identity.load_or_create(directory / "node.key")
+        bootstrap_peers = [split_addr(addr) for addr in bootstrap]
+        async with AsyncExitStack() as stack:
+            if host is None:
+                # Here, so that a MemoryHost needs no libp2p.
+                from dep2p.host.host import LibP2PHost
+                from dep2p.host.sources import discovery_sources
+
+                host = await stack.enter_async_context(
+                    LibP2PHost.open(
+                        identity,
+                        listen=listen,
+                        advertise=advertise,
+                        limits=limits,
+                        peerstore_path=None if directory is None else directory / "peers.sqlite",
+                        discovery=discovery_sources(mdns=mdns, dht=dht, bootstrap=bootstrap, rendezvous=rendezvous),
+                        relay=relay,
+                    )
+                )
+            async with trio.open_nursery() as nursery:
+                node = cls(host, identity, limits, directory, nursery)
+                for peer, addr in bootstrap_peers:
+                    node.remember(peer, [addr])
+                try:
+                    for wanted in ([realm] if realm is not None else []) + list(realms):
+                        await node.join_realm(wanted)
+                    yield node
+                    await node.drain()
+                finally:
+                    nursery.cancel_scope.cancel()
+
+    # Realms
+
+    @property
+    def peer_id(self) -> PeerId:
+        """This node's own id."""
+        return self.host.peer_id
+
+    def listen_addrs(self) -> list[str]:
+        """Where this node listens, each ending in its id."""
+        return self.host.listen_addrs()
+
+    def remember(self, peer: PeerId, addrs: Sequence[str]) -> None:
+        """Keep addresses of a peer and stay connected to it."""
+        if peer == self.peer_id:
+            return
+        self.host.add_addrs(peer, addrs, ttl_s=_KNOWN_ADDR_TTL_S)
+        self.host.keep_connected(peer)
+
+    async def join_realm(self, realm: Realm, addrs: Sequence[str] = ()) -> RealmStatus:
+        """Join a realm and, in the background, dial ``addrs`` (each ending in ``/p2p/PEER``). Idempotent.
+
+        Raises ValueError for a malformed address, NotInRealmError when the realm limit is reached.
+        """
+        peers = [split_addr(addr) for addr in (*realm.addrs, *addrs)]
+        if realm.realm_id not in self._joined and realm.realm_id not in self._joining:
+            if len(self._joined) + len(self._joining) >= self.limits.realms_max:
+                raise NotInRealmError(
+                    f"this node is in {len(self._joined)} realms, the most allowed: leave one, "
+                    "or raise realms_max in [limits]"
+                )
+            self._joining[realm.realm_id] = None
+            try:
+                await self._start_realm(realm)
+            finally:
+                self._joining.pop(realm.realm_id, None)
+        for peer, addr in peers:
+            self.remember(peer, [addr])
+        return self._status(self._joined[realm.realm_id])
+
+    async def _start_realm(self, realm: Realm) -> None:
+        records = None if self.data_dir is None else self.data_dir / "members" / f"{realm.realm_id}.cbor"
+        membership = Membership(realm, self.host, self.identity, self.limits, records_path=records, rng=self._rng)
+        messaging = Messaging(self.host, membership, realm.realm_id, self.limits, rng=self._rng)
+        scope = trio.CancelScope()  # pyright: ignore[reportCallIssue]
+        joined = _Joined(realm, membership, messaging, scope, trio.Event())
+        for registration in self._registrations:
+            self._apply(registration, joined)
+        membership.subscribe(lambda event: self._tell_members(realm.realm_id, event))
+        await self._nursery.start(self._run_realm, joined)
+
+    async def _run_realm(
+        self, joined: _Joined, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        try:
+            with joined.scope:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(joined.messaging.run)
+                    await nursery.start(joined.membership.run)
+                    self._joined[joined.realm.realm_id] = joined
+                    task_status.started()
+        finally:
+            self._joined.pop(joined.realm.realm_id, None)
+            joined.ended.set()
+
+    async def leave_realm(self, realm: RealmChoice) -> None:
+        """Tell the members, finish what is in flight, and stop serving the realm. Raises NotInRealmError."""
+        joined = self._pick(realm)
+        await joined.messaging.drain()
+        await joined.membership.leave()
+        joined.scope.cancel()
+        await joined.ended.wait()
+        for registration in self._registrations:
+            registration.undo.pop(joined.realm.realm_id, None)
+
+    def realms(self) -> list[RealmStatus]:
+        """The joined realms, in the order of joining."""
+        return [self._status(joined) for joined in self._joined.values()]
+
+    def realm(self, realm: RealmChoice = None) -> Realm:
+        """The joined realm that ``realm`` names. Raises NotInRealmError."""
+        return self._pick(realm).realm
+
+    def membership(self, realm: RealmChoice = None) -> Membership:
+        """A joined realm's members. Raises NotInRealmError."""
+        return self._pick(realm).membership
+
+    def messaging(self, realm: RealmChoice = None) -> Messaging:
+        """A joined realm's messaging. Raises NotInRealmError."""
+        return self._pick(realm).messaging
+
+    def _status(self, joined: _Joined) -> RealmStatus:
+        members = joined.membership.members()
+        up = sum(1 for member in members if member.state == "up")
+        return RealmStatus(joined.realm.name, joined.realm.realm_id, len(members), up)
+
+    def _pick(self, realm: RealmChoice) -> _Joined:
+        joined = self._joined
+        if realm is None:
+            if len(joined) == 1:
+                return next(iter(joined.values()))
+            if not joined:
+                raise NotInRealmError("this node is in no realm: join one first (`dep2p realm join INVITE`)")
+            names = ", ".join(each.realm.name for each in joined.values())
+            raise NotInRealmError(f"this node is in {len(joined)} realms ({names}): say which one")
+        if isinstance(realm, Realm):
+            found = [joined[realm.realm_id]] if realm.realm_id in joined else []
+            realm = realm.name
+        else:
+            found = [
+                each
+                for each in joined.values()
+                if each.realm.name == realm or (len(realm) >= 6 and each.realm.realm_id.startswith(realm))
+            ]
+        if len(found) == 1:
+            return found[0]
+        known = ", ".join(each.realm.name for each in joined.values()) or "none"
+        if found:
+            raise NotInRealmError(f"{realm!r} names {len(found)} realms: give the realm's id")
+        raise NotInRealmError(f"this node is not in a realm {realm!r} (joined: {known})")
+
+    # Peers
+
+    async def connect(self, addr: str, *, timeout_s: float | None = None) -> tuple[Connection, list[str]]:
+        """Dial ``addr`` (a peer id, or an address ending in ``/p2p/PEER``) and prove membership in each joined realm.
+
+        Returns the connection and the names of the realms in which the peer is a verified member now.
+        Raises PeerNotFoundError, or ValueError for a malformed address.
+        """
+        peer, addrs = (parse_peer_id(addr), []) if not addr.startswith("/") else _as_list(split_addr(addr))
+        if addrs:
+            self.host.add_addrs(peer, addrs, ttl_s=_KNOWN_ADDR_TTL_S)
+        connection = await self.host.dial(peer, addrs, timeout_s=timeout_s)
+        verified: list[str] = []
+        for joined in list(self._joined.values()):
+            try:
+                connection = await joined.membership.connect(peer, addrs, timeout_s=timeout_s)
+                verified.append(joined.realm.name)
+            except (NotMemberError, PeerNotFoundError, RequestTimeoutError) as error:
+                _logger.info("%s is not verified in realm %s: %s", peer, joined.realm.name, error)
+        return connection, verified
+
+    async def disconnect(self, peer: PeerId) -> bool:
+        """Close every connection to the peer and do not dial it again by itself; False when there was none."""
+        self.host.forget(peer)
+        return await self.host.disconnect(peer)
+
+    async def ping(self, peer: PeerId, *, timeout_s: float = 5.0) -> float:
+        """Round-trip seconds. Raises PeerNotFoundError, RequestTimeoutError."""
+        return await self.host.ping(peer, timeout_s=timeout_s)
+
+    def subscribe_peers(self, on_event: Callable[[HostEvent], None]) -> Callable[[], None]:
+        """Call ``on_event`` for each connection that opens or ends; returns a function that ends it."""
+        return self.host.subscribe(on_event)
+
+    def subscribe_members(self, on_event: Callable[[RealmId, MemberEvent], None]) -> Callable[[], None]:
+        """Call ``on_event`` for each member event of every realm; returns a function that ends it."""
+        key = object()
+        self._member_listeners[key] = on_event
+        return lambda: self._member_listeners.pop(key, None) and None
+
+    def _tell_members(self, realm_id: RealmId, event: MemberEvent) -> None:
+        for on_event in list(self._member_listeners.values()):
+            on_event(realm_id, event)
+
+    # Handlers
+
+    def on_request(
+        self, name: str, *, realm: RealmChoice = None, concurrency: int = 64, rate_per_s: float = 0.0
+    ) -> Callable[[RequestHandler], RequestHandler]:
+        """Decorator: answer requests ``name`` of verified members, in every realm or in the given one."""
+        return self._decorator(
+            realm, lambda m, fn: m.on_request(name, fn, concurrency=concurrency, rate_per_s=rate_per_s)
+        )
+
+    def on_notify(
+        self, name: str, *, realm: RealmChoice = None, concurrency: int = 64, rate_per_s: float = 0.0
+    ) -> Callable[[NotifyHandler], NotifyHandler]:
+        """Decorator: take notifies ``name`` of verified members, in order per peer."""
+        return self._decorator(
+            realm, lambda m, fn: m.on_notify(name, fn, concurrency=concurrency, rate_per_s=rate_per_s)
+        )
+
+    def on_stream(
+        self, name: str, *, realm: RealmChoice = None, concurrency: int = 64
+    ) -> Callable[[StreamHandler], StreamHandler]:
+        """Decorator: serve streams ``name`` that verified members open."""
+        return self._decorator(realm, lambda m, fn: m.on_stream(name, fn, concurrency=concurrency))
+
+    def _decorator(
+        self, realm: RealmChoice, register: Callable[[Messaging, H], Callable[[], None]]
+    ) -> Callable[[H], H]:
+        def decorate(function: H) -> H:
+            self._add_registration(realm, lambda messaging: register(messaging, function))
+            return function
+
+        return decorate
+
+    def handle(self, realm: RealmChoice, register: Callable[[Messaging], Callable[[], None]]) -> Callable[[], None]:
+        """Register a handler on every realm joined now or later (or the given one); returns a function that ends it."""
+        registration = self._add_registration(realm, register)
+
+        def unregister() -> None:
+            if registration in self._registrations:
+                self._registrations.remove(registration)
+            for undo in registration.undo.values():
+                undo()
+            registration.undo.clear()
+
+        return unregister
+
+    def _add_registration(
+        self, realm: RealmChoice, register: Callable[[Messaging], Callable[[], None]]
+    ) -> _Registration:
+        only = None if realm is None else self._pick(realm).realm.realm_id
+        registration = _Registration(only, register, {})
+        for joined in self._joined.values():
+            self._apply(registration, joined)
+        self._registrations.append(registration)
+        return registration
+
+    def _apply(self, registration: _Registration, joined: _Joined) -> None:
+        realm_id = joined.realm.realm_id
+        if registration.realm_id in (None, realm_id):
+            registration.undo[realm_id] = registration.register(joined.messaging)
+
+    # Messaging verbs
+
+    async def request(
+        self,
+        peer: PeerId,
+        name: str,
+        data: bytes,
+        *,
+        timeout: float | None = None,
+        idempotent: bool = False,
+        headers: Headers | None = None,
+        realm: RealmChoice = None,
+    ) -> bytes:
+        """The peer's answer. ``timeout`` in seconds, for all tries together; see :meth:`Messaging.request`."""
+        messaging = self._pick(realm).messaging
+        return await messaging.request(peer, name, data, timeout_s=timeout, idempotent=idempotent, headers=headers)
+
+    async def notify(
+        self, peer: PeerId, name: str, data: bytes, *, headers: Headers | None = None, realm: RealmChoice = None
+    ) -> None:
+        """Send without an answer; see :meth:`Messaging.notify`."""
+        await self._pick(realm).messaging.notify(peer, name, data, headers=headers)
+
+    def stream(
+        self,
+        peer: PeerId,
+        name: str,
+        data: bytes = b"",
+        *,
+        headers: Headers | None = None,
+        realm: RealmChoice = None,
+    ) -> AbstractAsyncContextManager[MessageStream]:
+        """Open a two-way stream of items; see :meth:`Messaging.stream`."""
+        return self._pick(realm).messaging.stream(peer, name, data, headers=headers)
+
+    async def broadcast_request(
+        self,
+        name: str,
+        data: bytes,
+        *,
+        peers: Sequence[PeerId] | None = None,
+        timeout: float | None = None,
+        concurrency: int = 16,
+        realm: RealmChoice = None,
+    ) -> Mapping[PeerId, bytes | Dep2pError]:
+        """Ask many peers (every member that is up when ``peers`` is None); a result or an error for each."""
+        joined = self._pick(realm)
+        return await joined.messaging.broadcast_request(
+            self._targets(joined, peers), name, data, timeout_s=timeout, concurrency=concurrency
+        )
+
+    async def broadcast_notify(
+        self,
+        name: str,
+        data: bytes,
+        *,
+        peers: Sequence[PeerId] | None = None,
+        concurrency: int = 16,
+        realm: RealmChoice = None,
+    ) -> Mapping[PeerId, Dep2pError | None]:
+        """Notify many peers (every member that is up when ``peers`` is None); None or an error for each."""
+        joined = self._pick(realm)
+        return await joined.messaging.broadcast_notify(
+            self._targets(joined, peers), name, data, concurrency=concurrency
+        )
+
+    def _targets(self, joined: _Joined, peers: Sequence[PeerId] | None) -> list[PeerId]:
+        if peers is not None:
+            return list(peers)
+        return [m.peer for m in joined.membership.members() if m.state == "up" and m.peer != self.peer_id]
+
+    # Running it
+
+    @property
+    def is_draining(self) -> bool:
+        """True from the first call of :meth:`drain` on."""
+        return self._draining
+
+    async def drain(self) -> None:
+        """Take no new work and wait for what is in flight, at most ``limits.drain_timeout_s``."""
+        self._draining = True
+        with trio.move_on_after(self.limits.drain_timeout_s):
+            async with trio.open_nursery() as nursery:
+                for joined in list(self._joined.values()):
+                    nursery.start_soon(joined.messaging.drain)
+
+    def counters(self) -> dict[str, int]:
+        """Monotonic counts of every part: ``host_…``, ``realm_…``, ``messaging_…``, summed over the realms."""
+        total = {f"host_{name}": count for name, count in self.host.counters().items()}
+        for joined in self._joined.values():
+            for prefix, counts in (
+                ("realm", joined.membership.counters()),
+                ("messaging", joined.messaging.counters()),
+            ):
+                for name, count in counts.items():
+                    key = f"{prefix}_{name}"
+                    total[key] = total.get(key, 0) + count
+        return total
+
+    def stats(self) -> dict[str, object]:
+        """What is going on now, for people: uptime, connections, realms and their links."""
+        return {
+            "uptime_s": trio.current_time() - self.started_at_s,
+            "connections": len(self.host.connections()),
+            "realms": {each.realm.name: each.messaging.stats() for each in self._joined.values()},
+        }
+
+
+def split_addr(addr: str) -> tuple[PeerId, str]:
+    """Peer id and whole address of a multiaddr that ends in ``/p2p/PEER``. Raises ``ValueError``."""
+    _head, separator, peer = addr.rpartition("/p2p/")
+    if not separator or not addr.startswith("/"):
+        raise ValueError(f"{addr!r} is not a full address: it must look like /ip4/192.0.2.1/tcp/4001/p2p/12D3KooW…")
+    return parse_peer_id(peer), addr
+
+
+def _as_list(pair: tuple[PeerId, str]) -> tuple[PeerId, list[str]]:
+    return pair[0], [pair[1]]
