@@ -122,6 +122,10 @@ class ListenError(Dep2pError):
     """An address to listen on is taken, malformed or not ours."""
 
 
+class HostFailedError(Dep2pError):
+    """A part of the host that it cannot do without has failed; the host is closed."""
+
+
 class IdentityError(Dep2pError):
     """The node's key file cannot be read, written or understood."""
 
@@ -131,7 +135,14 @@ class RealmFileError(Dep2pError):
 
 
 class ConfigError(Dep2pError):
-    """A configuration value or key is wrong; the message names the place and the nearest right key."""
+    """A configuration value or key is wrong; the message names the place and the nearest right key.
+
+    ``code`` is D1002 (unknown key), D1003 (wrong value) or D1004 (file unreadable).
+    """
+
+    def __init__(self, message: str, code: str = "D1003") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 _EXCEPTIONS: dict[int, type[WireError]] = {

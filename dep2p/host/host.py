@@ -1,0 +1,270 @@
+"""`LibP2PHost`: a node's connections over py-libp2p, behind the `Host` interface."""
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+from libp2p.crypto.ed25519 import create_new_key_pair
+
+import dep2p
+from dep2p.errors import ListenError, StreamClosedError
+from dep2p.host.addresses import Address, expand_wildcard, parse_address
+from dep2p.host.connection import PeerConnection
+from dep2p.host.counting import Counters
+from dep2p.host.dialer import Dialer
+from dep2p.host.identify import IDENTIFY, IDENTIFY_PUSH, PING, Identify, ping, serve_ping
+from dep2p.host.interface import Connection, HostEvent, PeerConnected, StreamHandler
+from dep2p.host.listen import TCPListener, connect_tcp, listenable, open_tcp_listener
+from dep2p.host.multistream import encode_message
+from dep2p.host.peerstore import PeerBook
+from dep2p.host.scopes import new_scope, shielded
+from dep2p.host.supervise import Supervisor
+from dep2p.host.swarm import Swarm
+from dep2p.host.upgrade import UpgradeError, new_upgrader, upgrade_outbound
+from dep2p.identity import Identity
+from dep2p.limits import Limits
+from dep2p.types import PeerId
+
+logger = logging.getLogger("dep2p.host")
+
+_PEERSTORE_SAVE_INTERVAL_S = 30.0
+_IDENTIFY_PUSH_DELAY_S = 0.2
+_IDENTIFY_CONCURRENCY = 16
+
+
+class LibP2PHost:
+    """The `Host` that speaks to other processes. Make one with `open`."""
+
+    def __init__(
+        self, identity: Identity, limits: Limits, peerstore_path: Path | None, agent: str, advertise: Sequence[str]
+    ) -> None:
+        """Use `open`; this only wires the parts and does no I/O."""
+        self._identity = identity
+        self._limits = limits
+        self._counters = Counters()
+        self._key_pair = create_new_key_pair(identity.private_seed)
+        self._book = PeerBook(identity.peer_id, limits.peers_known_max, self._counters, path=peerstore_path)
+        self._swarm = Swarm(identity.peer_id, new_upgrader(self._key_pair, limits), limits, self._counters)
+        self._advertise = [_advertised(text) for text in advertise]
+        self._listeners: list[TCPListener] = []
+        self._supervisor = Supervisor()
+        self._protocols_changed = trio.Event()
+        self._identify_slots = trio.CapacityLimiter(_IDENTIFY_CONCURRENCY)
+        self._identify = Identify(
+            self._key_pair,
+            agent or f"dep2p/{dep2p.__version__}",
+            self.listen_addrs,
+            lambda: list(self._swarm.handlers),
+            self._book,
+            self._counters,
+            timeout_s=limits.stream_open_timeout_s,
+        )
+        self._nursery: trio.Nursery | None = None
+        self._dialer: Dialer | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        identity: Identity,
+        *,
+        listen: Sequence[str],
+        limits: Limits | None = None,
+        peerstore_path: Path | None = None,
+        agent: str = "",
+        advertise: Sequence[str] = (),
+    ) -> AsyncGenerator["LibP2PHost", None]:
+        """Listen on ``listen`` and run until the block is left; then everything is closed, bounded by close_timeout_s.
+
+        ``listen`` may be empty (dial only); port 0 picks a free port. ``advertise`` names addresses that peers are told
+        besides those, for example of a forwarded port. ``peerstore_path`` is a file that keeps peers' addresses.
+
+        Raises ListenError before the block starts, HostFailedError out of the block when a part of the host fails.
+        """
+        host = cls(identity, limits or Limits(), peerstore_path, agent, advertise)
+        body_error: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            try:
+                await host._start(nursery, listen)
+                with new_scope() as body_scope:
+                    host._supervisor.watch(body_scope)
+                    yield host
+            except Exception as error:
+                body_error = error
+            finally:
+                with shielded(4 * host._limits.close_timeout_s):
+                    await host._stop()
+                nursery.cancel_scope.cancel()
+        if host._supervisor.failure is not None:
+            raise host._supervisor.failure from (body_error or host._supervisor.failure.__cause__)
+        if body_error is not None:
+            raise body_error
+
+    # Life
+
+    async def _start(self, nursery: trio.Nursery, listen: Sequence[str]) -> None:
+        self._nursery = self._swarm.nursery = nursery
+        await trio.to_thread.run_sync(self._book.load)
+        self._dialer = Dialer(
+            nursery,
+            self.peer_id,
+            self._swarm.live,
+            self._book.addrs,
+            self._connect_once,
+            self._limits,
+            self._counters,
+        )
+        self.set_stream_handler(IDENTIFY, self._identify.serve)
+        self.set_stream_handler(IDENTIFY_PUSH, self._identify.serve_push)
+        self.set_stream_handler(PING, serve_ping)
+        self._swarm.subscribe(self._on_event)
+        for text in listen:
+            await self._listen(listenable(text))
+        for listener in self._listeners:
+            nursery.start_soon(self._supervisor.run, f"listener on {listener.address.text}", listener.serve)
+        nursery.start_soon(self._supervisor.run, "identify push", self._push_changes)
+        nursery.start_soon(self._supervisor.run, "peer store", self._keep_book)
+
+    async def _listen(self, address: Address) -> None:
+        match address.transport:
+            case "tcp":
+                listener = await open_tcp_listener(address, self._swarm.accept, self._counters)
+            case _:
+                raise ListenError(f"cannot listen on {address.text}: not a TCP address")
+        self._listeners.append(listener)
+
+    async def _stop(self) -> None:
+        self._supervisor.stop()
+        for listener in self._listeners:
+            listener.close()
+        await self._swarm.close_all("this host was closed")
+        with trio.move_on_after(self._limits.close_timeout_s):
+            await self._book.save()
+
+    async def _keep_book(self) -> None:
+        while True:
+            await trio.sleep(_PEERSTORE_SAVE_INTERVAL_S)
+            self._book.expire()
+            await self._book.save()
+
+    # Identify
+
+    def _on_event(self, event: HostEvent) -> None:
+        if isinstance(event, PeerConnected) and self._nursery is not None:
+            self._nursery.start_soon(self._identify_peer, event.connection)
+
+    async def _identify_peer(self, connection: Connection) -> None:
+        async with self._identify_slots:
+            if not connection.is_closed:
+                await self._identify.query(connection)
+
+    async def _push_changes(self) -> None:
+        while True:
+            await self._protocols_changed.wait()
+            await trio.sleep(_IDENTIFY_PUSH_DELAY_S)  # handlers are usually set several at a time
+            self._protocols_changed = trio.Event()
+            async with trio.open_nursery() as nursery:
+                for connection in self._swarm.connections():
+                    nursery.start_soon(self._push_to, connection)
+
+    async def _push_to(self, connection: PeerConnection) -> None:
+        async with self._identify_slots:
+            await self._identify.push(connection)
+
+    # Host
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self._identity.peer_id
+
+    def listen_addrs(self) -> list[str]:
+        found = {text: None for listener in self._listeners for text in expand_wildcard(listener.address)}
+        found |= dict.fromkeys(self._advertise)
+        return [f"{text}/p2p/{self.peer_id}" for text in found]
+
+    def connections(self, peer: PeerId | None = None) -> list[Connection]:
+        return list(self._swarm.connections(peer))
+
+    def subscribe(self, on_event: Callable[[HostEvent], None]) -> Callable[[], None]:
+        return self._swarm.subscribe(on_event)
+
+    def set_stream_handler(self, protocol: str, handler: StreamHandler) -> None:
+        encode_message(protocol)  # raises ValueError for what is no protocol name
+        is_new = protocol not in self._swarm.handlers
+        self._swarm.handlers[protocol] = handler
+        if is_new:
+            self._protocols_changed.set()
+
+    def remove_stream_handler(self, protocol: str) -> None:
+        if self._swarm.handlers.pop(protocol, None) is not None:
+            self._protocols_changed.set()
+
+    async def dial(self, peer: PeerId, addrs: Sequence[str] = (), *, timeout_s: float | None = None) -> Connection:
+        if self._dialer is None:
+            raise StreamClosedError("the host is not open")
+        return await self._dialer.dial(peer, addrs, timeout_s)
+
+    async def ping(self, peer: PeerId, *, timeout_s: float = 5.0) -> float:
+        connection = await self.dial(peer, timeout_s=timeout_s)
+        return await ping(connection, timeout_s=timeout_s)
+
+    async def disconnect(self, peer: PeerId) -> bool:
+        connections = self._swarm.connections(peer)
+        async with trio.open_nursery() as nursery:
+            for connection in connections:
+                nursery.start_soon(connection.close)
+        return bool(connections)
+
+    def add_addrs(self, peer: PeerId, addrs: Sequence[str], *, ttl_s: float) -> None:
+        self._book.add_addrs(peer, addrs, ttl_s)
+
+    def addrs(self, peer: PeerId) -> list[str]:
+        return self._book.addrs(peer)
+
+    def peer_protocols(self, peer: PeerId) -> tuple[str, ...]:
+        """What the peer said in identify that it speaks; empty before that."""
+        return self._book.protocols(peer)
+
+    def peer_agent(self, peer: PeerId) -> str:
+        """The software that the peer named in identify; "" before that."""
+        return self._book.agent(peer)
+
+    def counters(self) -> dict[str, int]:
+        counts = self._counters.snapshot()
+        counts["connections"] = self._swarm.total
+        counts["inbound_pending"] = self._swarm.pending_inbound
+        counts["peers_known"] = len(self._book)
+        return counts
+
+    # Dialling one address
+
+    async def _connect_once(self, address: Address, peer: PeerId) -> PeerConnection:
+        match address.transport:
+            case "tcp":
+                raw = await connect_tcp(address)
+            case _:
+                raise UpgradeError(f"{address.transport} addresses cannot be dialled by this host")
+        admitted = False
+        try:
+            upgraded = await upgrade_outbound(self._swarm.upgrader, raw, peer)
+            try:
+                connection = self._swarm.admit(upgraded.muxer, upgraded.peer, "outbound", address.text)
+            except StreamClosedError:
+                with shielded(self._limits.close_timeout_s):
+                    await upgraded.muxer.close()
+                raise
+            admitted = True
+            return connection
+        finally:
+            if not admitted:
+                with shielded(self._limits.close_timeout_s):
+                    await raw.close()
+
+
+def _advertised(text: str) -> str:
+    try:
+        return parse_address(text).text
+    except ValueError as error:
+        raise ListenError(f"cannot advertise {text}: {error}") from None

@@ -1,0 +1,236 @@
+"""/ipfs/id/1.0.0, /ipfs/id/push/1.0.0 and /ipfs/ping/1.0.0 on our own streams, with py-libp2p's messages.
+
+Rules: https://github.com/libp2p/specs/tree/master/identify and /ping.
+"""
+
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+
+import trio
+from google.protobuf.message import DecodeError
+from libp2p.crypto.keys import KeyPair
+from libp2p.identity.identify.pb.identify_pb2 import Identify as IdentifyMessage
+from libp2p.peer.envelope import seal_record
+from libp2p.peer.id import ID
+from libp2p.peer.peer_record import PeerRecord
+from multiaddr import Multiaddr
+from multiaddr.exceptions import Error as MultiaddrError
+
+from dep2p.errors import ProtocolError, ProtocolNotSupportedError, RequestTimeoutError, StreamClosedError
+from dep2p.host.addresses import parse_address
+from dep2p.host.counting import Counters
+from dep2p.host.interface import ByteStream, Connection
+from dep2p.host.peerstore import ADDRS_PER_PEER_MAX, PROTOCOLS_PER_PEER_MAX, PeerBook
+from dep2p.types import PeerId
+
+logger = logging.getLogger("dep2p.host")
+
+IDENTIFY = "/ipfs/id/1.0.0"
+IDENTIFY_PUSH = "/ipfs/id/push/1.0.0"
+PING = "/ipfs/ping/1.0.0"
+
+MESSAGE_BYTES_MAX = 65_536
+PING_BYTES = 32
+_PING_IDLE_S = 120.0
+_ADDR_TTL_S = 86_400.0
+_VARINT_BYTES_MAX = 3
+
+
+class Identify:
+    """Tells peers who we are, and remembers what they say of themselves."""
+
+    def __init__(
+        self,
+        key_pair: KeyPair,
+        agent: str,
+        own_addrs: Callable[[], Sequence[str]],
+        protocols: Callable[[], Sequence[str]],
+        book: PeerBook,
+        counters: Counters,
+        *,
+        timeout_s: float,
+    ) -> None:
+        self._key_pair = key_pair
+        self._public_key = key_pair.public_key.serialize()
+        self._agent = agent
+        self._own_addrs = own_addrs
+        self._protocols = protocols
+        self._book = book
+        self._counters = counters
+        self._timeout_s = timeout_s
+        self._record: tuple[tuple[str, ...], bytes] | None = None
+
+    def message(self, connection: Connection) -> bytes:
+        """What we tell this peer, with its length prefix."""
+        own_addrs = tuple(self._own_addrs())
+        addrs = [Multiaddr(parse_address(text).text).to_bytes() for text in own_addrs]
+        observed = b""
+        if connection.remote_addr:
+            observed = Multiaddr(connection.remote_addr).to_bytes()
+        body = IdentifyMessage(
+            protocol_version="ipfs/0.1.0",
+            agent_version=self._agent,
+            public_key=self._public_key,
+            listen_addrs=addrs,
+            observed_addr=observed,
+            protocols=list(self._protocols()),
+            signedPeerRecord=self._signed_record(own_addrs),
+        ).SerializeToString()
+        return _varint(len(body)) + body
+
+    def _signed_record(self, own_addrs: tuple[str, ...]) -> bytes:
+        if self._record is None or self._record[0] != own_addrs:
+            peer = ID.from_pubkey(self._key_pair.public_key)
+            record = PeerRecord(peer, [Multiaddr(parse_address(text).text) for text in own_addrs])
+            self._record = (own_addrs, seal_record(record, self._key_pair.private_key).marshal_envelope())
+        return self._record[1]
+
+    async def serve(self, stream: ByteStream) -> None:
+        """Answer an identify request."""
+        await stream.write(self.message(stream.connection))
+        await stream.close()
+
+    async def serve_push(self, stream: ByteStream) -> None:
+        """Take what a peer pushes."""
+        await self._take(stream)
+        await stream.close()
+
+    async def query(self, connection: Connection) -> None:
+        """Ask the peer. A failure is counted, never raised: nothing else depends on the answer."""
+        try:
+            stream = await connection.open_stream(IDENTIFY, timeout_s=self._timeout_s)
+            try:
+                await self._take(stream)
+                await stream.close()
+            finally:
+                if not stream.is_write_closed:
+                    stream.reset()
+        except (ProtocolError, ProtocolNotSupportedError, RequestTimeoutError, StreamClosedError) as error:
+            if not connection.is_closed:
+                self._counters.add("identify_failed")
+                logger.debug("identify of %s: %s", connection.peer, error)
+
+    async def push(self, connection: Connection) -> None:
+        """Tell the peer what changed. A failure is counted, never raised."""
+        known = self._book.protocols(connection.peer)
+        if known and IDENTIFY_PUSH not in known:
+            return
+        try:
+            stream = await connection.open_stream(IDENTIFY_PUSH, timeout_s=self._timeout_s)
+            await stream.write(self.message(connection))
+            await stream.close()
+            self._counters.add("identify_pushed")
+        except (ProtocolNotSupportedError, RequestTimeoutError, StreamClosedError) as error:
+            if not connection.is_closed:
+                self._counters.add("identify_push_failed")
+                logger.debug("identify push to %s: %s", connection.peer, error)
+
+    async def _take(self, stream: ByteStream) -> None:
+        try:
+            with trio.fail_after(self._timeout_s):
+                body = await _read_prefixed(stream)
+        except trio.TooSlowError:
+            raise RequestTimeoutError(f"no identify message within {self._timeout_s:g} s") from None
+        message = IdentifyMessage()
+        try:
+            message.ParseFromString(body)
+        except (DecodeError, UnicodeDecodeError) as error:
+            raise ProtocolError(f"an identify message that cannot be read: {error}") from None
+        self._remember(stream.connection.peer, message)
+
+    def _remember(self, peer: PeerId, message: IdentifyMessage) -> None:
+        self._book.set_protocols(
+            peer, [name[:1024] for name in message.protocols[:PROTOCOLS_PER_PEER_MAX]], message.agent_version[:256]
+        )
+        addrs: list[str] = []
+        for raw in message.listen_addrs[: 2 * ADDRS_PER_PEER_MAX]:
+            try:
+                addrs.append(parse_address(str(Multiaddr(raw))).text)
+            except (ValueError, TypeError, KeyError, MultiaddrError) as error:
+                # Not an offence: other nodes listen on transports that are not spoken here.
+                logger.debug("address of %s not used: %s", peer, error)
+        self._book.add_addrs(peer, addrs[:ADDRS_PER_PEER_MAX], _ADDR_TTL_S)
+
+
+async def _read_prefixed(stream: ByteStream) -> bytes:
+    buffer = bytearray()
+    while True:
+        length, prefix = _read_varint(buffer)
+        if prefix and len(buffer) >= prefix + length:
+            return bytes(buffer[prefix : prefix + length])
+        data = await stream.read()
+        if not data:
+            raise ProtocolError("the identify message is cut off")
+        buffer += data
+        if len(buffer) > MESSAGE_BYTES_MAX + _VARINT_BYTES_MAX:
+            raise ProtocolError(f"an identify message over {MESSAGE_BYTES_MAX} bytes")
+
+
+def _read_varint(buffer: bytearray) -> tuple[int, int]:
+    """The value and its length in bytes; (0, 0) when more is needed."""
+    value = 0
+    for index, byte in enumerate(buffer[:_VARINT_BYTES_MAX]):
+        value |= (byte & 0x7F) << (7 * index)
+        if not byte & 0x80:
+            if value > MESSAGE_BYTES_MAX:
+                raise ProtocolError(f"an identify message of {value} bytes; the limit is {MESSAGE_BYTES_MAX}")
+            return value, index + 1
+    if len(buffer) >= _VARINT_BYTES_MAX:
+        raise ProtocolError(f"an identify message over {MESSAGE_BYTES_MAX} bytes")
+    return 0, 0
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+async def serve_ping(stream: ByteStream) -> None:
+    """Echo 32 bytes at a time until the peer closes or says nothing for two minutes."""
+    buffer = b""
+    try:
+        while True:
+            with trio.fail_after(_PING_IDLE_S):
+                data = await stream.read(PING_BYTES - len(buffer))
+            if not data:
+                await stream.close()
+                return
+            buffer += data
+            if len(buffer) == PING_BYTES:
+                stream.write_nowait(buffer, urgent=True)
+                await stream.drain(PING_BYTES)
+                buffer = b""
+    except (trio.TooSlowError, StreamClosedError):
+        stream.reset()
+
+
+async def ping(connection: Connection, *, timeout_s: float) -> float:
+    """Round-trip seconds. Raises RequestTimeoutError, StreamClosedError."""
+    stream: ByteStream | None = None
+    try:
+        with trio.fail_after(timeout_s):
+            stream = await connection.open_stream(PING, timeout_s=timeout_s)
+            payload = secrets.token_bytes(PING_BYTES)
+            sent_s = trio.current_time()
+            stream.write_nowait(payload, urgent=True)
+            answer = b""
+            while len(answer) < PING_BYTES:
+                data = await stream.read(PING_BYTES - len(answer))
+                if not data:
+                    raise StreamClosedError(f"{connection.peer} closed the ping stream without an answer")
+                answer += data
+            rtt_s = trio.current_time() - sent_s
+            if answer != payload:
+                raise StreamClosedError(f"{connection.peer} answered a ping with other bytes")
+            await stream.close()
+            return rtt_s
+    except trio.TooSlowError:
+        raise RequestTimeoutError(f"{connection.peer} did not answer a ping within {timeout_s:g} s") from None
+    finally:
+        if stream is not None and not stream.is_write_closed:
+            stream.reset()
