@@ -1,0 +1,46 @@
+# `make run` starts a node, `make test` runs everything that CI runs. Both set up what they need first.
+PY := .venv/bin/python
+FUZZ_S ?= 60
+
+.PHONY: help setup run test check quick demo fuzz interop-peer bench lock clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+setup:
+	@packaging/setup.sh
+
+run: setup  ## set up, start a node and say what to type next
+	@exec $(PY) packaging/run.py
+
+test: setup interop-peer check  ## set up, then everything that CI runs
+	$(PY) -m pytest -q -n 2 --dist loadgroup
+
+check: setup  ## ruff, mypy --strict, pyright, import-linter
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports --no-cache
+	.venv/bin/pyright
+
+quick: setup  ## the fast tests only: the inner loop
+	$(PY) -m pytest -q -m "not real and not interop and not fuzz"
+
+demo: setup  ## three daemons in one realm that talk; ends by itself
+	$(PY) packaging/demo.py
+
+fuzz: setup  ## each fuzz target for FUZZ_S seconds (60)
+	DEP2P_FUZZ_S=$(FUZZ_S) $(PY) -m pytest -q -m fuzz --timeout 3600 tests/fuzz
+
+interop-peer: setup  ## install the js-libp2p peer of the interop tests
+	@tests/interop/install.sh
+
+bench: setup  ## the benchmarks against their peers, quick form
+	$(PY) -m bench all --quick
+
+lock: setup  ## make requirements.lock anew
+	.venv/bin/python -m pip install -q uv
+	.venv/bin/uv pip compile pyproject.toml --group dev --python-version 3.11 --no-emit-index-url --no-header --no-annotate -o requirements.lock -q
+
+clean:  ## remove what the set-up made
+	rm -rf .venv tests/interop/node_modules build dist *.egg-info
