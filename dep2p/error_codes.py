@@ -434,3 +434,11 @@ def error_info(code: str) -> ErrorInfo:
     """
     wanted = code.strip().upper()
     return ERRORS[wanted if wanted.startswith("D") else f"D{wanted}"]
+
+
+def find(code: str) -> ErrorInfo | None:
+    """Like :func:`error_info`, with None for an unknown code."""
+    try:
+        return error_info(code)
+    except KeyError:
+        return None
