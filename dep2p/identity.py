@@ -76,6 +76,9 @@ class Identity:
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise IdentityError(f"cannot write the key file {path}: {error}") from error
+        try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "w", encoding="ascii") as file:
                 file.write(f"{_FILE_HEADER}{self.private_seed.hex()}\n")

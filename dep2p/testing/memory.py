@@ -7,31 +7,24 @@ everything above the host use it; what only a real transport can show is tested 
 import heapq
 import itertools
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import trio
 
 from dep2p.errors import PeerNotFoundError, ProtocolNotSupportedError, RequestTimeoutError, StreamClosedError
 from dep2p.host.interface import (
     Direction,
-    EndCallback,
     HostEvent,
     PeerConnected,
     PeerDisconnected,
     PeerDiscovered,
-    ReceiveCallback,
     StreamHandler,
 )
 from dep2p.identity import Identity
+from dep2p.testing.memory_stream import MemoryStream
 from dep2p.types import PeerId
 
 _logger = logging.getLogger("dep2p.testing")
-
-WINDOW_BYTES: Final = 262_144
-_CHUNK_BYTES: Final = 65_536
-_WRITE_HIGH_BYTES: Final = 262_144
 
 
 class MemoryNetwork:
@@ -109,202 +102,6 @@ class MemoryNetwork:
                 await trio.lowlevel.checkpoint()
         finally:
             self._pumping = False
-
-
-class MemoryStream:
-    """One end of a stream; implements ``dep2p.host.interface.ByteStream``."""
-
-    def __init__(self, connection: "MemoryConnection", protocol: str) -> None:
-        self._connection = connection
-        self._protocol = protocol
-        self.twin: MemoryStream
-        self._unsent: deque[memoryview] = deque()
-        self._unsent_bytes = 0
-        self._window_bytes = WINDOW_BYTES
-        self._end_wanted = False
-        self._write_closed = False
-        self._inbox = bytearray()
-        self._read_ended = False
-        self._error: StreamClosedError | None = None
-        self._on_data: ReceiveCallback | None = None
-        self._on_end: EndCallback | None = None
-        self._end_told = False
-        self._paused = False
-        self._dropping = False
-        self._lot = trio.lowlevel.ParkingLot()
-
-    @property
-    def connection(self) -> "MemoryConnection":
-        return self._connection
-
-    @property
-    def protocol(self) -> str:
-        return self._protocol
-
-    @property
-    def unsent_bytes(self) -> int:
-        return self._unsent_bytes
-
-    @property
-    def is_write_closed(self) -> bool:
-        return self._write_closed or self._error is not None
-
-    def write_nowait(self, data: bytes | bytearray | memoryview, *, urgent: bool = False) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._write_closed:
-            raise StreamClosedError("this side of the stream is closed for writing")
-        if len(data):
-            self._unsent.append(memoryview(bytes(data)))
-            self._unsent_bytes += len(data)
-            self._flush()
-
-    def _flush(self) -> None:
-        while self._unsent and self._window_bytes > 0:
-            piece = self._unsent.popleft()
-            room = min(self._window_bytes, _CHUNK_BYTES)
-            if len(piece) > room:
-                self._unsent.appendleft(piece[room:])
-                piece = piece[:room]
-            self._window_bytes -= len(piece)
-            self._unsent_bytes -= len(piece)
-            data = bytes(piece)
-            self._post(lambda data=data: self.twin.take(data))
-        if self._end_wanted and not self._unsent:
-            self._end_wanted = False
-            self._post(lambda: self.twin.take_end())
-        self._lot.unpark_all()
-
-    def _post(self, deliver: Callable[[], None]) -> None:
-        self._connection.post(deliver)
-
-    async def drain(self, low_bytes: int = 0) -> None:
-        await trio.lowlevel.checkpoint()
-        while self._unsent_bytes > low_bytes:
-            if self._error is not None:
-                raise self._error
-            await self._lot.park()
-        if self._error is not None:
-            raise self._error
-
-    async def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.write_nowait(data)
-        await self.drain(_WRITE_HIGH_BYTES)
-
-    async def read(self, max_bytes: int = 65_536) -> bytes:
-        await trio.lowlevel.checkpoint()
-        while not self._inbox:
-            if self._error is not None:
-                raise self._error
-            if self._read_ended:
-                return b""
-            await self._lot.park()
-        data = bytes(self._inbox[:max_bytes])
-        del self._inbox[:max_bytes]
-        self._credit(len(data))
-        return data
-
-    def _credit(self, count: int) -> None:
-        self._post(lambda: self.twin.grant(count))
-
-    def grant(self, count: int) -> None:
-        """The other end consumed ``count`` bytes."""
-        self._window_bytes += count
-        self._flush()
-
-    def take(self, data: bytes) -> None:
-        """Bytes arrived from the other end."""
-        if self._error is not None:
-            return
-        if self._dropping:
-            self._credit(len(data))
-            return
-        if self._on_data is not None and not self._paused:
-            self._credit(len(data))
-            self._on_data(data)
-            return
-        self._inbox += data
-        self._lot.unpark_all()
-
-    def take_end(self) -> None:
-        """The other end half-closed."""
-        self._read_ended = True
-        self._lot.unpark_all()
-        self._tell_end()
-        self._forget_if_done()
-
-    def set_receiver(self, on_data: ReceiveCallback, on_end: EndCallback) -> None:
-        self._on_data = on_data
-        self._on_end = on_end
-        self._push_inbox()
-
-    def pause_receiving(self) -> None:
-        self._paused = True
-
-    def resume_receiving(self) -> None:
-        self._paused = False
-        self._push_inbox()
-
-    def _push_inbox(self) -> None:
-        while self._inbox and self._on_data is not None and not self._paused:
-            data = bytes(self._inbox[:_CHUNK_BYTES])
-            del self._inbox[:_CHUNK_BYTES]
-            self._credit(len(data))
-            self._on_data(data)
-        self._tell_end()
-
-    def _tell_end(self) -> None:
-        if self._on_end is None or self._end_told:
-            return
-        if self._error is not None:
-            self._end_told = True
-            self._on_end(self._error)
-        elif self._read_ended and not self._inbox:
-            self._end_told = True
-            self._on_end(None)
-
-    async def close_write(self) -> None:
-        await trio.lowlevel.checkpoint()
-        self._close_write_nowait()
-
-    def _close_write_nowait(self) -> None:
-        if self._write_closed or self._error is not None:
-            return
-        self._write_closed = True
-        self._end_wanted = True
-        self._flush()
-        self._forget_if_done()
-
-    async def close(self) -> None:
-        self._close_write_nowait()
-        self._dropping = True
-        self._end_told = True
-        if self._inbox:
-            self._credit(len(self._inbox))
-            self._inbox.clear()
-        await trio.lowlevel.cancel_shielded_checkpoint()
-
-    def reset(self) -> None:
-        if self._error is None:
-            self._post(lambda: self.twin.fail(StreamClosedError("the peer reset the stream")))
-            self._end_told = True  # who resets knows
-            self.fail(StreamClosedError("the stream was reset on this side"))
-
-    def fail(self, error: StreamClosedError) -> None:
-        """End both directions with an error. Idempotent."""
-        if self._error is not None:
-            return
-        self._error = error
-        self._unsent.clear()
-        self._unsent_bytes = 0
-        self._inbox.clear()
-        self._lot.unpark_all()
-        self._tell_end()
-        self._connection.streams.pop(self, None)
-
-    def _forget_if_done(self) -> None:
-        if self._write_closed and self._read_ended:
-            self._connection.streams.pop(self, None)
 
 
 class MemoryConnection:
