@@ -12,7 +12,7 @@ from dep2p.errors import IdentityError
 from dep2p.types import PeerId, peer_id_bytes, peer_id_from_bytes
 
 _SEED_BYTES: Final = 32
-# protobuf PublicKey{Type: Ed25519 (1), Data: 32 bytes} inside an identity multihash: libp2p's rule for Ed25519 peer ids.
+# protobuf PublicKey{Type: Ed25519 (1), Data: 32 bytes} inside an identity multihash: libp2p's Ed25519 peer ids.
 _KEY_PREFIX: Final = bytes([0x08, 0x01, 0x12, 0x20])
 _MULTIHASH_PREFIX: Final = bytes([0x00, len(_KEY_PREFIX) + 32])
 _FILE_HEADER: Final = "dep2p-ed25519-seed-v1:"

@@ -1,6 +1,7 @@
 """Streams of the in-memory network: windows, half-close, resets."""
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import trio
