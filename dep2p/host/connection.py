@@ -34,6 +34,19 @@ class Muxer(Protocol):
     @property
     def rtt_s(self) -> float | None: ...
 
+    @property
+    def probes_itself(self) -> bool:
+        """True when it notices a silent peer by itself, within the liveness limits."""
+        ...
+
+    def counters(self) -> Mapping[str, int]:
+        """Its own monotonic counts, by name."""
+        ...
+
+    def bind(self, connection: "PeerConnection") -> None:
+        """Called once before anything else."""
+        ...
+
     async def run(self, connection: "PeerConnection", nursery: trio.Nursery) -> str:
         """Serve until the connection ends, inbound streams by ``connection.serve``. Returns the reason of the end."""
         ...
@@ -77,6 +90,7 @@ class PeerConnection:
         self._nursery: trio.Nursery | None = None
         self._closed = False
         self._measured_rtt_s: float | None = None
+        muxer.bind(self)
 
     def __repr__(self) -> str:
         return f"<connection {self.id} {self.direction} {self.peer[-6:]} {self.remote_addr}>"
@@ -100,6 +114,10 @@ class PeerConnection:
     @property
     def counters(self) -> Counters:
         return self._counters
+
+    def muxer_counters(self) -> Mapping[str, int]:
+        """Counts of the multiplexer while the connection lives; at the end they go into the host's counters."""
+        return {} if self._closed else self._muxer.counters()
 
     async def run(self) -> None:
         """Carry the connection until it ends. Never raises for what the peer or a handler does."""
@@ -130,6 +148,8 @@ class PeerConnection:
     def end(self, reason: str) -> None:
         """Mark it closed and tell the host, once."""
         if not self._closed:
+            for name, amount in self._muxer.counters().items():
+                self._counters.add(f"mux_{name}", amount)
             self._closed = True
             self.end_reason = reason
             self._on_end(self, reason)

@@ -5,6 +5,7 @@ after each success and refuses a peer for a minute after one failure.
 """
 
 import logging
+import os
 from collections.abc import Awaitable, Callable, Sequence
 
 import trio
@@ -195,6 +196,6 @@ async def _first_of(*events: trio.Event) -> None:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
     return str(error) or type(error).__name__

@@ -1,9 +1,12 @@
 """`LibP2PHost`: a node's connections over py-libp2p, behind the `Host` interface."""
 
 import logging
+import random
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Literal
 
 import trio
 from libp2p.crypto.ed25519 import create_new_key_pair
@@ -14,21 +17,26 @@ from dep2p.host.addresses import Address, expand_wildcard, parse_address
 from dep2p.host.connection import PeerConnection
 from dep2p.host.counting import Counters
 from dep2p.host.dialer import Dialer
+from dep2p.host.discovery import Discovery, run_source
+from dep2p.host.facade import FacadeHost
 from dep2p.host.identify import IDENTIFY, IDENTIFY_PUSH, PING, Identify, ping, serve_ping
-from dep2p.host.interface import Connection, HostEvent, PeerConnected, StreamHandler
+from dep2p.host.interface import Connection, HostEvent, PeerConnected, PeerDiscovered, StreamHandler
 from dep2p.host.listen import TCPListener, connect_tcp, listenable, open_tcp_listener
 from dep2p.host.multistream import encode_message
 from dep2p.host.peerstore import PeerBook
+from dep2p.host.reconnect import Reconnector
 from dep2p.host.scopes import new_scope, shielded
 from dep2p.host.supervise import Supervisor
 from dep2p.host.swarm import Swarm
 from dep2p.host.upgrade import UpgradeError, new_upgrader, upgrade_outbound
 from dep2p.identity import Identity
 from dep2p.limits import Limits
+from dep2p.protocols.reconnect import ReconnectPolicy
 from dep2p.types import PeerId
 
 logger = logging.getLogger("dep2p.host")
 
+_DISCOVERED_TTL_S = 3_600.0
 _PEERSTORE_SAVE_INTERVAL_S = 30.0
 _IDENTIFY_PUSH_DELAY_S = 0.2
 _IDENTIFY_CONCURRENCY = 16
@@ -38,7 +46,13 @@ class LibP2PHost:
     """The `Host` that speaks to other processes. Make one with `open`."""
 
     def __init__(
-        self, identity: Identity, limits: Limits, peerstore_path: Path | None, agent: str, advertise: Sequence[str]
+        self,
+        identity: Identity,
+        limits: Limits,
+        peerstore_path: Path | None,
+        agent: str,
+        advertise: Sequence[str],
+        discovery: Sequence[Discovery],
     ) -> None:
         """Use `open`; this only wires the parts and does no I/O."""
         self._identity = identity
@@ -46,8 +60,10 @@ class LibP2PHost:
         self._counters = Counters()
         self._key_pair = create_new_key_pair(identity.private_seed)
         self._book = PeerBook(identity.peer_id, limits.peers_known_max, self._counters, path=peerstore_path)
-        self._swarm = Swarm(identity.peer_id, new_upgrader(self._key_pair, limits), limits, self._counters)
+        upgrader = new_upgrader(self._key_pair, limits, self._counters)
+        self._swarm = Swarm(identity.peer_id, upgrader, limits, self._counters)
         self._advertise = [_advertised(text) for text in advertise]
+        self._discovery = list(discovery)
         self._listeners: list[TCPListener] = []
         self._supervisor = Supervisor()
         self._protocols_changed = trio.Event()
@@ -63,6 +79,12 @@ class LibP2PHost:
         )
         self._nursery: trio.Nursery | None = None
         self._dialer: Dialer | None = None
+        self._reconnector = Reconnector(
+            ReconnectPolicy(random.SystemRandom(), peers_max=limits.peers_known_max),
+            self.dial,
+            lambda peer: self._swarm.live(peer) is not None,
+            self._counters,
+        )
 
     @classmethod
     @asynccontextmanager
@@ -73,6 +95,8 @@ class LibP2PHost:
         listen: Sequence[str],
         limits: Limits | None = None,
         peerstore_path: Path | None = None,
+        discovery: Sequence[Discovery] = (),
+        relay: Literal["off", "client", "server"] = "off",
         agent: str = "",
         advertise: Sequence[str] = (),
     ) -> AsyncGenerator["LibP2PHost", None]:
@@ -83,7 +107,9 @@ class LibP2PHost:
 
         Raises ListenError before the block starts, HostFailedError out of the block when a part of the host fails.
         """
-        host = cls(identity, limits or Limits(), peerstore_path, agent, advertise)
+        if relay != "off":
+            raise ListenError("relays are not served by this version")
+        host = cls(identity, limits or Limits(), peerstore_path, agent, advertise, discovery)
         body_error: Exception | None = None
         async with trio.open_nursery() as nursery:
             try:
@@ -120,12 +146,16 @@ class LibP2PHost:
         self.set_stream_handler(IDENTIFY_PUSH, self._identify.serve_push)
         self.set_stream_handler(PING, serve_ping)
         self._swarm.subscribe(self._on_event)
+        self._swarm.subscribe(self._reconnector.on_event)
         for text in listen:
             await self._listen(listenable(text))
         for listener in self._listeners:
             nursery.start_soon(self._supervisor.run, f"listener on {listener.address.text}", listener.serve)
+        for source in self._discovery:
+            nursery.start_soon(self._run_source, source)
         nursery.start_soon(self._supervisor.run, "identify push", self._push_changes)
         nursery.start_soon(self._supervisor.run, "peer store", self._keep_book)
+        nursery.start_soon(self._supervisor.run, "reconnector", self._reconnector.run)
 
     async def _listen(self, address: Address) -> None:
         match address.transport:
@@ -148,6 +178,19 @@ class LibP2PHost:
             await trio.sleep(_PEERSTORE_SAVE_INTERVAL_S)
             self._book.expire()
             await self._book.save()
+
+    # Discovery
+
+    async def _run_source(self, source: Discovery) -> None:
+        def emit(peer: PeerId, addrs: Sequence[str]) -> None:
+            if peer != self.peer_id:
+                self._counters.add(f"discovery_{source.name}_found")
+                self.add_addrs(peer, addrs, ttl_s=_DISCOVERED_TTL_S)
+                self._swarm.emit(PeerDiscovered(peer, tuple(addrs), source.name))
+
+        await self._supervisor.run(
+            f"discovery source {source.name}", lambda: run_source(source, self, emit, self._counters)
+        )
 
     # Identify
 
@@ -217,8 +260,18 @@ class LibP2PHost:
                 nursery.start_soon(connection.close)
         return bool(connections)
 
+    def keep_connected(self, peer: PeerId) -> None:
+        if peer != self.peer_id:
+            self._book.pin(peer)
+            self._reconnector.keep_connected(peer)
+
+    def forget(self, peer: PeerId) -> None:
+        self._reconnector.forget(peer)
+        self._book.unpin(peer)
+
     def add_addrs(self, peer: PeerId, addrs: Sequence[str], *, ttl_s: float) -> None:
-        self._book.add_addrs(peer, addrs, ttl_s)
+        if self._book.add_addrs(peer, addrs, ttl_s):
+            self._reconnector.hint(peer)
 
     def addrs(self, peer: PeerId) -> list[str]:
         return self._book.addrs(peer)
@@ -231,12 +284,18 @@ class LibP2PHost:
         """The software that the peer named in identify; "" before that."""
         return self._book.agent(peer)
 
+    def facade(self) -> FacadeHost:
+        """This host as py-libp2p's protocols want it."""
+        return FacadeHost(self)
+
     def counters(self) -> dict[str, int]:
-        counts = self._counters.snapshot()
+        counts = Counter(self._counters.snapshot())
+        for connection in self._swarm.connections():
+            counts.update({f"mux_{name}": amount for name, amount in connection.muxer_counters().items()})
         counts["connections"] = self._swarm.total
         counts["inbound_pending"] = self._swarm.pending_inbound
         counts["peers_known"] = len(self._book)
-        return counts
+        return dict(sorted(counts.items()))
 
     # Dialling one address
 

@@ -169,7 +169,11 @@ class Host(Protocol):
     def peer_id(self) -> PeerId: ...
 
     def listen_addrs(self) -> list[str]:
-        """The multiaddrs really listened on, wildcard hosts expanded, each ending in /p2p/<own id>."""
+        """Where others can dial this host, each ending in /p2p/<own id>.
+
+        The multiaddrs really listened on, wildcard hosts expanded, then those given as ``advertise`` and those reserved
+        at relays.
+        """
         ...
 
     def connections(self, peer: PeerId | None = None) -> Sequence[Connection]:
@@ -204,6 +208,14 @@ class Host(Protocol):
 
     async def disconnect(self, peer: PeerId) -> bool:
         """Close every connection to the peer; False when there was none."""
+        ...
+
+    def keep_connected(self, peer: PeerId) -> None:
+        """Dial the peer now if it is not connected, and again with back-off whenever it is lost, until `forget`."""
+        ...
+
+    def forget(self, peer: PeerId) -> None:
+        """End `keep_connected`; connections stay as they are."""
         ...
 
     def add_addrs(self, peer: PeerId, addrs: Sequence[str], *, ttl_s: float) -> None:

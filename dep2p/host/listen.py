@@ -23,21 +23,18 @@ BACKLOG = 512
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _OUT_OF_RESOURCES_PAUSE_S = 0.1
 
-Prepare = Callable[["PeerTCPStream"], Awaitable[Any]]
+Prepare = Callable[[TrioTCPStream], Awaitable[Any]]
 """What comes before the upgrade, within its time limit: the WebSocket handshake, or nothing."""
 
+Accept = Callable[[TrioTCPStream, str, Prepare | None], Awaitable[None]]
+"""Takes an inbound transport connection and its remote multiaddr; never raises for what the remote does."""
 
-class PeerTCPStream(TrioTCPStream):
-    """py-libp2p's TCP stream; this one knows the remote address of IPv6 sockets too."""
 
-    def get_remote_address(self) -> tuple[str, int] | None:
-        if self._cached_remote_address is None:
-            try:
-                host, port = self.stream.socket.getpeername()[:2]
-            except OSError:
-                return None
-            self._cached_remote_address = (str(host), int(port))
-        return self._cached_remote_address
+def tcp_stream(stream: trio.SocketStream, host: str, port: int) -> TrioTCPStream:
+    """py-libp2p's TCP stream; told its remote address, which it does not find by itself for IPv6."""
+    wrapped = TrioTCPStream(stream)
+    wrapped._cached_remote_address = (host, port)  # pyright: ignore[reportPrivateUsage]
+    return wrapped
 
 
 def listenable(text: str) -> Address:
@@ -94,10 +91,6 @@ async def bind(address: Address, kind: socket.SocketKind) -> trio.socket.SocketT
     return sock
 
 
-Accept = Callable[[PeerTCPStream, str, Prepare | None], Awaitable[None]]
-"""Takes an inbound transport connection and its remote multiaddr; never raises for what the remote does."""
-
-
 class TCPListener:
     """One listening TCP socket."""
 
@@ -142,7 +135,8 @@ class TCPListener:
             self._counters.add("inbound_gone_before_handshake")
             stream.socket.close()
             return
-        await self._accept(PeerTCPStream(stream), socket_address(str(host), int(port), self._suffix), self._prepare)
+        raw = tcp_stream(stream, str(host), int(port))
+        await self._accept(raw, socket_address(str(host), int(port), self._suffix), self._prepare)
 
     def close(self) -> None:
         """Stop listening at once."""
@@ -157,17 +151,18 @@ async def open_tcp_listener(
     return TCPListener(trio.SocketListener(sock), suffix, accept, prepare, counters)
 
 
-async def connect_tcp(address: Address) -> PeerTCPStream:
+async def connect_tcp(address: Address) -> TrioTCPStream:
     """Dial a TCP port. Raises OSError that says why."""
     if address.family == "dns":
         try:
-            return PeerTCPStream(await trio.open_tcp_stream(address.host, address.port))
+            stream = await trio.open_tcp_stream(address.host, address.port)
         except OSError as error:
             raise error.__cause__ if isinstance(error.__cause__, OSError) else error from None
+        return tcp_stream(stream, address.host, address.port)
     sock = trio.socket.socket(socket_family(address), socket.SOCK_STREAM)
     try:
         await sock.connect((address.host, address.port))
-        return PeerTCPStream(trio.SocketStream(sock))
+        return tcp_stream(trio.SocketStream(sock), address.host, address.port)
     except BaseException:
         sock.close()
         raise

@@ -57,14 +57,24 @@ class PeerBook:
         self._path = path
         self._entries: OrderedDict[PeerId, _Entry] = OrderedDict()
         self._dirty = False
+        self._pinned: dict[PeerId, None] = {}
+
+    def pin(self, peer: PeerId) -> None:
+        """Never drop or expire what is known of this peer: it is wanted."""
+        self._pinned[peer] = None
+
+    def unpin(self, peer: PeerId) -> None:
+        """End `pin`."""
+        self._pinned.pop(peer, None)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add_addrs(self, peer: PeerId, addrs: Sequence[str], ttl_s: float) -> None:
-        """Remember addresses; a malformed one, or one of somebody else, is dropped and counted."""
+    def add_addrs(self, peer: PeerId, addrs: Sequence[str], ttl_s: float) -> bool:
+        """Remember addresses; a malformed one, or one of somebody else, is dropped and counted. True if one is new."""
         if peer == self._own_peer or not addrs:
-            return
+            return False
+        has_new = False
         entry = self._touch(peer)
         expires_s = self._now_s() + min(max(ttl_s, 0.0), TTL_S_MAX)
         for text in addrs[: 4 * ADDRS_PER_PEER_MAX]:
@@ -77,17 +87,21 @@ class PeerBook:
             if len(entry.addrs) >= ADDRS_PER_PEER_MAX and key not in entry.addrs:
                 self._counters.add("peerstore_address_dropped_full")
                 del entry.addrs[min(entry.addrs, key=entry.addrs.__getitem__)]
+            has_new = has_new or key not in entry.addrs
             entry.addrs[key] = max(expires_s, entry.addrs.get(key, 0.0))
             self._dirty = True
+        return has_new
 
     def _touch(self, peer: PeerId) -> _Entry:
         entry = self._entries.get(peer)
         if entry is None:
             entry = self._entries[peer] = _Entry()
             if len(self._entries) > self._peers_max:
-                self._entries.popitem(last=False)
+                # The newest itself, when all others are wanted.
+                del self._entries[next((one for one in self._entries if one not in self._pinned), peer)]
                 self._counters.add("peerstore_peer_dropped_full")
-        self._entries.move_to_end(peer)
+        if peer in self._entries:
+            self._entries.move_to_end(peer)
         return entry
 
     def addrs(self, peer: PeerId) -> list[str]:
@@ -95,7 +109,7 @@ class PeerBook:
         entry = self._entries.get(peer)
         if entry is None:
             return []
-        now_s = self._now_s()
+        now_s = self._now_s() if peer not in self._pinned else 0.0
         live = [(-expires_s, text) for text, expires_s in entry.addrs.items() if expires_s > now_s]
         return [text for _, text in sorted(live)]
 
@@ -124,6 +138,8 @@ class PeerBook:
         """Forget addresses past their time, and peers without any."""
         now_s = self._now_s()
         for peer, entry in list(self._entries.items()):
+            if peer in self._pinned:
+                continue
             for text in [text for text, expires_s in entry.addrs.items() if expires_s <= now_s]:
                 del entry.addrs[text]
                 self._dirty = True

@@ -7,19 +7,22 @@ from typing import TYPE_CHECKING, Any, cast
 from libp2p.crypto.keys import KeyPair
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
-from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
+from libp2p.transport.upgrader import TransportUpgrader
 
 from dep2p.host.connection import Muxer
+from dep2p.host.counting import Counters
+from dep2p.host.muxer import YamuxMuxer
 from dep2p.host.upstream_muxer import UpstreamMuxer
+from dep2p.host.yamux import YamuxConnection
+from dep2p.host.yamux_upgrade import HardenedUpgrader
 from dep2p.limits import Limits
 from dep2p.types import PeerId
 
 if TYPE_CHECKING:
     from libp2p.abc import IRawConnection
-    from libp2p.transport.upgrader import TransportUpgrader
 
 
-_PEER_IN_TEXT = re.compile(r"\b(?:12D3KooW|16Uiu2|Qm)[1-9A-HJ-NP-Za-km-z]{30,60}\b")
+_OTHER_PEER = re.compile(r"the peer is (\w+), not \w+ as expected")  # NoiseHandshake says so
 
 
 class UpgradeError(Exception):
@@ -34,17 +37,17 @@ class Upgraded:
     peer: PeerId
 
 
-async def upgrade_inbound(upgrader: "TransportUpgrader", raw: Any) -> Upgraded:
+async def upgrade_inbound(upgrader: TransportUpgrader, raw: Any) -> Upgraded:
     """Raises UpgradeError; the caller closes ``raw`` then."""
     return await _upgrade(upgrader, raw, None)
 
 
-async def upgrade_outbound(upgrader: "TransportUpgrader", raw: Any, peer: PeerId) -> Upgraded:
+async def upgrade_outbound(upgrader: TransportUpgrader, raw: Any, peer: PeerId) -> Upgraded:
     """Raises UpgradeError, for another peer than ``peer`` too; the caller closes ``raw`` then."""
     return await _upgrade(upgrader, raw, peer)
 
 
-async def _upgrade(upgrader: "TransportUpgrader", raw: Any, expected: PeerId | None) -> Upgraded:
+async def _upgrade(upgrader: TransportUpgrader, raw: Any, expected: PeerId | None) -> Upgraded:
     connection = cast("IRawConnection", RawConnection(raw, expected is not None))
     step = "encryption"
     try:
@@ -64,18 +67,13 @@ async def _upgrade(upgrader: "TransportUpgrader", raw: Any, expected: PeerId | N
 
 def _other_peer(error: BaseException) -> str | None:
     """Who answered instead, when the handshake failed because it was not the expected peer."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, PeerIDMismatchesPubkey):
-            found = _PEER_IN_TEXT.findall(str(cause))
-            return found[-1] if found else "its id is not known"
-        cause = cause.__cause__
-    return None
+    found = _OTHER_PEER.search(describe(error))
+    return None if found is None else found[1]
 
 
 def muxer_of(muxed: Any) -> Muxer:
     """Our muxer over a py-libp2p muxed connection."""
-    return UpstreamMuxer(muxed)
+    return YamuxMuxer(muxed) if isinstance(muxed, YamuxConnection) else UpstreamMuxer(muxed)
 
 
 def describe(error: BaseException) -> str:
@@ -84,19 +82,12 @@ def describe(error: BaseException) -> str:
     cause: BaseException | None = error
     while cause is not None and len(texts) < 4:
         text = str(cause).splitlines()[0][:200] if str(cause) else type(cause).__name__
-        if text not in texts:
+        if not any(text in earlier for earlier in texts):
             texts.append(text)
         cause = cause.__cause__
     return ": ".join(texts)
 
 
-def new_upgrader(key_pair: KeyPair, limits: Limits) -> "TransportUpgrader":
+def new_upgrader(key_pair: KeyPair, limits: Limits, counters: Counters) -> TransportUpgrader:
     """The security and multiplexing that this host speaks on TCP and WebSocket."""
-    from libp2p.crypto.x25519 import create_new_key_pair
-    from libp2p.custom_types import TProtocol
-    from libp2p.security.noise.transport import Transport
-    from libp2p.stream_muxer.yamux.yamux import Yamux
-    from libp2p.transport.upgrader import TransportUpgrader
-
-    noise = Transport(key_pair, create_new_key_pair().private_key)
-    return TransportUpgrader({TProtocol("/noise"): noise}, {TProtocol("/yamux/1.0.0"): Yamux})
+    return HardenedUpgrader(key_pair, limits=limits, on_event=lambda event: counters.add(f"upgrade_{event}"))

@@ -1,6 +1,7 @@
 """Connections multiplexed by py-libp2p itself (QUIC, relayed) behind our `Muxer`."""
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -29,13 +30,24 @@ class UpstreamMuxer:
     def rtt_s(self) -> float | None:
         return None
 
+    @property
+    def probes_itself(self) -> bool:
+        return False
+
+    def counters(self) -> Mapping[str, int]:
+        return {}
+
+    def bind(self, connection: PeerConnection) -> None:
+        self._connection = connection
+
     async def run(self, connection: PeerConnection, nursery: trio.Nursery) -> str:
-        self._connection, self._nursery = connection, nursery
+        self._nursery = nursery
         async with trio.open_nursery() as own:
             own.start_soon(self._muxed.start)
             await self._muxed.event_started.wait()
             self._started.set()
             reason = await self._accept_streams(connection, nursery)
+            connection.end(reason)
             for stream in list(self._streams.values()):
                 stream.connection_lost(f"the connection has ended: {reason}")
             own.cancel_scope.cancel()
