@@ -1,4 +1,4 @@
-"""The daemon's configuration: flags, then ``DEP2P_*`` variables, then the file, then defaults, each value with its origin.
+"""The daemon's configuration: flags, `DEP2P_*` variables, the file, defaults; each value knows its origin.
 
 The file is TOML, by default ``<data_dir>/config.toml``. Keys are the fields of the dataclasses below; the texts under
 them are the documentation that `dep2p config example` and docs/reference/config.md print. Nothing here reads the

@@ -1,0 +1,114 @@
+"""Errors of a daemon's client, and the table between D-codes and the library's own exceptions."""
+
+from typing import Any, Final, cast
+
+from dep2p.error_codes import ERRORS, find
+from dep2p.errors import (
+    ConfigError,
+    Dep2pError,
+    HandlerError,
+    IdentityError,
+    ListenError,
+    MessageTooLargeError,
+    NoHandlerError,
+    NotInRealmError,
+    NotMemberError,
+    OverloadedError,
+    PeerNotFoundError,
+    ProtocolError,
+    ProtocolNotSupportedError,
+    RateLimitedError,
+    RealmFileError,
+    RemoteError,
+    RequestTimeoutError,
+    StreamClosedError,
+    TopicNotFoundError,
+)
+
+
+class ControlError(Dep2pError):
+    """The daemon refused a call, or answered what is not understood.
+
+    Only what has no exception of its own in :mod:`dep2p.errors` comes as this class.
+    """
+
+    def __init__(self, problem: dict[str, Any]) -> None:
+        self.problem = problem
+        """The RFC 9457 problem, whole."""
+        self.code: str = str(problem.get("code", "D9001"))
+        """A key of :data:`dep2p.error_codes.ERRORS`."""
+        self.status: int = int(problem.get("status", 500))
+        """The HTTP status."""
+        self.detail: str = str(problem.get("detail") or problem.get("title") or "no detail")
+        """What happened, for people."""
+        self.hint: str = str(problem.get("try", ""))
+        """What to do next; may be empty."""
+        super().__init__(self.detail)
+
+
+class DaemonUnreachableError(ControlError):
+    """No daemon answers at the socket or port, or it went away during the call."""
+
+    def __init__(self, detail: str, hint: str = "") -> None:
+        info = ERRORS["D3001"]
+        super().__init__(
+            {
+                "code": info.code,
+                "title": info.title,
+                "status": info.http_status,
+                "detail": detail,
+                "try": hint or info.what_to_try,
+            }
+        )
+
+
+# Most specific first, so that a subclass does not get its base's code.
+_CODES: Final[tuple[tuple[type[Dep2pError], str], ...]] = (
+    (ConfigError, "D1003"),
+    (IdentityError, "D2001"),
+    (RealmFileError, "D2002"),
+    (ListenError, "D3003"),
+    (PeerNotFoundError, "D4001"),
+    (NotMemberError, "D4002"),
+    (NotInRealmError, "D4003"),
+    (RequestTimeoutError, "D5001"),
+    (HandlerError, "D5002"),
+    (NoHandlerError, "D5003"),
+    (MessageTooLargeError, "D5004"),
+    (RateLimitedError, "D5005"),
+    (OverloadedError, "D5006"),
+    (ProtocolError, "D5007"),
+    (RemoteError, "D5008"),
+    (ProtocolNotSupportedError, "D5009"),
+    (TopicNotFoundError, "D5010"),
+    (StreamClosedError, "D6001"),
+)
+_EXCEPTIONS: Final[dict[str, type[Dep2pError]]] = {
+    code: kind for kind, code in _CODES if kind not in (ConfigError, IdentityError, ListenError)
+}
+
+
+def code_of(error: BaseException) -> str:
+    """The D-code of an exception; D9001 for one that no table names."""
+    if isinstance(error, ControlError | ConfigError):
+        return error.code
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    return "D9001"
+
+
+def error_from_problem(problem: dict[str, Any], status: int = 0) -> Dep2pError:
+    """The exception for a problem: the library's own where there is one, else :class:`ControlError`."""
+    code = str(problem.get("code", ""))
+    if find(code) is None:
+        problem = {"code": "D3007", "status": status, "detail": f"not a dep2p problem: {str(problem)[:200]}"}
+        return ControlError(problem)
+    kind = _EXCEPTIONS.get(code)
+    if kind is None:
+        return ControlError({"status": status, **problem})
+    text = str(problem.get("detail", ""))
+    if kind is RateLimitedError:
+        retry_after_ms = cast(object, problem.get("retry_after_ms", 0))
+        return RateLimitedError(text, retry_after_ms if isinstance(retry_after_ms, int) else 0)
+    return kind(text)
