@@ -134,6 +134,10 @@ class RealmFileError(Dep2pError):
     """A realm file or an invite cannot be read or understood."""
 
 
+class RealmSecretError(Dep2pError, ValueError):
+    """A realm's name, secret or passphrase is not usable; the message says why and never shows the secret."""
+
+
 class ConfigError(Dep2pError):
     """A configuration value or key is wrong; the message names the place and the nearest right key.
 
