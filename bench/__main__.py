@@ -1,0 +1,76 @@
+"""The command line of the benchmarks."""
+
+import argparse
+import json
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import trio
+
+from bench.compare import FULL, QUICK, TINY, Run
+from bench.dialing import dial
+from bench.environment import describe
+from bench.memory import memory
+from bench.messages import notify, request, stream
+from bench.processes import WorkerError
+from bench.report import Report, Result
+
+BENCHES: Mapping[str, tuple[Callable[[Run], Awaitable[list[Result]]], str]] = {
+    "request": (request, "100 B there and back, 1 and 64 in flight, against the py-libp2p helper and raw TCP"),
+    "notify": (notify, "100 B one way, against an unbatched py-libp2p stream"),
+    "stream": (stream, "bulk one way, against a py-libp2p stream"),
+    "dial": (dial, "a fresh node to a usable connection, against py-libp2p host.connect"),
+    "memory": (memory, "resident memory, idle and for each connected peer, against a py-libp2p host"),
+}
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The options. Exits with 2 on a usage error, as argparse does."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="Benchmarks of dep2p against its peers, in the same run. See docs/reference/benchmarks.md.",
+    )
+    parser.add_argument("name", metavar="NAME", choices=[*BENCHES, "all", "list"], help=", ".join(BENCHES))
+    parser.add_argument("--quick", action="store_true", help="a shorter run, within 25 seconds for each benchmark")
+    parser.add_argument("--json", action="store_true", help="one object on the last line of the output")
+    parser.add_argument("--profile", metavar="DIR", type=Path, help="write a cProfile file for each process; slower")
+    parser.add_argument("--tiny", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--ours", default="dep2p", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    """Run what the arguments name; 0 when all of it ended with results, else 1."""
+    options = parse(arguments)
+    if options.name == "list":
+        for name, (_, text) in BENCHES.items():
+            print(f"{name:10} {text}")
+        return 0
+    effort = TINY if options.tiny else QUICK if options.quick else FULL
+    if options.profile is not None:
+        options.profile.mkdir(parents=True, exist_ok=True)
+    run = Run(effort, profile_dir=options.profile, ours=options.ours)
+    report = Report(options.name, describe())
+    failed = False
+    for name in BENCHES if options.name == "all" else [options.name]:
+        try:
+            report.results += trio.run(BENCHES[name][0], run)
+        except* WorkerError as errors:
+            failed = True
+            for error in _leaves(errors):
+                print(f"bench {name}: {error}", file=sys.stderr)
+    report.environment["other_processes_cores"] = run.load.other_cores
+    print(json.dumps(report.as_object()) if options.json else report.as_table())
+    return 1 if failed else 0
+
+
+def _leaves(group: BaseExceptionGroup[WorkerError]) -> list[WorkerError]:
+    leaves: list[WorkerError] = []
+    for error in group.exceptions:
+        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return leaves
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

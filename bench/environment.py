@@ -1,0 +1,103 @@
+"""The machine, the versions, and what other processes did to the machine during a run."""
+
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+PACKAGES = ("libp2p", "trio", "cryptography", "noiseprotocol", "pynacl", "cbor2", "zstandard")
+_ROOT = Path(__file__).parent.parent
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def describe() -> dict[str, object]:
+    """The environment block of the contract."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count() or 0,
+        "python": platform.python_version(),
+        "commit": _commit(),
+        "packages": {name: metadata.version(name) for name in PACKAGES},
+    }
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    """The short hash of HEAD, "+" behind it when tracked files differ from it; "" outside a checkout."""
+    try:
+        head = _git("rev-parse", "--short", "HEAD").strip()
+        return head + ("+" if _git("status", "--porcelain", "--untracked-files=no").strip() else "")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(_ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
+
+
+def process_cpu_s(pid: int) -> float:
+    """User and system seconds that a live process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def process_rss_kb(pid: int) -> float:
+    """Resident memory of a live process, KB of 1,000 bytes."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Rss:"):
+            return int(line.split()[1]) * 1.024
+    raise ValueError(f"/proc/{pid}/smaps_rollup has no Rss line")
+
+
+def _machine_cpu_s() -> float:
+    """Seconds that the cores were busy since boot, time stolen by the hypervisor included."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    user, nice, system, _idle, _iowait, irq, softirq, steal = (int(field) for field in fields[:8])
+    return (user + nice + system + irq + softirq + steal) / _TICKS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    at_s: float
+    machine_s: float
+    ours_s: float
+
+
+class LoadMeter:
+    """Cores kept busy by processes that are not the benchmark's, while rounds were measured."""
+
+    def __init__(self) -> None:
+        self._other_core_s = 0.0
+        self._elapsed_s = 0.0
+        self._begin = _Reading(0.0, 0.0, 0.0)
+
+    def begin(self, pids: Sequence[int]) -> None:
+        """A round begins; ``pids`` are the benchmark's own processes and live until :meth:`end`."""
+        self._begin = self._read(pids)
+
+    def end(self, pids: Sequence[int]) -> None:
+        """The round ended."""
+        now = self._read(pids)
+        self._elapsed_s += now.at_s - self._begin.at_s
+        busy_s = now.machine_s - self._begin.machine_s
+        self._other_core_s += max(0.0, busy_s - (now.ours_s - self._begin.ours_s))
+
+    def _read(self, pids: Sequence[int]) -> _Reading:
+        ours_s = sum(process_cpu_s(pid) for pid in (os.getpid(), *pids))
+        return _Reading(time.monotonic(), _machine_cpu_s(), ours_s)
+
+    @property
+    def other_cores(self) -> float:
+        """The mean number of cores that others kept busy; 0.0 when nothing was measured."""
+        return round(self._other_core_s / self._elapsed_s, 2) if self._elapsed_s else 0.0

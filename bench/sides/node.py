@@ -1,0 +1,106 @@
+"""dep2p as an application uses it: `dep2p.node.Node` in a realm, verified members, its messaging verbs."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from bench.sides.interface import Arrivals, DialTimes, Send
+from dep2p.io.messaging import MessageStream, Notice, Request
+from dep2p.node import Node, split_addr
+from dep2p.realm.secret import Realm
+from dep2p.types import PeerId
+
+_REQUEST = "bench/request"
+_NOTIFY = "bench/notify"
+_BULK = "bench/bulk"
+_LISTEN = ("/ip4/127.0.0.1/tcp/0",)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeServer:
+    """The listening node."""
+
+    address: str
+    arrivals: Arrivals
+
+
+class NodeClient:
+    """A node that has the server as a verified member."""
+
+    def __init__(self, node: Node, peer: PeerId) -> None:
+        self._node = node
+        self._peer = peer
+
+    async def request(self, data: bytes) -> bytes:
+        """One request over the pooled link."""
+        return await self._node.request(self._peer, _REQUEST, data)
+
+    @asynccontextmanager
+    async def open_notify(self) -> AsyncGenerator[Send, None]:
+        """One ``notify`` for a message."""
+        node, peer = self._node, self._peer
+
+        async def send(data: bytes) -> None:
+            await node.notify(peer, _NOTIFY, data)
+
+        yield send
+
+    @asynccontextmanager
+    async def open_bulk(self) -> AsyncGenerator[Send, None]:
+        """One message stream, one item for a piece."""
+        async with self._node.stream(self._peer, _BULK) as stream:
+            yield stream.send
+            await stream.send_eof()
+
+
+class NodeSide:
+    """Two nodes in a realm made of the shared secret."""
+
+    @asynccontextmanager
+    async def serve(self, secret: str) -> AsyncGenerator[NodeServer, None]:
+        """A node that answers, counts notifies in an async handler, and counts the items of streams."""
+        arrivals = Arrivals()
+        async with Node.open(_realm(secret), listen=_LISTEN) as node:
+
+            @node.on_request(_REQUEST, concurrency=256)
+            async def echo(request: Request) -> bytes:
+                return request.data
+
+            @node.on_notify(_NOTIFY)
+            async def count(notice: Notice) -> None:
+                arrivals.add(1, len(notice.data))
+
+            @node.on_stream(_BULK)
+            async def count_items(stream: MessageStream) -> None:
+                async for item in stream:
+                    arrivals.add(1, len(item))
+
+            del echo, count, count_items
+            yield NodeServer(node.listen_addrs()[0], arrivals)
+
+    @asynccontextmanager
+    async def connect(self, secret: str, address: str) -> AsyncGenerator[NodeClient, None]:
+        """A new node, connected and verified."""
+        async with Node.open(_realm(secret), listen=_LISTEN) as node:
+            peer = await _dial(node, address)
+            yield NodeClient(node, peer)
+
+    async def dial_fresh(self, secret: str, address: str) -> DialTimes:
+        """From a node that is up already to a verified member, then one request."""
+        async with Node.open(_realm(secret), listen=_LISTEN) as node:
+            began_s = time.monotonic()
+            peer = await _dial(node, address)
+            usable_s = time.monotonic()
+            await NodeClient(node, peer).request(b"first")
+            return DialTimes((usable_s - began_s) * 1_000, (time.monotonic() - began_s) * 1_000)
+
+
+async def _dial(node: Node, address: str) -> PeerId:
+    peer, addr = split_addr(address)
+    await node.membership().connect(peer, [addr])
+    return peer
+
+
+def _realm(secret: str) -> Realm:
+    return Realm.from_psk(bytes.fromhex(secret), "bench")
