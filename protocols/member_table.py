@@ -233,6 +233,13 @@ class MemberTable:
         current = self._own_record.current
         return None if current is None else current.record
 
+    @property
+    def own_envelope(self) -> bytes:
+        """The same, as it is sent. Raises ``LookupError`` before the first one."""
+        if self._own_record.current is None:
+            raise LookupError("no own record was issued yet")
+        return self._own_record.current.envelope
+
     def envelopes(self) -> list[bytes]:
         """All foreign records, for keeping on disk."""
         return [sealed.envelope for sealed in self._store.all() if sealed.record.peer != self._own]

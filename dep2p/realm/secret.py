@@ -151,7 +151,7 @@ class Realm:
                 data = file.read(_FILE_BYTES_MAX + 1)
         except FileNotFoundError:
             raise RealmFileError(
-                f"no realm file at {path}: make one with `dep2p realm new`, or join with an invite (`dep2p realm join`)."
+                f"no realm file at {path}: make one with `dep2p realm new`, or join with an invite."
             ) from None
         except OSError as error:
             raise RealmFileError(
@@ -170,7 +170,7 @@ class Realm:
         path = Path(path)
         if not overwrite and path.exists() and not self._is_in(path):
             raise RealmFileError(
-                f"{path} exists and is not this realm's file: its secret would be lost. Choose another name, or move it away."
+                f"{path} exists and is not this realm's file: its secret would be lost. Choose another name or move it."
             )
         temporary = ""
         try:

@@ -24,3 +24,9 @@ def unwant(host: Host, realm_id: RealmId, peer: PeerId) -> None:
     if not wanted[peer]:
         del wanted[peer]
         host.forget(peer)
+
+
+def unwant_all(host: Host, realm_id: RealmId) -> None:
+    """The realm needs no connection any more."""
+    for peer in list(_wanted_by_host.get(host, {})):
+        unwant(host, realm_id, peer)
