@@ -88,13 +88,15 @@ class FrameDecoder:
     violation :attr:`error` is set, the frames in front of it have been returned, and feeding on is a misuse.
     """
 
-    __slots__ = ("_buffer", "_payload_bytes_max", "_skip_bytes", "error", "skipped_frames")
+    __slots__ = ("_buffer", "_payload_bytes_max", "_skip_bytes", "error", "error_req_id", "skipped_frames")
 
     def __init__(self, payload_bytes_max: int) -> None:
         self._payload_bytes_max = payload_bytes_max
         self._buffer = bytearray()
         self._skip_bytes = 0
         self.error: ProtocolError | None = None
+        self.error_req_id = 0
+        """The req_id of a frame over the cap, so that its sender learns which message was too large; else 0."""
         self.skipped_frames = 0
 
     @property
@@ -153,6 +155,8 @@ class FrameDecoder:
                     error = self._header_error(version, type_, flags, length)
                     if error is not None:
                         self.error = error
+                        if error.code == ErrorCode.MESSAGE_TOO_LARGE:
+                            self.error_req_id = req_id
                         return frames, size
                     # An extension type: skip its payload without buffering it.
                     self.skipped_frames += 1

@@ -1,0 +1,194 @@
+"""The sending half of a link: frames of many tasks become few writes (docs/decisions/0005-links-and-batching.md)."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import trio
+from outcome import Error, Value
+
+from dep2p.errors import StreamClosedError
+from dep2p.host.interface import ByteStream
+from dep2p.limits import Limits
+
+_JOIN_BYTES: Final = 262_144
+"""Pieces are joined up to about this size; it is also what may be unsent in the stream before the writer waits."""
+_LOW_BYTES: Final = 65_536
+_OWN_WRITE_BYTES: Final = 32_768
+"""From this size on a piece is written by itself: a second write is cheaper than copying it."""
+
+YIELD_BYTES: Final = 65_536
+"""A task that only ever sends lets the writer run when this much waits."""
+
+
+class LinkOutput:
+    """Frames that wait for the one writer task of a link, bounded in items and bytes.
+
+    `put` takes a frame at once, whatever the bounds: callers that can wait ask `is_full` and await `room` first.
+    The writer runs once per scheduler tick, however many frames were put meanwhile.
+    """
+
+    __slots__ = (
+        "_bytes_max",
+        "_closed",
+        "_items_max",
+        "_on_low",
+        "_pieces",
+        "_promised_bytes",
+        "_promised_items",
+        "_sleeper",
+        "_stream",
+        "_waiters",
+        "items",
+        "waiting_bytes",
+        "writes",
+    )
+
+    def __init__(self, stream: ByteStream, limits: Limits, on_low: Callable[[], None]) -> None:
+        """``on_low`` is called by the writer whenever nothing waits any more."""
+        self._stream = stream
+        self._items_max = limits.link_out_items_max
+        self._bytes_max = limits.link_out_bytes_max
+        self._on_low = on_low
+        self._pieces: list[bytes | memoryview] = []
+        self._waiters: deque[tuple[trio.lowlevel.Task, int]] = deque()
+        self._promised_items = 0  # let in, but they have not put their frames yet
+        self._promised_bytes = 0
+        self._sleeper: trio.lowlevel.Task | None = None
+        self._closed: StreamClosedError | None = None
+        self.items = 0
+        self.waiting_bytes = 0
+        self.writes = 0
+        """Writes to the stream so far: frames per write tell how well batching works."""
+
+    @property
+    def is_full(self) -> bool:
+        """Over a bound, or somebody waits for room already: the next one stands in line."""
+        return self.items >= self._items_max or self.waiting_bytes >= self._bytes_max or bool(self._waiters)
+
+    @property
+    def is_over_bounds(self) -> bool:
+        """Over a bound by frames that could not wait."""
+        return self.items >= self._items_max or self.waiting_bytes >= self._bytes_max
+
+    def put(self, pieces: tuple[bytes | memoryview, ...], size: int) -> None:
+        """Take one frame in pieces of ``size`` bytes together. Raises StreamClosedError."""
+        if self._closed is not None:
+            raise StreamClosedError(str(self._closed))
+        self._pieces += pieces
+        self.items += 1
+        self.waiting_bytes += size
+        sleeper = self._sleeper
+        if sleeper is not None:
+            self._sleeper = None
+            trio.lowlevel.reschedule(sleeper)
+
+    def put_urgent(self, frame: bytes) -> None:
+        """Send a small frame from this very step if nothing is in front of it, else like `put`."""
+        if self._sleeper is not None and not self._pieces and not self._stream.unsent_bytes:
+            self.writes += 1
+            self._stream.write_nowait(frame, urgent=True)
+        else:
+            self.put((frame,), len(frame))
+
+    async def room(self, size: int) -> None:
+        """Wait in line until a frame of ``size`` bytes may be put; the caller puts it in the same step.
+
+        Raises StreamClosedError.
+        """
+        if not self.is_full:
+            return
+        waiter = (trio.lowlevel.current_task(), size)
+        self._waiters.append(waiter)
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            self._waiters.remove(waiter)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+        self._promised_items -= 1
+        self._promised_bytes -= size
+
+    def close(self, error: StreamClosedError) -> None:
+        """Take no more; what waits is still written by `run`, which then returns. Idempotent."""
+        if self._closed is None:
+            self._closed = error
+            while self._waiters:
+                trio.lowlevel.reschedule(self._waiters.popleft()[0], Error(StreamClosedError(str(error))))
+            if self._sleeper is not None:
+                sleeper, self._sleeper = self._sleeper, None
+                trio.lowlevel.reschedule(sleeper)
+
+    def discard(self) -> None:
+        """Forget what waits: nobody will read it."""
+        self._pieces = []
+        self.items = self.waiting_bytes = 0
+
+    async def run(self) -> None:
+        """The writer: until `close` and everything is handed over. Raises StreamClosedError when the stream ends."""
+        stream = self._stream
+        while True:
+            if not self._pieces:
+                if self._closed is not None:
+                    return
+                await self._sleep()
+                continue
+            pieces, self._pieces = self._pieces, []
+            self.items = 0
+            if self.waiting_bytes <= _JOIN_BYTES:
+                self.waiting_bytes = 0
+                self.writes += 1
+                stream.write_nowait(b"".join(pieces), urgent=True)
+            else:
+                await self._write_much(pieces)
+            self._let_in()
+            if stream.unsent_bytes > _JOIN_BYTES:
+                await stream.drain(_LOW_BYTES)
+            if not self._pieces:
+                self._on_low()
+
+    async def _write_much(self, pieces: list[bytes | memoryview]) -> None:
+        joined: list[bytes | memoryview] = []
+        joined_bytes = 0
+        for piece in pieces:
+            size = len(piece)
+            if joined and (size >= _OWN_WRITE_BYTES or joined_bytes + size > _JOIN_BYTES):
+                await self._write(b"".join(joined))
+                joined.clear()
+                joined_bytes = 0
+            if size >= _OWN_WRITE_BYTES:
+                await self._write(piece)
+            else:
+                joined.append(piece)
+                joined_bytes += size
+        if joined:
+            await self._write(b"".join(joined))
+
+    async def _write(self, data: bytes | memoryview) -> None:
+        self.writes += 1
+        self.waiting_bytes = max(0, self.waiting_bytes - len(data))
+        self._stream.write_nowait(data)
+        if self._stream.unsent_bytes > _JOIN_BYTES:
+            await self._stream.drain(_LOW_BYTES)
+
+    def _let_in(self) -> None:
+        waiters = self._waiters
+        while (
+            waiters
+            and self.items + self._promised_items < self._items_max
+            and self.waiting_bytes + self._promised_bytes < self._bytes_max
+        ):
+            task, size = waiters.popleft()
+            self._promised_items += 1
+            self._promised_bytes += size
+            trio.lowlevel.reschedule(task, Value(None))
+
+    async def _sleep(self) -> None:
+        task = trio.lowlevel.current_task()
+        self._sleeper = task
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            self._sleeper = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)

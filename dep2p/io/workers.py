@@ -1,0 +1,86 @@
+"""Tasks that run request handlers one after the other: waking an idle one costs a fraction of spawning another."""
+
+import contextvars
+import logging
+from typing import Final, Protocol, cast
+
+import trio
+from outcome import Value
+
+logger = logging.getLogger("dep2p.io")
+
+_IDLE_MAX: Final = 128
+
+
+class Work(Protocol):
+    """Something to run in a worker."""
+
+    scope: trio.CancelScope | None
+    """Set while it runs: cancel it to stop the work. The scope outlives the work, so never keep it."""
+
+    async def run(self) -> None:
+        """Do it. Must handle its own exceptions; only cancellation leaves it."""
+        ...
+
+
+class Workers:
+    """A pool without an upper bound: who starts work bounds it."""
+
+    def __init__(self) -> None:
+        self._idle: list[trio.lowlevel.Task] = []
+        self._nursery: trio.Nursery | None = None
+        self._context = contextvars.Context()
+        self.spawned = 0
+
+    def serve_in(self, nursery: trio.Nursery) -> None:
+        """Where the tasks live."""
+        self._nursery = nursery
+        self._context = contextvars.copy_context()
+
+    def start(self, work: Work) -> None:
+        """Run ``work`` in a task of its own for that time, with a fresh copy of the context."""
+        if self._idle:
+            task = self._idle.pop()
+            task.context = self._context.copy()
+            trio.lowlevel.reschedule(task, Value(work))
+        elif self._nursery is not None:
+            self.spawned += 1
+            self._context.run(self._nursery.start_soon, self._serve, work)
+
+    async def _serve(self, work: Work) -> None:
+        following: Work | None = work
+        while following is not None:
+            try:
+                following = await self._serve_in_one_scope(following)
+            except Exception:  # a handler's own nursery failed while it was cancelled
+                logger.exception("a cancelled handler failed")
+                following = await self._next()
+
+    async def _serve_in_one_scope(self, work: Work) -> Work | None:
+        """Until a work is cancelled or the worker is not needed any more. One scope serves many works."""
+        following: Work | None = work
+        with trio.CancelScope() as scope:
+            while following is not None:
+                following.scope = scope
+                try:
+                    await following.run()
+                finally:
+                    following.scope = None
+                if scope.cancel_called:
+                    break
+                following = await self._next()
+                if following is None:
+                    return None
+        return await self._next()
+
+    async def _next(self) -> Work | None:
+        if len(self._idle) >= _IDLE_MAX:
+            return None
+        task = trio.lowlevel.current_task()
+        self._idle.append(task)
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            self._idle.remove(task)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        return cast(Work, await trio.lowlevel.wait_task_rescheduled(abort))

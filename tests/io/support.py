@@ -1,0 +1,94 @@
+"""Two or more nodes' messaging in memory, under the virtual clock, behind a gate that a test can close."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from random import Random
+
+import trio
+
+from dep2p.errors import NotMemberError
+from dep2p.host.interface import Connection
+from dep2p.io.messaging import Messaging
+from dep2p.limits import Limits
+from dep2p.testing.memory import MemoryHost, MemoryNetwork
+from dep2p.types import PeerId, RealmId
+
+REALM = RealmId("ab" * 32)
+
+
+class FakeGate:
+    """Everybody is a member until said otherwise."""
+
+    def __init__(self, host: MemoryHost, features: frozenset[str] = frozenset({"zstd"})) -> None:
+        self._host = host
+        self._features = features
+        self.strangers: dict[PeerId, None] = {}
+        self._on_lost: list[Callable[[Connection], None]] = []
+
+    @property
+    def realm_id(self) -> RealmId:
+        return REALM
+
+    def is_verified(self, connection: Connection) -> bool:
+        return connection.peer not in self.strangers
+
+    def features(self, connection: Connection) -> frozenset[str]:
+        return self._features
+
+    def verified_connection(self, peer: PeerId) -> Connection | None:
+        live = self._host.connections(peer)
+        return live[0] if live and peer not in self.strangers else None
+
+    async def connect(self, peer: PeerId, addrs: Sequence[str] = (), *, timeout_s: float | None = None) -> Connection:
+        if peer in self.strangers:
+            raise NotMemberError(f"{peer} is a stranger")
+        return await self._host.dial(peer, addrs, timeout_s=timeout_s)
+
+    def subscribe_unverified(self, on_lost: Callable[[Connection], None]) -> Callable[[], None]:
+        self._on_lost.append(on_lost)
+        return lambda: self._on_lost.remove(on_lost)
+
+    def expel(self, peer: PeerId, *, tell: bool = True) -> None:
+        """The peer is no member from now on; ``tell`` the subscribers, as a membership does."""
+        self.strangers[peer] = None
+        if tell:
+            for connection in self._host.connections(peer):
+                for on_lost in list(self._on_lost):
+                    on_lost(connection)
+
+
+class Side:
+    """One node: its host, gate and messaging."""
+
+    def __init__(self, network: MemoryNetwork, limits: Limits, features: frozenset[str]) -> None:
+        self.host = network.host()
+        self.peer = self.host.peer_id
+        self.gate = FakeGate(self.host, features)
+        self.limits = limits
+        self.messaging = Messaging(self.host, self.gate, REALM, limits, rng=Random(1))
+
+    def count(self, name: str) -> int:
+        return self.messaging.counters().get(name, 0)
+
+
+@asynccontextmanager
+async def sides(
+    count: int = 2,
+    *,
+    limits: Limits | Sequence[Limits] = Limits(),
+    features: frozenset[str] = frozenset({"zstd"}),
+    network: MemoryNetwork | None = None,
+) -> AsyncIterator[list[Side]]:
+    """That many nodes, running, each able to dial the others."""
+    network = network or MemoryNetwork()
+    each = [limits] * count if isinstance(limits, Limits) else list(limits)
+    made = [Side(network, each[index], features) for index in range(count)]
+    for side in made:
+        for other in made:
+            if other is not side:
+                side.host.add_addrs(other.peer, other.host.listen_addrs(), ttl_s=1e9)
+    async with trio.open_nursery() as nursery:
+        for side in made:
+            await nursery.start(side.messaging.run)
+        yield made
+        nursery.cancel_scope.cancel()
