@@ -1,0 +1,173 @@
+"""The ``dep2p`` command. Nothing heavy is imported before a command needs it: ``--help`` answers in a blink."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from dep2p import __version__
+from dep2p.cli.command import Invocation, command, root_callback, silence_stdout
+from dep2p.cli.failure import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, Failure, show
+from dep2p.cli.usage import PlainGroup
+
+app = typer.Typer(
+    name="dep2p",
+    cls=PlainGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    add_completion=False,
+    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"dep2p {__version__}")
+        raise typer.Exit(EXIT_OK)
+
+
+def _root(
+    run: Invocation,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Talk to your peers, with no server in between: run a node, join a realm, send messages and files.
+
+    `dep2p help COMMAND` shows a manual page. Options below also work after the command.
+    """
+
+
+root_callback(app, _root)
+
+
+def _register() -> None:
+    from dep2p.cli import (
+        bench,
+        completion,
+        configuration,
+        daemon,
+        doctor,
+        error_list,
+        events,
+        identity,
+        listen,
+        manual,
+        peers,
+        realms,
+        reply,
+        request,
+        status,
+        transfer,
+    )
+
+    for module in (
+        daemon,
+        identity,
+        status,
+        doctor,
+        peers,
+        realms,
+        request,
+        reply,
+        listen,
+        transfer,
+        events,
+        bench,
+        configuration,
+        error_list,
+        completion,
+        manual,
+    ):
+        module.register(app)
+
+
+def root_command() -> Any:
+    """The whole command tree, as Typer builds it."""
+    return typer.main.get_command(app)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    args = list(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(run(args))
+
+
+def run(args: list[str]) -> int:
+    """Run the command line and return its exit code (see the manual page)."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+    wants_json = "--json" in (args[: args.index("--")] if "--" in args else args)
+    try:
+        result: Any = root_command().main(args, prog_name="dep2p", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence_stdout()
+        return EXIT_OK
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        return _usage_error(error, args, json=wants_json)
+    return result if isinstance(result, int) else EXIT_OK
+
+
+def _usage_error(error: Any, args: list[str], *, json: bool) -> int:
+    context = error.ctx if hasattr(error, "ctx") else None
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message(), file=sys.stderr)
+        return EXIT_USAGE
+    path = context.command_path if context is not None else "dep2p"
+    message = " ".join(str(error.format_message()).split())
+    message = message[:1].lower() + message[1:]
+    tries = [f"{path} --help"]
+    nearest = _nearest(error, context)
+    if nearest:
+        message = message.split(". Did you mean")[0].split(" (Possible options")[0].rstrip(".")
+        tries = [f"{path} {nearest}   (did you mean this?)", *tries]
+    show(Failure(message, "D1001", EXIT_USAGE, tries=tuple(tries)), json=json)
+    return EXIT_USAGE
+
+
+def _nearest(error: Any, context: Any) -> str | None:
+    from difflib import get_close_matches
+
+    name = type(error).__name__
+    if context is None:
+        return None
+    if name == "NoSuchOption":
+        known = [opt for p in context.command.get_params(context) for opt in p.opts if opt.startswith("--")]
+        wrong = str(error.option_name)
+    elif "No such command" in str(error) and hasattr(context.command, "list_commands"):
+        known = list(context.command.list_commands(context))
+        wrong = str(error).split("'")[1] if "'" in str(error) else ""
+    else:
+        return None
+    found = get_close_matches(wrong, known, n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
+def _shutdown(run: Invocation) -> None:
+    """Stop the running daemon: it drains first, so that what is in flight is finished."""
+    from dep2p.client import Client
+
+    async def body(client: Client) -> None:
+        await client.shutdown()
+
+    run.with_client(body)
+    if run.json:
+        run.emit({"shutdown": "started"})
+    else:
+        run.say("the daemon drains and stops")
+
+
+_register()
+command(app, "shutdown", examples=[("dep2p shutdown", "stops the daemon of the default data directory")])(_shutdown)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Text and JSON forms of what commands print. Pure: nothing here reads or writes a stream."""
+
+import base64
+from collections.abc import Sequence
+from typing import Any, Final
+
+_KEY_PREFIX: Final = "12D3KooW"  # every Ed25519 peer id starts so: it tells nothing apart
+_BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def short_peer(peer: str) -> str:
+    """``12D3KooW…f3Qa``: enough to recognise a peer; commands take it back as an abbreviation."""
+    return peer if len(peer) <= 16 else f"{peer[:8]}…{peer[-4:]}"
+
+
+def short_realm(realm_id: str) -> str:
+    """The first eight digits of a realm id."""
+    return realm_id if len(realm_id) <= 12 else f"{realm_id[:8]}…"
+
+
+def peer_matches(peer: str, abbreviation: str) -> bool:
+    """Whether the abbreviation (start, start after 12D3KooW, end, or ``start…end``) fits the peer id."""
+    start, ellipsis, end = abbreviation.replace("...", "…").partition("…")
+    if ellipsis:
+        return peer.startswith(start) and peer.endswith(end)
+    return peer.startswith(start) or peer.removeprefix(_KEY_PREFIX).startswith(start) or peer.endswith(start)
+
+
+def duration(seconds: float) -> str:
+    """``2h 14m``, ``3d 4h``, ``41s``, ``12.5 ms``: two units at most."""
+    if seconds < 0:
+        return "0s"
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    whole = int(seconds)
+    days, rest = divmod(whole, 86_400)
+    hours, rest = divmod(rest, 3_600)
+    minutes, secs = divmod(rest, 60)
+    parts = [(days, "d"), (hours, "h"), (minutes, "m"), (secs, "s")]
+    while len(parts) > 1 and parts[0][0] == 0:
+        parts.pop(0)
+    return " ".join(f"{value}{unit}" for value, unit in parts[:2] if value or len(parts) == 1)
+
+
+def byte_count(count: float) -> str:
+    """``14 B``, ``1.0 GiB``."""
+    unit = 0
+    while count >= 1024 and unit < len(_BYTE_UNITS) - 1:
+        count /= 1024
+        unit += 1
+    return f"{count:.0f} B" if unit == 0 else f"{count:.1f} {_BYTE_UNITS[unit]}"
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
+    """Columns two spaces apart, without trailing spaces; ``right`` names the columns to align right."""
+    lines = [list(headings), *(list(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def printable(text: str) -> str:
+    """Text from others, safe for a terminal: control and invisible characters become escapes; newline and tab stay."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode("ascii") for char in text
+    )
+
+
+def text_of(data: bytes) -> str | None:
+    """The payload as text when it is UTF-8."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def payload(data: bytes) -> dict[str, Any]:
+    """The JSON form of a payload: ``data`` in base64, ``encoding``, and ``text`` when it is UTF-8."""
+    fields: dict[str, Any] = {"data": base64.b64encode(data).decode("ascii"), "encoding": "base64"}
+    text = text_of(data)
+    if text is not None:
+        fields["text"] = text
+    return fields
+
+
+def headers_json(headers: dict[str, object]) -> dict[str, Any]:
+    """Headers with bytes values as ``{"data", "encoding"}``."""
+    return {key: payload(value) if isinstance(value, bytes) else value for key, value in headers.items()}
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value at ``share`` (0 … 1) of an ascending sequence, nearest rank."""
+    if not ordered:
+        return 0.0
+    return ordered[min(len(ordered) - 1, max(0, round(share * (len(ordered) - 1))))]

@@ -1,0 +1,82 @@
+"""``dep2p status``: the node at a glance."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dep2p.cli.command import Invocation, command
+from dep2p.cli.render import duration, printable, short_peer, short_realm, table
+
+if TYPE_CHECKING:
+    from dep2p.client import Client
+
+
+def status(
+    run: Invocation,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again and again until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option("--interval", help="Seconds between, with --watch.", min=0.1)] = 2.0,
+    count: Annotated[int | None, typer.Option("--count", "-n", help="End after so many, with --watch.", min=1)] = None,
+) -> None:
+    """Show the node, its peers and its realms."""
+
+    async def body(client: "Client") -> None:
+        import anyio
+
+        shown = 0
+        while True:
+            fields = await client.status()
+            if run.json:
+                run.emit(fields)
+            else:
+                if watch and run.color:
+                    run.write(b"\x1b[2J\x1b[H")
+                run.print(render(fields, run))
+            shown += 1
+            if not watch or shown == count:
+                return
+            await anyio.sleep(interval)
+
+    run.with_client(body)
+
+
+def render(fields: dict[str, Any], run: Invocation) -> str:
+    """The status as text."""
+    peer = str(fields["peer_id"])
+    peers: dict[str, Any] = fields.get("peers") or {}
+    realms: list[dict[str, Any]] = fields.get("realms") or []
+    lines = [
+        f"Node      {run.paint(short_peer(peer), 'bold')}   up {duration(float(fields.get('uptime_s', 0)))}   "
+        f"dep2p {fields.get('version', '?')}" + ("   draining" if fields.get("draining") else "")
+    ]
+    lines += [
+        f"{'Listen' if number == 0 else '':8}  {printable(str(addr).partition('/p2p/')[0])}"
+        for number, addr in enumerate(fields.get("listen") or ["nowhere: this node only dials"])
+    ]
+    connected = peers.get("connected", 0)
+    lines.append(
+        f"Peers     {connected} ({peers.get('outbound', 0)} out, {peers.get('inbound', 0)} in)      "
+        f"Realms  {len(realms)}"
+    )
+    if realms:
+        rows = [
+            [
+                printable(str(realm["name"])),
+                short_realm(str(realm["realm_id"])),
+                str(realm.get("members_known", 0)),
+                str(realm.get("members_up", 0)),
+            ]
+            for realm in realms
+        ]
+        lines += ["", table(["REALM", "ID", "MEMBERS", "UP"], rows, right=(2, 3))]
+    else:
+        lines += ["", "in no realm yet: dep2p realm new NAME, or dep2p realm join INVITE"]
+    return "\n".join(lines)
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``status``."""
+    command(
+        app,
+        "status",
+        examples=[("dep2p status", "once"), ("dep2p status --watch --interval 1", "every second")],
+    )(status)
