@@ -203,7 +203,11 @@ class Membership:
 
     # Running
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(
+        self,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,  # pyright: ignore
+    ) -> None:
         """Be in the realm until cancelled or `leave`."""
         if self._ended.is_set() or self._nursery is not None:
             raise NotInRealmError("a membership runs once: make a new one to join again")
