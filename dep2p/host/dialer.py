@@ -123,6 +123,7 @@ class Dialer:
             flight.waiting -= 1
             if flight.waiting == 0:
                 flight.scope.cancel()
+                self._retire(flight)
         connection = flight.connection or self._live(flight.peer)
         if connection is not None and not connection.is_closed:
             return connection
@@ -141,9 +142,13 @@ class Dialer:
                 async with self._slots, trio.open_nursery() as nursery:
                     await self._launch(flight, nursery)
         finally:
-            # From here on a new caller starts a new flight.
-            self._flights.pop(flight.peer, None)
+            self._retire(flight)
             flight.done.set()
+
+    def _retire(self, flight: _Flight) -> None:
+        """From here on a new caller starts a new flight."""
+        if self._flights.get(flight.peer) is flight:
+            del self._flights[flight.peer]
 
     async def _launch(self, flight: _Flight, nursery: trio.Nursery) -> None:
         flying = 0

@@ -46,6 +46,8 @@ class YamuxMuxer:
         connection = self._connection
         if connection is None:
             raise StreamClosedError("the connection has not begun")
+        if not self._yamux.event_started.is_set():
+            await self._yamux.event_started.wait()  # a write that fails before the start would leave it half closed
         return YamuxByteStream(await self._yamux.open_stream(), connection)
 
     async def close(self) -> None:
