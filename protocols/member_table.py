@@ -344,8 +344,8 @@ class MemberTable:
         record = applied.sealed.record
         standing = self._standing.setdefault(record.peer, _Standing())
         if record.state == "left":
-            effects = self._end(record.peer, standing, "left") if standing.is_member else []
-            return [*effects, *self._kept_changes(self._keep.discard(record.peer), now)]
+            ended = self._end(record.peer, standing, "left") if standing.is_member else []
+            return [*ended, *self._kept_changes(self._keep.discard(record.peer), now)]
         effects: list[TableEffect] = []
         if not standing.is_member:
             standing.is_member = True
