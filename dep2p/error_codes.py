@@ -415,6 +415,14 @@ _ROWS: Final = (
         EXIT_FAILED,
     ),
     ErrorInfo(
+        "D6009",
+        "the receiver did not take the file",
+        "The other side refused the file: it has another one of that name, no room, or takes none from this node.",
+        "Read the cause; the receiver's terminal says more.",
+        409,
+        EXIT_REFUSED,
+    ),
+    ErrorInfo(
         "D9001",
         "internal error",
         "A fault of dep2p itself. The daemon goes on; its log has the details.",
