@@ -127,6 +127,10 @@ class PeerLoad:
             wait_s = self._bucket_of("\0" + name, rate_per_s).take(now)
         return wait_s
 
+    def stream_wait_s(self, name: str, rate_per_s: float, now: float) -> float:
+        """Seconds until this peer may open the next stream of that name; 0.0 means now, and its token was taken."""
+        return self._bucket_of("\1" + name, rate_per_s).take(now) if rate_per_s else 0.0
+
     def begin(self, body_bytes: int) -> None:
         """Count a job."""
         self.jobs += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,8 +17,10 @@ from dep2p.io.broadcast import to_each
 from dep2p.io.driver import DeadlineTimer
 from dep2p.io.inbound import InboundLink
 from dep2p.io.link import LinkPool
-from dep2p.io.registry import NotifyHandler, Registry, RequestHandler
+from dep2p.io.registry import Notice, NotifyHandler, Registry, Request, RequestHandler, StreamHandler
 from dep2p.io.requests import Caller, OutboundLink
+from dep2p.io.stream_service import StreamService
+from dep2p.io.streams import MessageStream
 from dep2p.io.workers import Workers
 from dep2p.limits import Limits
 from dep2p.protocols.admission import PeerLoad
@@ -25,6 +28,18 @@ from dep2p.protocols.compression import FEATURE, Zstd
 from dep2p.protocols.payload import HeaderEncoder
 from dep2p.realm.interface import RealmGate
 from dep2p.types import PeerId, RealmId, Rng
+
+__all__ = [
+    "MessageStream",
+    "Messaging",
+    "Notice",
+    "NotifyHandler",
+    "PeerStats",
+    "Request",
+    "RequestHandler",
+    "StreamHandler",
+    "message_protocol",
+]
 
 logger = logging.getLogger("dep2p.io")
 
@@ -73,6 +88,17 @@ class Messaging:
         self._caller = Caller(self._pool, limits, self._counters, self._encoder, rng)
         self._inbound: dict[InboundLink, None] = {}
         self._loads: dict[PeerId, PeerLoad] = {}
+        self._streams = StreamService(
+            gate,
+            realm_id,
+            limits,
+            self._counters,
+            self._timer,
+            registry=self._registry,
+            encoder=self._encoder,
+            zstd_for=self._zstd_for,
+            load_of=self._load,
+        )
         self._nursery: trio.Nursery | None = None
         self._idle_check_at = float("inf")
         self._is_draining = False
@@ -92,6 +118,7 @@ class Messaging:
                 self._pool.serve_in(nursery)
                 self._workers.serve_in(nursery)
                 self._host.set_stream_handler(self._protocol, self._accept_link)
+                self._host.set_stream_handler(self._streams.protocol, self._accept_stream)
                 if self._limits.link_idle_timeout_s > 0:
                     self._idle_check_at = trio.current_time() + self._limits.link_idle_timeout_s
                     self._timer.want(self._idle_check_at)
@@ -101,16 +128,23 @@ class Messaging:
             self._nursery = None
             unsubscribe()
             self._host.remove_stream_handler(self._protocol)
+            self._host.remove_stream_handler(self._streams.protocol)
+            for stream in self._streams.streams:
+                stream.reset()
 
     def _on_time(self, now: float) -> float:
         following = self._idle_check_at
         if now >= following:
             self._pool.close_idle()
             following = self._idle_check_at = now + self._limits.link_idle_timeout_s
-        links: list[OutboundLink | InboundLink] = [*self._pool.links.values(), *self._inbound]
-        for link in links:
-            link.on_deadline(now)
-            deadline = link.next_deadline()
+        parts: list[OutboundLink | InboundLink | MessageStream] = [
+            *self._pool.links.values(),
+            *self._inbound,
+            *self._streams.streams,
+        ]
+        for part in parts:
+            part.on_deadline(now)
+            deadline = part.next_deadline()
             if deadline is not None:
                 following = min(following, deadline)
         return following
@@ -119,13 +153,16 @@ class Messaging:
         for link in [*self._pool.links.values(), *self._inbound]:
             if link.connection.id == connection.id:
                 link.lose_membership()
+        for stream in self._streams.streams:
+            if stream.is_on(connection):
+                stream.lose_membership()
 
     async def drain(self) -> None:
         """Refuse new inbound work from now on (OVERLOADED), and wait for what is in flight.
 
         Waits at most ``Limits.drain_timeout_s``; what is left then is counted as ``drain_abandoned``.
         """
-        self._is_draining = True
+        self._is_draining = self._streams.is_draining = True
         for link in self._inbound:
             link.drain()
         with trio.move_on_after(self._limits.drain_timeout_s):
@@ -160,6 +197,12 @@ class Messaging:
             return
         # In our own nursery: what was received is still handled when the connection goes.
         self._nursery.start_soon(self._serve_link, stream)
+
+    async def _accept_stream(self, stream: ByteStream) -> None:
+        if self._nursery is None:
+            stream.reset()
+            return
+        self._nursery.start_soon(self._streams.serve, stream)
 
     async def _serve_link(self, stream: ByteStream) -> None:
         load = self._load(stream.connection.peer)
@@ -238,6 +281,18 @@ class Messaging:
         """
         return self._registry.on_notify(name, handler, concurrency=concurrency, rate_per_s=rate_per_s)
 
+    def on_stream(
+        self, name: str, handler: StreamHandler, *, concurrency: int = 64, rate_per_s: float = 0.0
+    ) -> Callable[[], None]:
+        """Serve streams ``name`` by ``handler``; returns a function that ends it.
+
+        The stream ends when the handler returns; an exception aborts it, and the opener gets HandlerError, with its
+        text only when it is a HandlerError. Above ``concurrency`` open streams of this name, openers get OVERLOADED;
+        a peer that opens more than ``rate_per_s`` of them gets RATE_LIMITED. A handler that does not notice the
+        stream's early end is cancelled after ``Limits.close_timeout_s``. Raises ``ValueError`` as the others do.
+        """
+        return self._registry.on_stream(name, handler, concurrency=concurrency, rate_per_s=rate_per_s)
+
     # Verbs
 
     async def request(
@@ -272,6 +327,17 @@ class Messaging:
         within ``Limits.request_timeout_s``), MessageTooLargeError or ``ValueError``; nothing was sent then.
         """
         await self._caller.notify(peer, name, data, headers)
+
+    def stream(
+        self, peer: PeerId, name: str, data: bytes = b"", *, headers: Mapping[str, object] | None = None
+    ) -> AbstractAsyncContextManager[MessageStream]:
+        """Open a stream of items both ways, with ``data`` as the first word: ``async with … as stream``.
+
+        Entering waits until the peer's handler takes it, and raises what `request` raises. Leaving the block ends
+        this side, waits for the peer's end (see `MessageStream.aclose`), and raises the error by which the peer
+        aborted the stream if no other call has; leaving it by an exception resets the stream.
+        """
+        return self._streams.stream(peer, name, data, headers)
 
     async def broadcast_request(
         self,

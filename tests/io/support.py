@@ -75,13 +75,13 @@ class Side:
 async def sides(
     count: int = 2,
     *,
-    limits: Limits | Sequence[Limits] = Limits(),
+    limits: Limits | Sequence[Limits] | None = None,
     features: frozenset[str] = frozenset({"zstd"}),
     network: MemoryNetwork | None = None,
 ) -> AsyncIterator[list[Side]]:
     """That many nodes, running, each able to dial the others."""
     network = network or MemoryNetwork()
-    each = [limits] * count if isinstance(limits, Limits) else list(limits)
+    each = [limits or Limits()] * count if limits is None or isinstance(limits, Limits) else list(limits)
     made = [Side(network, each[index], features) for index in range(count)]
     for side in made:
         for other in made:

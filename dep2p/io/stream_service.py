@@ -1,0 +1,165 @@
+"""Opening streams to peers, and serving theirs."""
+
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+import trio
+
+from dep2p.errors import Dep2pError, ErrorCode, HandlerError, NoHandlerError, OverloadedError, RateLimitedError
+from dep2p.host.interface import ByteStream, Connection
+from dep2p.io.driver import DeadlineTimer
+from dep2p.io.registry import Registry, StreamEntry
+from dep2p.io.streams import MessageStream
+from dep2p.limits import Limits
+from dep2p.protocols.admission import PeerLoad
+from dep2p.protocols.compression import Zstd
+from dep2p.protocols.payload import HeaderEncoder, check_body, retry_after_headers
+from dep2p.realm.interface import RealmGate
+from dep2p.types import PeerId, RealmId
+
+logger = logging.getLogger("dep2p.io")
+
+
+def stream_protocol(realm_id: RealmId) -> str:
+    """The libp2p protocol id of app streams."""
+    return f"/dep2p/app/{realm_id}/stream/1.0.0"
+
+
+class StreamService:
+    """All streams of one realm."""
+
+    def __init__(
+        self,
+        gate: RealmGate,
+        realm_id: RealmId,
+        limits: Limits,
+        counters: Counter[str],
+        timer: DeadlineTimer,
+        *,
+        registry: Registry,
+        encoder: HeaderEncoder,
+        zstd_for: Callable[[Connection], Zstd | None],
+        load_of: Callable[[PeerId], PeerLoad],
+    ) -> None:
+        self.protocol = stream_protocol(realm_id)
+        self.is_draining = False
+        self._gate = gate
+        self._limits = limits
+        self._counters = counters
+        self._timer = timer
+        self._registry = registry
+        self._encoder = encoder
+        self._zstd_for = zstd_for
+        self._load_of = load_of
+        self._streams: dict[MessageStream, None] = {}
+
+    @property
+    def streams(self) -> list[MessageStream]:
+        """Those that live."""
+        return list(self._streams)
+
+    def _make(self, stream: ByteStream, *, is_opener: bool) -> MessageStream:
+        made = MessageStream(
+            stream,
+            self._gate,
+            self._limits,
+            self._counters,
+            self._timer,
+            zstd=self._zstd_for(stream.connection),
+            is_opener=is_opener,
+        )
+        self._streams[made] = None
+        return made
+
+    @asynccontextmanager
+    async def stream(
+        self, peer: PeerId, name: str, data: bytes, headers: Mapping[str, object] | None
+    ) -> AsyncGenerator[MessageStream, None]:
+        """See `Messaging.stream`."""
+        check_body(data, self._limits.message_bytes_max)
+        head = self._encoder.encode(name, app=headers)
+        connection = await self._gate.connect(peer, timeout_s=self._limits.dial_timeout_s)
+        raw = await connection.open_stream(self.protocol, timeout_s=self._limits.stream_open_timeout_s)
+        stream = self._make(raw, is_opener=True)
+        try:
+            stream.start()
+            await stream.open(name, head, bytes(data), dict(headers or {}))
+            self._counters["streams_opened"] += 1
+            yield stream
+            await stream.aclose()
+            stream.raise_untold()
+        except BaseException:
+            stream.reset()
+            raise
+        finally:
+            del self._streams[stream]
+
+    # Serving
+
+    async def serve(self, raw: ByteStream) -> None:
+        """A peer opened a stream: find its handler, run it, end the stream. Never raises for what the peer does."""
+        stream = self._make(raw, is_opener=False)
+        load = self._load_of(stream.peer)
+        load.streams += 1
+        try:
+            if not self._gate.is_verified(raw.connection):
+                stream.lose_membership()
+            elif load.streams > self._limits.streams_inbound_per_peer_max:
+                self._refuse(stream, OverloadedError("this peer has too many streams here"))
+            else:
+                stream.start()
+                await self._serve(stream)
+            await stream.aclose()
+        finally:
+            load.streams -= 1
+            del self._streams[stream]
+            stream.reset()
+
+    def _refuse(self, stream: MessageStream, error: OverloadedError | NoHandlerError | RateLimitedError) -> None:
+        self._counters[f"streams_refused_{error.code.name.lower()}"] += 1
+        headers = retry_after_headers(error.retry_after_ms) if isinstance(error, RateLimitedError) else b""
+        stream.abort(error, error.code, str(error), headers)
+
+    async def _serve(self, stream: MessageStream) -> None:
+        try:
+            await stream.opened_by_peer()
+        except Dep2pError as error:
+            logger.debug("a stream of %s was not opened: %s", stream.peer, error)
+            return
+        entry = self._registry.streams.get(stream.name)
+        if self.is_draining:
+            self._refuse(stream, OverloadedError("this node is about to stop"))
+        elif entry is None:
+            self._refuse(stream, NoHandlerError(f"no handler for streams {stream.name[:200]!r}"))
+        elif entry.running >= entry.concurrency:
+            self._refuse(stream, OverloadedError("too many streams of this name are open"))
+        else:
+            wait_s = self._load_of(stream.peer).stream_wait_s(stream.name, entry.rate_per_s, trio.current_time())
+            if wait_s:
+                self._refuse(stream, RateLimitedError("too many streams of this name", int(wait_s * 1000) + 1))
+                return
+            entry.running += 1
+            try:
+                await self._handle(stream, entry)
+            finally:
+                entry.running -= 1
+
+    async def _handle(self, stream: MessageStream, entry: StreamEntry) -> None:
+        self._counters["streams_accepted"] += 1
+        try:
+            with trio.CancelScope() as scope:  # pyright: ignore[reportCallIssue]
+                stream.accept(scope)
+                await entry.fn(stream)
+        except HandlerError as error:
+            if error is not stream.error:  # its own, not the opener's that it let through
+                self._counters["handlers_failed"] += 1
+                stream.abort(error, ErrorCode.HANDLER_FAILED, str(error))
+        except Exception as error:
+            if stream.error is not None and isinstance(error, Dep2pError):
+                logger.debug("the handler of streams %r ended by %r", entry.name, error)
+                return
+            self._counters["handlers_failed"] += 1
+            logger.exception("the handler of streams %r failed", entry.name)
+            stream.abort(HandlerError("the handler failed"), ErrorCode.HANDLER_FAILED, "the handler failed")
