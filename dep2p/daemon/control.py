@@ -33,6 +33,8 @@ class Control:
     notifies: NotifyFeed
     replies: ReplyDesk
     streams: StreamTable
+    nursery: trio.Nursery
+    """For work that outlives the call which began it."""
     counts: Counter[str]
     """Drops and refusals of the control API, by reason."""
     requests: Counter[tuple[str, str, int]] = field(default_factory=Counter[tuple[str, str, int]])
@@ -71,6 +73,7 @@ async def open_control(
                 NotifyFeed(node, subscriptions),
                 ReplyDesk(node, subscriptions, bounds),
                 streams,
+                nursery,
                 counts,
             )
             try:

@@ -43,7 +43,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> Exception:
         raise group  # a cancellation or the end of the process is among them
     error: Exception = plain
     while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
+        error = cast(Exception, error.exceptions[0])
     return error
 
 

@@ -1,0 +1,107 @@
+"""Prometheus metrics, made from the node's counters at each scrape: nothing is counted twice, or for nobody.
+
+docs/reference/metrics.md documents each family; a test compares.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+import dep2p
+from dep2p.daemon.control import Control
+
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+_PARTS: Final = ("host", "realm", "messaging")
+
+
+def render(control: Control) -> bytes:
+    """The text of one scrape."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_NodeCollector(control))
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
+
+
+class _NodeCollector(Collector):
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._process()
+        yield from self._network()
+        yield from self._realms()
+        yield from self._counted()
+        yield from self._api()
+
+    def _process(self) -> Iterator[Metric]:
+        info = GaugeMetricFamily("dep2p_build_info", "Always 1; the label has the version.", labels=["version"])
+        info.add_metric([dep2p.__version__], 1)
+        yield info
+        uptime = self._control.node.stats().get("uptime_s", 0.0)
+        yield _gauge("dep2p_uptime_seconds", "Since the node started.", float(str(uptime)))
+        running = self._control.lifecycle.state == "running"
+        yield _gauge("dep2p_ready", "1 while the daemon takes work, 0 while it drains.", float(running))
+
+    def _network(self) -> Iterator[Metric]:
+        connections = self._control.node.host.connections()
+        family = GaugeMetricFamily("dep2p_connections", "Open connections to peers.", labels=["direction"])
+        for direction in ("inbound", "outbound"):
+            family.add_metric([direction], sum(1 for each in connections if each.direction == direction))
+        yield family
+        yield _gauge("dep2p_peers", "Connected peers.", len(dict.fromkeys(each.peer for each in connections)))
+
+    def _realms(self) -> Iterator[Metric]:
+        realms = self._control.node.realms()
+        yield _gauge("dep2p_realms", "Joined realms.", len(realms))
+        family = GaugeMetricFamily("dep2p_realm_members", "Members known, by state.", labels=["realm", "state"])
+        for realm in realms:
+            family.add_metric([realm.name, "up"], realm.members_up)
+            family.add_metric([realm.name, "other"], realm.members_known - realm.members_up)
+        yield family
+
+    def _counted(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            "dep2p_node_events",
+            "What the node counted: messages, bytes, drops and refusals, each with its reason.",
+            labels=["part", "event"],
+        )
+        for name, count in sorted(self._control.node.counters().items()):
+            part, _, event = name.partition("_")
+            family.add_metric([part, event] if part in _PARTS else ["node", name], count)
+        yield family
+
+    def _api(self) -> Iterator[Metric]:
+        control = self._control
+        requests = CounterMetricFamily(
+            "dep2p_control_requests", "Answers of the control API.", labels=["method", "route", "status"]
+        )
+        for (method, route, status), count in sorted(control.requests.items()):
+            requests.add_metric([method, route, str(status)], count)
+        yield requests
+        counted = CounterMetricFamily(
+            "dep2p_control_events", "Drops and refusals of the control API, and events told.", labels=["event"]
+        )
+        for event, count in sorted(control.counts.items()):
+            counted.add_metric([event], count)
+        yield counted
+        yield _gauge("dep2p_control_connections", "Open control connections.", control.connections())
+        yield _gauge("dep2p_control_streams", "Streams that control clients drive.", len(control.streams))
+        yield _gauge("dep2p_control_in_flight", "Control calls and streams at work.", control.lifecycle.in_flight)
+        yield _gauge("dep2p_control_replies_pending", "Requests that wait for a client.", control.replies.pending_count)
+        subscriptions = GaugeMetricFamily("dep2p_control_subscriptions", "Open subscriptions.", labels=["kind"])
+        open_now = control.subscriptions.by_kind()
+        for kind in ("events", "notifies", "replies", "streams"):
+            subscriptions.add_metric([kind], open_now.get(kind, 0))
+        yield subscriptions
+        dropped = CounterMetricFamily("dep2p_log_lines_dropped", "Log lines lost: full disk, or too many at once.")
+        dropped.add_metric([], control.log_lines_dropped())
+        yield dropped
+
+
+def _gauge(name: str, help_text: str, value: float) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, help_text)
+    family.add_metric([], value)
+    return family
