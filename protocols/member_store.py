@@ -14,7 +14,7 @@ OWNER_BURST: Final = 8.0
 OWNER_RECORDS_PER_S: Final = 0.5
 """How often one member may change its record; more is dropped, and the next sync brings the last one."""
 
-Refusal = Literal["invalid", "times", "stale", "foreign_seq", "owner_rate", "full"]
+Refusal = Literal["invalid", "times", "stale", "conflict", "owner_rate", "full"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class RecordStore:
             if envelope == current.envelope or record.seq < current.record.seq:
                 return Refused("stale")
             if record.peer != self._own:
-                return Refused("foreign_seq")
+                return Refused("conflict")
         try:
             check_times(record, now_ms)
         except ProtocolError:
