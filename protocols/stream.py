@@ -2,7 +2,7 @@
 
 The opener sends REQUEST (name, headers, first data), the other side accepts by an empty RESPONSE or refuses by ERROR.
 Then both send items, each in one or more STREAM_DATA parts of which the last has FINAL, and end by STREAM_END.
-ERROR aborts. All frames carry the one req_id of the REQUEST.
+CANCEL says that its sender reads no more items; ERROR aborts both ways. All frames carry the one req_id of the REQUEST.
 """
 
 from collections.abc import Iterable
@@ -45,6 +45,7 @@ _RESPONSE: Final = int(FrameType.RESPONSE)
 _DATA: Final = int(FrameType.STREAM_DATA)
 _END: Final = int(FrameType.STREAM_END)
 _ERROR: Final = int(FrameType.ERROR)
+_CANCEL: Final = int(FrameType.CANCEL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,11 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Stopped:
+    """Effect: the peer reads no more items of ours."""
+
+
+@dataclass(frozen=True, slots=True)
 class Aborted:
     """Effect: the stream is over, both ways. ``frame`` is to be sent first unless empty; then close."""
 
@@ -81,7 +87,7 @@ class Aborted:
     frame: bytes = b""
 
 
-StreamEffect = Opened | Accepted | Item | Ended | Aborted
+StreamEffect = Opened | Accepted | Item | Ended | Stopped | Aborted
 State = Literal["idle", "opening", "open", "aborted"]
 
 
@@ -93,7 +99,7 @@ class StreamMachine:
     ===========  ===========================================  =======================================
     ``idle``     `open` → ``opening``                         REQUEST → ``opening``, `Opened`
     ``opening``  RESPONSE → ``open``; ERROR → ``aborted``     `accept` → ``open``; `refuse` → ``aborted``
-    ``open``     STREAM_DATA, STREAM_END both ways; ERROR or `abort` → ``aborted``
+    ``open``     STREAM_DATA, STREAM_END, CANCEL both ways; ERROR or `abort` → ``aborted``
     ===========  ===========================================  =======================================
     """
 
@@ -111,7 +117,9 @@ class StreamMachine:
         "_zstd",
         "items_received",
         "peer_ended",
+        "peer_stopped",
         "sent_end",
+        "sent_stop",
         "state",
     )
 
@@ -130,7 +138,9 @@ class StreamMachine:
         self._deadline: float | None = None
         self.state: State = "idle"
         self.peer_ended = False
+        self.peer_stopped = False
         self.sent_end = False
+        self.sent_stop = False
         self.items_received = 0
 
     # What this side does
@@ -182,6 +192,13 @@ class StreamMachine:
         self.sent_end = True
         return encode_frame(_END, b"", req_id=REQ_ID)
 
+    def stop(self) -> bytes:
+        """The CANCEL that tells the peer to send no more items; b"" when there is nothing to stop."""
+        if self.state != "open" or self.sent_stop or self.peer_ended:
+            return b""
+        self.sent_stop = True
+        return encode_frame(_CANCEL, b"", req_id=REQ_ID)
+
     def abort(self, code: ErrorCode, text: str, *, headers: bytes = b"") -> bytes:
         """The ERROR that ends both ways, or refuses an opening stream; b"" when it is over already."""
         if self.state == "aborted":
@@ -223,6 +240,8 @@ class StreamMachine:
             return self._data(frame)
         if self.state == "open" and type_ == _END:
             return self._end(frame)
+        if self.state == "open" and type_ == _CANCEL:
+            return self._stop(frame)
         if self.state == "idle" and type_ == _REQUEST and not self._is_opener:
             headers, body = self._payloads.read(frame)
             name = required_name(headers)
@@ -279,6 +298,12 @@ class StreamMachine:
         self.peer_ended = True
         self._deadline = None
         return Ended()
+
+    def _stop(self, frame: Frame) -> Stopped:
+        if frame.flags or frame.payload or self.peer_stopped:
+            raise ProtocolError("CANCEL twice, or with flags or a payload")
+        self.peer_stopped = True
+        return Stopped()
 
     def _error(self, frame: Frame) -> Aborted:
         if frame.flags & ~HEADERS or frame.req_id not in (0, REQ_ID):

@@ -117,6 +117,7 @@ class Messaging:
                 self._nursery = nursery
                 self._pool.serve_in(nursery)
                 self._workers.serve_in(nursery)
+                self._streams.serve_in(nursery)
                 self._host.set_stream_handler(self._protocol, self._accept_link)
                 self._host.set_stream_handler(self._streams.protocol, self._accept_stream)
                 if self._limits.link_idle_timeout_s > 0:
@@ -334,7 +335,7 @@ class Messaging:
         """Open a stream of items both ways, with ``data`` as the first word: ``async with … as stream``.
 
         Entering waits until the peer's handler takes it, and raises what `request` raises. Leaving the block ends
-        this side, waits for the peer's end (see `MessageStream.aclose`), and raises the error by which the peer
+        this side, waits a moment for the peer's end (see `MessageStream.aclose`), and raises the error by which it
         aborted the stream if no other call has; leaving it by an exception resets the stream.
         """
         return self._streams.stream(peer, name, data, headers)

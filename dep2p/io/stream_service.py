@@ -54,6 +54,11 @@ class StreamService:
         self._zstd_for = zstd_for
         self._load_of = load_of
         self._streams: dict[MessageStream, None] = {}
+        self._nursery: trio.Nursery | None = None
+
+    def serve_in(self, nursery: trio.Nursery) -> None:
+        """Where streams live on that their openers have left."""
+        self._nursery = nursery
 
     @property
     def streams(self) -> list[MessageStream]:
@@ -83,6 +88,7 @@ class StreamService:
         connection = await self._gate.connect(peer, timeout_s=self._limits.dial_timeout_s)
         raw = await connection.open_stream(self.protocol, timeout_s=self._limits.stream_open_timeout_s)
         stream = self._make(raw, is_opener=True)
+        lingers = False
         try:
             stream.start()
             await stream.open(name, head, bytes(data), dict(headers or {}))
@@ -90,11 +96,27 @@ class StreamService:
             yield stream
             await stream.aclose()
             stream.raise_untold()
-        except BaseException:
-            stream.reset()
-            raise
+            if not stream.is_over and self._nursery is not None:
+                lingers = True
+                self._nursery.start_soon(self._linger, stream)
         finally:
-            del self._streams[stream]
+            if not lingers:
+                self._forget(stream)
+
+    async def _linger(self, stream: MessageStream) -> None:
+        """The app has left it; what it sent must still reach the peer."""
+        try:
+            with trio.move_on_after(self._limits.stream_item_timeout_s):
+                await stream.finish()
+        finally:
+            if not stream.is_over:
+                self._counters["streams_closed_unfinished"] += 1
+            self._forget(stream)
+
+    def _forget(self, stream: MessageStream) -> None:
+        del self._streams[stream]
+        if not stream.is_closed:
+            stream.reset()
 
     # Serving
 
@@ -111,11 +133,11 @@ class StreamService:
             else:
                 stream.start()
                 await self._serve(stream)
-            await stream.aclose()
+            # Without a limit in time: what the handler sent stays readable for an opener that is slow.
+            await stream.finish()
         finally:
             load.streams -= 1
-            del self._streams[stream]
-            stream.reset()
+            self._forget(stream)
 
     def _refuse(self, stream: MessageStream, error: OverloadedError | NoHandlerError | RateLimitedError) -> None:
         self._counters[f"streams_refused_{error.code.name.lower()}"] += 1
@@ -157,7 +179,7 @@ class StreamService:
                 self._counters["handlers_failed"] += 1
                 stream.abort(error, ErrorCode.HANDLER_FAILED, str(error))
         except Exception as error:
-            if stream.error is not None and isinstance(error, Dep2pError):
+            if stream.is_unwanted and isinstance(error, Dep2pError):
                 logger.debug("the handler of streams %r ended by %r", entry.name, error)
                 return
             self._counters["handlers_failed"] += 1

@@ -16,7 +16,7 @@ from dep2p.protocols.compression import Zstd
 from dep2p.protocols.frame import FrameDecoder
 from dep2p.protocols.headers import app_headers
 from dep2p.protocols.payload import payload_bytes_max
-from dep2p.protocols.stream import Aborted, Accepted, Ended, Item, Opened, StreamEffect, StreamMachine
+from dep2p.protocols.stream import Aborted, Accepted, Ended, Item, Opened, Stopped, StreamEffect, StreamMachine
 from dep2p.realm.interface import RealmGate
 from dep2p.types import Headers, PeerId
 
@@ -70,6 +70,8 @@ class MessageStream:
         self._error: Dep2pError | None = None
         self._error_told = False
         self._handler_scope: trio.CancelScope | None = None
+        self.is_closed = False
+        """The transport's stream has been closed in order."""
 
     def __repr__(self) -> str:
         return f"<stream {self.name!r} with {self.peer[-6:]} {self._machine.state}>"
@@ -107,7 +109,8 @@ class MessageStream:
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
             if not self._machine.sent_end:
-                self._check_sending()
+                if self._error is not None:
+                    raise self._tell(self._error)
                 self._stream.write_nowait(self._machine.end())
         except StreamClosedError as error:
             raise self._tell(error) from None
@@ -115,6 +118,8 @@ class MessageStream:
     def _check_sending(self) -> None:
         if self._error is not None:
             raise self._tell(self._error)
+        if self._machine.peer_stopped:
+            raise StreamClosedError("the peer reads no more items")
         if not self._gate.is_verified(self._connection):
             self.lose_membership()
             raise self._tell(NotMemberError(f"{self.peer} is not a verified member of this realm"))
@@ -211,8 +216,9 @@ class MessageStream:
             match effect:
                 case Item(item):
                     self._take(item)
-                case Ended():
+                case Ended() | Stopped():
                     self._wake()
+                    self._limit_handler()
                 case Opened(name, first, headers):
                     self.name, self.data, self.headers = name, first, app_headers(headers)
                     self._opened = True
@@ -258,7 +264,10 @@ class MessageStream:
 
     def _limit_handler(self) -> None:
         # The handler learns of the end by its next call; one that makes none must not stay forever.
-        if self._handler_scope is not None and self._error is not None and not self._items:
+        machine = self._machine
+        if self._items or self._handler_scope is None:
+            return
+        if self._error is not None or (machine.peer_ended and machine.peer_stopped):
             self._handler_scope.deadline = min(
                 self._handler_scope.deadline, trio.current_time() + self._limits.close_timeout_s
             )
@@ -330,34 +339,44 @@ class MessageStream:
         if not self._error_told and isinstance(self._error, WireError):
             raise self._tell(self._error)
 
-    async def aclose(self) -> None:
-        """End this side, wait for the peer's end at most ``Limits.close_timeout_s`` (its items are dropped), close.
+    @property
+    def is_unwanted(self) -> bool:
+        """Over, or the peer reads no more: a handler that fails now has not failed by itself."""
+        return self._error is not None or self._machine.peer_stopped
 
-        To know that the peer has handled everything, call `send_eof` and iterate to the end first. Idempotent. Never
-        raises for what the peer does.
+    async def aclose(self) -> None:
+        """End this side and tell the peer that nothing more is read; wait a moment for its end. Idempotent.
+
+        Waits at most ``Limits.close_timeout_s``. What was sent still reaches the peer, but its handler may stop when it
+        sends: to know that everything was handled, call `send_eof` and iterate to the end first.
         """
+        with trio.move_on_after(self._limits.close_timeout_s):
+            await self.finish()
+
+    async def finish(self) -> None:
+        """`aclose` without a limit in time, and then the transport's stream is closed, too."""
         self._discards = True
         self._items.clear()
-        if self._paused:
-            self._paused = False
-            self._stream.resume_receiving()
-        ended = False
+        self._items_bytes = 0
+        self._limit_handler()
+        machine = self._machine
         try:
-            with trio.move_on_after(self._limits.close_timeout_s):
-                if self._machine.state == "open" and not self._machine.sent_end:
-                    self._stream.write_nowait(self._machine.end())
-                while not self.is_over:
-                    await self._sleep()
-                await self._stream.drain()
-                await self._stream.close()
-                ended = True
-        except StreamClosedError:
-            logger.debug("%r was lost while it was closed", self)
-        finally:
-            if not ended:
-                if self._error is None:
-                    self._counters["streams_closed_unfinished"] += 1
-                self.reset()
+            if machine.state == "open":
+                last = b"" if machine.sent_end else machine.end()
+                last += machine.stop()
+                if last:
+                    self._stream.write_nowait(last, urgent=True)
+            if self._paused:
+                self._paused = False
+                self._stream.resume_receiving()
+            while not self.is_over:
+                await self._sleep()
+            await self._stream.drain()
+            await self._stream.close()
+            self.is_closed = True
+        except StreamClosedError as error:
+            self._fail(error, b"")
+            self._stream.reset()
 
     def reset(self) -> None:
         """Abort both directions at once; what the peer has not received yet is lost. Idempotent, never raises."""
