@@ -10,7 +10,7 @@ from dep2p.cli.command import Invocation, command, group
 from dep2p.cli.failure import CliError
 
 _SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
-_VARIABLE = "_DEP2P_COMPLETE"
+VARIABLE = "_DEP2P_COMPLETE"
 
 ShellArgument = Annotated[
     str | None, typer.Argument(help=f"{', '.join(_SHELLS)}; by default the shell in use.", metavar="[SHELL]")
@@ -30,10 +30,15 @@ def _typer_completion() -> Any:
     return import_module("typer.completion")
 
 
+def prepare() -> None:
+    """Make Typer know its shells; needed when the shell asks for completions."""
+    _typer_completion().completion_init()
+
+
 def show_completion(run: Invocation, shell: ShellArgument = None) -> None:
     """Print the completion script, to be put where the shell finds it."""
     name = _shell(shell)
-    script = str(_typer_completion().get_completion_script(prog_name="dep2p", complete_var=_VARIABLE, shell=name))
+    script = str(_typer_completion().get_completion_script(prog_name="dep2p", complete_var=VARIABLE, shell=name))
     if run.json:
         run.emit({"shell": name, "script": script})
     else:
@@ -42,7 +47,7 @@ def show_completion(run: Invocation, shell: ShellArgument = None) -> None:
 
 def install_completion(run: Invocation, shell: ShellArgument = None) -> None:
     """Install the completion script for the current user."""
-    name, path = _typer_completion().install(shell=_shell(shell), prog_name="dep2p", complete_var=_VARIABLE)
+    name, path = _typer_completion().install(shell=_shell(shell), prog_name="dep2p", complete_var=VARIABLE)
     if run.json:
         run.emit({"shell": name, "path": str(path)})
     else:

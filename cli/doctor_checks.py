@@ -236,6 +236,10 @@ async def _ask_daemon(client: "Client") -> list[Finding]:
     ready, reasons = await client.ready()
     if not ready:
         findings.append(Finding("fail", "ready", "; ".join(reasons) or "it takes no work", "look at its log"))
+    findings += [
+        Finding("fail", "daemon", printable(str(problem)), "dep2p status; its log says more")
+        for problem in status.get("problems") or ()
+    ]
     listening = [str(addr) for addr in status.get("listen") or ()]
     if listening:
         findings.append(Finding("ok", "listening", printable(", ".join(a.partition("/p2p/")[0] for a in listening))))

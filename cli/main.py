@@ -1,5 +1,6 @@
 """The ``dep2p`` command. Nothing heavy is imported before a command needs it: ``--help`` answers in a blink."""
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -7,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from dep2p import __version__
+from dep2p.cli import completion
 from dep2p.cli.command import Invocation, command, root_callback, silence_stdout
 from dep2p.cli.failure import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, Failure, show
 from dep2p.cli.usage import PlainGroup
@@ -46,7 +48,6 @@ root_callback(app, _root)
 def _register() -> None:
     from dep2p.cli import (
         bench,
-        completion,
         configuration,
         daemon,
         doctor,
@@ -101,6 +102,8 @@ def run(args: list[str]) -> int:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
+    if completion.VARIABLE in os.environ:
+        completion.prepare()
     wants_json = "--json" in (args[: args.index("--")] if "--" in args else args)
     try:
         result: Any = root_command().main(args, prog_name="dep2p", standalone_mode=False)

@@ -18,7 +18,7 @@ class Progress:
         self._total = total
         self._done = 0
         self._at_start = 0
-        self._started_s = time.monotonic()
+        self.started_s = time.monotonic()
         self._next_s = 0.0
         self._shown = shown and sys.stderr.isatty()
         self._drawn = False
@@ -35,12 +35,12 @@ class Progress:
     def restart(self, done: int) -> None:
         """Count from ``done`` bytes on, which were there before."""
         self._done = self._at_start = done
-        self._started_s = time.monotonic()
+        self.started_s = time.monotonic()
 
     def line(self, now: float) -> str:
         """The line for the time ``now`` (monotonic seconds)."""
         share = 1.0 if not self._total else self._done / self._total
-        passed = max(now - self._started_s, 1e-6)
+        passed = max(now - self.started_s, 1e-6)
         rate = (self._done - self._at_start) / passed
         left = duration((self._total - self._done) / rate) if rate > 0 else "?"
         bar = "#" * int(share * _BAR_CELLS)

@@ -22,9 +22,12 @@ _INVITE_CHARACTERS_MAX = 65_536
 
 
 def realm_file_name(name: str) -> str:
-    """The file of a realm: its name, or when that is no plain file name, a safe form of it."""
-    plain = re.fullmatch(r"[\w][\w .+@-]{0,62}", name) is not None
-    return f"{name}.realm" if plain else f"{name.encode('utf-8').hex()[:120]}.realm"
+    """The file of a realm, named as the daemon names it: a name that is no plain ASCII word becomes a digest."""
+    from hashlib import sha256
+
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        return f"{name}.realm"
+    return f"x-{sha256(name.encode('utf-8')).hexdigest()[:32]}.realm"
 
 
 def stored(directory: Path) -> list[tuple[Path, "Realm"]]:

@@ -41,22 +41,23 @@ def status(
 
 def render(fields: dict[str, Any], run: Invocation) -> str:
     """The status as text."""
-    peer = str(fields["peer_id"])
-    peers: dict[str, Any] = fields.get("peers") or {}
+    connections: dict[str, Any] = fields.get("connections") or {}
     realms: list[dict[str, Any]] = fields.get("realms") or []
+    state = str(fields.get("state", "running"))
     lines = [
-        f"Node      {run.paint(short_peer(peer), 'bold')}   up {duration(float(fields.get('uptime_s', 0)))}   "
-        f"dep2p {fields.get('version', '?')}" + ("   draining" if fields.get("draining") else "")
+        f"Node      {run.paint(short_peer(str(fields['peer_id'])), 'bold')}   "
+        f"up {duration(float(fields.get('uptime_s', 0)))}   dep2p {fields.get('version', '?')}"
+        + ("" if state == "running" else f"   {run.paint(state, 'yellow')}")
     ]
     lines += [
         f"{'Listen' if number == 0 else '':8}  {printable(str(addr).partition('/p2p/')[0])}"
         for number, addr in enumerate(fields.get("listen") or ["nowhere: this node only dials"])
     ]
-    connected = peers.get("connected", 0)
     lines.append(
-        f"Peers     {connected} ({peers.get('outbound', 0)} out, {peers.get('inbound', 0)} in)      "
-        f"Realms  {len(realms)}"
+        f"Peers     {fields.get('peers', 0)} ({connections.get('outbound', 0)} out, {connections.get('inbound', 0)} in)"
+        f"      Realms  {len(realms)}      Streams  {fields.get('streams', 0)}"
     )
+    lines += [f"{run.paint('Problem', 'red')}   {printable(str(problem))}" for problem in fields.get("problems") or ()]
     if realms:
         rows = [
             [

@@ -1,0 +1,326 @@
+"""A fake daemon for the command line: the client's verbs, answered from what a test put in."""
+
+import contextlib
+import io
+import json
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from dep2p.cli import main
+from dep2p.cli.command import Invocation
+from dep2p.client import ControlError, DaemonUnreachableError, IncomingRequest, Lagged, Notice
+from dep2p.errors import Dep2pError, StreamClosedError
+from dep2p.types import PeerId, RealmId
+
+OWN = "12D3KooWGjMCwWMRvRNTxVVjyPGHTBm7bNJYGVfBWvmm6e3BHown"
+ANN = "12D3KooWHdiAxVd8uMQR1hGWXccidmfCwLqcMpGwR6QcTP6QRMuD"
+BOB = "12D3KooWLbtq3zyR1sr5LJrvc5rVBsqXLSRPVG3tMQ8g4PPcNaM8"
+REALM_ID = RealmId("3f" * 32)
+
+
+@dataclass
+class Outcome:
+    """What a run of the command line left."""
+
+    code: int
+    out_bytes: bytes
+    err: str
+
+    @property
+    def out(self) -> str:
+        return self.out_bytes.decode()
+
+    @property
+    def json(self) -> dict[str, Any]:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def problem(self) -> dict[str, Any]:
+        return json.loads(self.err)
+
+
+class FakeStream:
+    """One end of an in-memory stream; ``peer_end`` is the other. ``break_after`` items sent, the stream breaks."""
+
+    def __init__(self, peer: str, name: str) -> None:
+        self.peer = PeerId(peer)
+        self.name = name
+        self.data = b""
+        self._send, self._receive = anyio.create_memory_object_stream[bytes | None](8)
+        self.other: FakeStream
+        self.break_after: int | None = None
+        self.sent = 0
+        self.broken = False
+        self.eof_sent = False
+
+    async def send(self, item: bytes) -> None:
+        if self.break_after is not None and self.sent >= self.break_after:
+            self.reset()
+        if self.broken:
+            raise StreamClosedError("the stream was reset")
+        try:
+            await self._send.send(item)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            raise StreamClosedError("the stream was reset") from None
+        self.sent += 1
+
+    async def send_eof(self) -> None:
+        if not self.eof_sent:
+            self.eof_sent = True
+            self._send.close()
+
+    def reset(self) -> None:
+        for end in (self, self.other):
+            end.broken = True
+            end._send.close()
+            end._receive.close()
+
+    def __aiter__(self) -> "FakeStream":
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            item = await self.other._receive.receive()
+        except anyio.EndOfStream:
+            if self.broken:
+                raise StreamClosedError("the peer reset the stream") from None
+            raise StopAsyncIteration from None
+        except anyio.ClosedResourceError:
+            raise StreamClosedError("the peer reset the stream") from None
+        assert item is not None
+        return item
+
+    async def aclose(self) -> None:
+        if not self.eof_sent:
+            self.reset()
+
+    async def __aenter__(self) -> "FakeStream":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+def stream_pair(sender: str, receiver: str, name: str) -> tuple[FakeStream, FakeStream]:
+    """The sender's end and the receiver's."""
+    mine, theirs = FakeStream(receiver, name), FakeStream(sender, name)
+    mine.other, theirs.other = theirs, mine
+    return mine, theirs
+
+
+@dataclass
+class FakeClient:
+    """The client's verbs. ``calls`` records them; what they return is set by the test."""
+
+    calls: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
+    answers: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Return value, exception or function by the verb's name."""
+    incoming: list[Any] = field(default_factory=list[Any])
+    """What listen(), reply(), accept() or events() yields, then the iteration ends."""
+    outgoing_streams: list[FakeStream] = field(default_factory=list["FakeStream"])
+    replies: dict[str, dict[str, object]] = field(default_factory=dict[str, dict[str, object]])
+
+    def _answer(self, verb: str, *arguments: Any) -> Any:
+        self.calls.append((verb, arguments))
+        found = self.answers[verb]
+        if isinstance(found, BaseException):
+            raise found
+        return found(*arguments) if callable(found) else found
+
+    async def status(self) -> dict[str, Any]:
+        return self._answer("status")
+
+    async def peers(self) -> list[dict[str, Any]]:
+        return self._answer("peers")
+
+    async def realms(self) -> list[dict[str, Any]]:
+        return self._answer("realms")
+
+    async def ready(self) -> tuple[bool, list[str]]:
+        return self._answer("ready")
+
+    async def shutdown(self) -> None:
+        self._answer("shutdown")
+
+    async def realm_members(self, realm: str) -> list[dict[str, Any]]:
+        return self._answer("realm_members", realm)
+
+    async def realm_invite(self, realm: str, addrs: Any = ()) -> str:
+        return self._answer("realm_invite", realm, list(addrs))
+
+    async def realm_join(self, *, invite: str | None = None, realm_file: Path | None = None) -> dict[str, Any]:
+        return self._answer("realm_join", invite, realm_file)
+
+    async def realm_leave(self, realm: str) -> None:
+        self._answer("realm_leave", realm)
+
+    async def peer_connect(self, addr: str, *, timeout_s: float | None = None) -> dict[str, Any]:
+        return self._answer("peer_connect", addr, timeout_s)
+
+    async def peer_disconnect(self, peer: str) -> None:
+        self._answer("peer_disconnect", peer)
+
+    async def peer_ping(self, peer: str, count: int = 1, timeout_s: float = 5.0) -> list[float | None]:
+        return self._answer("peer_ping", peer, count, timeout_s)
+
+    async def request(self, peer: str, name: str, data: bytes, **options: Any) -> bytes:
+        return self._answer("request", peer, name, data, options)
+
+    async def broadcast(self, name: str, data: bytes, **options: Any) -> dict[PeerId, bytes | Dep2pError]:
+        return self._answer("broadcast", name, data, options)
+
+    async def notify(self, peer: str, name: str, data: bytes, **options: Any) -> None:
+        return self._answer("notify", peer, name, data, options)
+
+    async def broadcast_notify(self, name: str, data: bytes, **options: Any) -> dict[PeerId, Dep2pError | None]:
+        return self._answer("broadcast_notify", name, data, options)
+
+    @asynccontextmanager
+    async def _subscription(self, verb: str, *arguments: Any) -> AsyncGenerator[AsyncIterator[Any], None]:
+        self.calls.append((verb, arguments))
+
+        async def entries() -> AsyncIterator[Any]:
+            for entry in self.incoming:
+                if isinstance(entry, BaseException):
+                    raise entry
+                yield entry
+
+        yield entries()
+
+    def listen(self, name: str, *, realm: str | None = None) -> Any:
+        return self._subscription("listen", name, realm)
+
+    def reply(self, name: str, *, realm: str | None = None, concurrency: int = 64) -> Any:
+        return self._subscription("reply", name, realm, concurrency)
+
+    def accept(self, name: str, *, realm: str | None = None) -> Any:
+        return self._subscription("accept", name, realm)
+
+    def events(self, types: Any = ()) -> Any:
+        return self._subscription("events", list(types))
+
+    def stream(self, peer: str, name: str, data: bytes = b"", *, realm: str | None = None) -> Any:
+        self.calls.append(("stream", (peer, name)))
+        return self.outgoing_streams.pop(0)
+
+    def incoming_request(self, data: bytes, number: int = 1, deadline_ms: int = 30_000) -> IncomingRequest:
+        """A request whose answer lands in ``replies``."""
+
+        async def respond(request_id: str, answer: dict[str, object]) -> None:
+            self.replies[request_id] = answer
+
+        return IncomingRequest(str(number), PeerId(ANN), "greet", data, {"lang": "en"}, deadline_ms, REALM_ID, respond)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+    """A daemon in one realm with two other members, of whom one is connected."""
+    client = FakeClient()
+    client.answers = {
+        "status": {
+            "peer_id": OWN,
+            "version": "0.1.0",
+            "uptime_s": 8_040.0,
+            "listen": [f"/ip4/127.0.0.1/tcp/4001/p2p/{OWN}"],
+            "peers": 1,
+            "connections": {"inbound": 0, "outbound": 1},
+            "streams": 0,
+            "problems": [],
+            "realms": [{"name": "team", "realm_id": REALM_ID, "members_known": 3, "members_up": 2}],
+            "state": "running",
+        },
+        "peers": [
+            {
+                "peer": ANN,
+                "connections": [
+                    {"id": 1, "direction": "outbound", "addr": "/ip4/127.0.0.1/tcp/4002", "age_s": 61, "rtt_ms": 1.25}
+                ],
+                "addrs": [],
+                "realms": ["team"],
+            }
+        ],
+        "realms": [{"name": "team", "realm_id": REALM_ID, "members_known": 3, "members_up": 2}],
+        "realm_members": [
+            {"peer": OWN, "addrs": [], "state": "up", "expires_s": 1_800_000_000},
+            {"peer": ANN, "addrs": ["/ip4/127.0.0.1/tcp/4002"], "state": "up", "expires_s": 1_800_000_000},
+            {"peer": BOB, "addrs": [], "state": "down", "expires_s": 1_800_000_000},
+        ],
+        "ready": (True, []),
+    }
+
+    @asynccontextmanager
+    async def opened(self: Invocation) -> AsyncGenerator[FakeClient, None]:
+        yield client
+
+    monkeypatch.setattr(Invocation, "client", opened)
+    return client
+
+
+@pytest.fixture
+def no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call finds no daemon."""
+
+    @asynccontextmanager
+    async def opened(self: Invocation) -> AsyncGenerator[FakeClient, None]:
+        raise DaemonUnreachableError("cannot reach the daemon at /x/control.sock: no such socket")
+        yield FakeClient()
+
+    monkeypatch.setattr(Invocation, "client", opened)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data directory that the environment names; nothing else of the environment counts."""
+    for name in ("DEP2P_SOCKET", "DEP2P_CONFIG", "NO_COLOR", "DEP2P_TRACEBACK"):
+        monkeypatch.delenv(name, raising=False)
+    data_dir = tmp_path / "data"
+    monkeypatch.setenv("DEP2P_DATA_DIR", str(data_dir))
+    return data_dir
+
+
+@pytest.fixture
+def cli(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    """Run the command line in this process; ``stdin`` are the bytes of standard input."""
+
+    def call(*args: str, stdin: bytes | None = None) -> Outcome:
+        out, err = io.BytesIO(), io.BytesIO()
+        text_in = io.TextIOWrapper(io.BytesIO(stdin or b""))
+        text_out, text_err = io.TextIOWrapper(out, "utf-8"), io.TextIOWrapper(err, "utf-8")
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.redirect_stdout(text_out))
+            stack.enter_context(contextlib.redirect_stderr(text_err))
+            stack.callback(setattr, sys, "stdin", sys.stdin)
+            sys.stdin = text_in
+            code = main.run(list(args))
+            text_out.flush()
+            text_err.flush()
+        return Outcome(code, out.getvalue(), err.getvalue().decode())
+
+    return call
+
+
+@pytest.fixture
+def notices() -> Iterator[list[Any]]:
+    """Three entries of a notify subscription, one of them a lag."""
+    yield [
+        Notice(PeerId(ANN), "news", b"lunch is ready", {"kind": "food"}, REALM_ID),
+        Lagged(17),
+        Notice(PeerId(BOB), "news", b"\xff\x00", {}, REALM_ID),
+    ]
+
+
+@pytest.fixture
+def refused() -> Dep2pError:
+    """What the daemon says when a name is taken."""
+    return ControlError({"code": "D5012", "status": 409, "detail": "another program answers to 'greet'"})

@@ -1,0 +1,59 @@
+"""Pure text forms."""
+
+import pytest
+
+from dep2p.cli.progress import Progress
+from dep2p.cli.render import byte_count, duration, peer_matches, percentile, printable, short_peer, table
+
+PEER = "12D3KooWHdiAxVd8uMQR1hGWXccidmfCwLqcMpGwR6QcTP6QRMuD"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0s"), (0.0, "0 ms"), (0.0125, "12.5 ms"), (41, "41s"), (60, "1m"), (8_040, "2h 14m"), (273_600, "3d 4h")],
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**30, "1.0 GiB")])
+def test_byte_count(count: int, text: str) -> None:
+    assert byte_count(count) == text
+
+
+@pytest.mark.parametrize("text", [PEER, "12D3KooWHdi", "Hdi", "RMuD", "12D3KooW…RMuD", "12D3KooW...RMuD", "12D3…uD"])
+def test_abbreviations_that_fit(text: str) -> None:
+    assert peer_matches(PEER, text)
+
+
+@pytest.mark.parametrize("text", ["RMu", "diAx", "12D3KooW…xxxx", "12D3KooWX"])
+def test_abbreviations_that_do_not_fit(text: str) -> None:
+    assert not peer_matches(PEER, text)
+
+
+def test_what_is_printed_of_a_peer_is_taken_back() -> None:
+    assert peer_matches(PEER, short_peer(PEER))
+
+
+def test_table_has_no_trailing_spaces() -> None:
+    assert table(["A", "LONG"], [["xyz", "1"], ["", ""]], right=(1,)) == "A    LONG\nxyz     1\n"
+
+
+def test_printable_keeps_lines_and_escapes_the_rest() -> None:
+    assert printable("é\n\tb") == "é\n\tb"
+    assert printable("\x1b[2J\r\u202e") == "\\x1b[2J\\r\\u202e"
+
+
+def test_percentile() -> None:
+    assert percentile([], 0.5) == 0
+    assert [percentile([1, 2, 3, 4, 5], share) for share in (0, 0.5, 0.99, 1)] == [1, 3, 5, 5]
+
+
+def test_progress_line_and_silence_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress("x" * 50, 1000)
+    progress.restart(100)
+    progress.add(400)
+    progress.clear()
+    assert capsys.readouterr().err == ""
+    line = progress.line(progress.started_s + 2.0)
+    assert " 50%  500 B of 1000 B  200 B/s  2s left" in line and "[############            ]" in line
