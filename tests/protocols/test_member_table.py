@@ -1,6 +1,5 @@
 """The member table: which record counts, who is told what, and that all tables end up the same."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -108,7 +107,7 @@ def test_the_higher_seq_counts() -> None:
     give(own, envelope(A, 5))
     give(own, envelope(A, 4, addrs=()))
     give(own, envelope(A, 5, addrs=()))
-    assert own.counts["record_stale"] == 1 and own.counts["record_foreign_seq"] == 1
+    assert own.counts["record_stale"] == 1 and own.counts["record_conflict"] == 1
     assert own.members()[0].addrs == (ADDR,)
     give(own, envelope(A, 6, addrs=()))
     assert own.members()[0].addrs == ()
@@ -454,11 +453,12 @@ def test_tables_converge_over_links_that_lose_repeat_and_reorder(
 
 
 Step = tuple[int, int, bool]
+STEPS = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 8), st.booleans()), max_size=30)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 8), st.booleans()), max_size=30),
+    STEPS,
     st.randoms(use_true_random=False),
 )
 def test_the_table_equals_a_naive_model_in_any_order(steps: list[Step], rng: Random) -> None:
@@ -488,11 +488,11 @@ def test_the_table_equals_a_naive_model_in_any_order(steps: list[Step], rng: Ran
         assert (len(told) % 2 == 1) == (member.state == "down")
 
 
-@pytest.mark.parametrize("order", [lambda items: items, lambda items: items[::-1]])
-def test_sums_do_not_depend_on_the_order(order: Callable[[list[bytes]], list[bytes]]) -> None:
+@pytest.mark.parametrize("step", [1, -1])
+def test_sums_do_not_depend_on_the_order(step: int) -> None:
     items = [envelope(identity, seq) for identity in IDENTITIES[1:5] for seq in (1, 2)]
     store = RecordStore(OWN.peer_id, KEYS, records_max=10)
-    for item in order(items):
+    for item in items[::step]:
         store.offer(item, NOW_MS, 0.0)
     expected = RecordStore(OWN.peer_id, KEYS, records_max=10)
     for item in items[1::2]:

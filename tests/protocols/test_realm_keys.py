@@ -138,5 +138,5 @@ def test_hostile_cbor_is_a_protocol_error(data: bytes) -> None:
 
 
 def test_cbor_within_the_bounds_survives() -> None:
-    value = [1, -1, b"x", "y", True, None, [[{}]]]
+    value: list[object] = [1, -1, b"x", "y", True, None, [[b""]]]
     assert decode_bounded(encode_canonical(value), "test", depth_max=4, entries_max=8) == value
