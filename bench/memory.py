@@ -8,7 +8,7 @@ from bench.compare import Run
 from bench.processes import Crew, Worker
 from bench.report import Result, Sample
 
-_HOLDERS = 4
+_HOLDERS = 2
 _HOLD_TIMEOUT_S = 120.0
 
 

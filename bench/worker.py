@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import time
+import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
@@ -18,6 +19,8 @@ from bench.report import percentile
 from bench.sides.interface import Client, Send, Server, Side
 
 _LINE_BYTES_MAX = 65_536
+_CONNECTING_MAX = 8
+"""Held nodes that connect at the same time."""
 
 
 def load_side(name: str) -> Side:
@@ -45,6 +48,7 @@ class Commands:
         self._stack = stack
         self._server: Server | None = None
         self._client: Client | None = None
+        self._holding: trio.Nursery | None = None
 
     async def hello(self) -> dict[str, object]:
         """The process is ready."""
@@ -63,10 +67,25 @@ class Commands:
 
     async def hold(self, secret: str, address: str, count: int) -> dict[str, object]:
         """Connect ``count`` nodes of their own to a server, ask once from each, and keep them."""
-        for _ in range(count):
-            client = await self._stack.enter_async_context(self._side.connect(secret, address))
-            await client.request(b"first")
+        if self._holding is None:
+            self._holding = await self._stack.enter_async_context(trio.open_nursery())
+            self._stack.callback(self._holding.cancel_scope.cancel)
+        holding, slots = self._holding, trio.CapacityLimiter(_CONNECTING_MAX)
+
+        async def start_one() -> None:
+            async with slots:
+                await holding.start(self._hold_one, secret, address)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(count):
+                nursery.start_soon(start_one)
         return {}
+
+    async def _hold_one(self, secret: str, address: str, *, task_status: trio.TaskStatus[None]) -> None:
+        async with self._side.connect(secret, address, listen=False) as client:
+            await client.request(b"first")
+            task_status.started()
+            await trio.sleep_forever()
 
     async def collect(self) -> dict[str, object]:
         """Collect garbage, before somebody reads how much memory this process holds."""
@@ -165,6 +184,7 @@ async def _read_commands(input_fd: int, output_fd: int, side: Side) -> None:
             try:
                 answer = await method(**call["arguments"])
             except Exception as error:  # the run ends with this text; the worker stays, so that it can be told so
+                traceback.print_exc()
                 answer = {"error": f"{type(error).__name__}: {error}"}
             os.write(output_fd, json.dumps(answer).encode() + b"\n")
 

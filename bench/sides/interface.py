@@ -86,7 +86,9 @@ class Side(Protocol):
 
     def serve(self, secret: str) -> AbstractAsyncContextManager[Server]: ...
 
-    def connect(self, secret: str, address: str) -> AbstractAsyncContextManager[Client]: ...
+    def connect(self, secret: str, address: str, *, listen: bool = True) -> AbstractAsyncContextManager[Client]:
+        """A new client, connected. Without ``listen`` nobody can dial it, so that many of them make no mesh."""
+        ...
 
     async def dial_fresh(self, secret: str, address: str) -> DialTimes:
         """Dial from a node that was made for it, and take it down again."""

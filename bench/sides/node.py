@@ -80,9 +80,9 @@ class NodeSide:
             yield NodeServer(node.listen_addrs()[0], arrivals)
 
     @asynccontextmanager
-    async def connect(self, secret: str, address: str) -> AsyncGenerator[NodeClient, None]:
+    async def connect(self, secret: str, address: str, *, listen: bool = True) -> AsyncGenerator[NodeClient, None]:
         """A new node, connected and verified."""
-        async with Node.open(_realm(secret), listen=_LISTEN) as node:
+        async with Node.open(_realm(secret), listen=_LISTEN if listen else ()) as node:
             peer = await _dial(node, address)
             yield NodeClient(node, peer)
 
@@ -93,7 +93,9 @@ class NodeSide:
             peer = await _dial(node, address)
             usable_s = time.monotonic()
             await NodeClient(node, peer).request(b"first")
-            return DialTimes((usable_s - began_s) * 1_000, (time.monotonic() - began_s) * 1_000)
+            times = DialTimes((usable_s - began_s) * 1_000, (time.monotonic() - began_s) * 1_000)
+            await node.leave_realm(None)  # else the server would look for a member that is gone
+            return times
 
 
 async def _dial(node: Node, address: str) -> PeerId:

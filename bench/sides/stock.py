@@ -22,6 +22,7 @@ _BULK = TProtocol("/bench/bulk/1.0.0")
 _NOTIFY_READ_BYTES = 65_536
 _BULK_READ_BYTES = 65_536
 _CODEC = BytesCodec()
+_LISTEN = ("/ip4/127.0.0.1/tcp/0",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,9 @@ class StockClient:
 
 
 @asynccontextmanager
-async def _running_host(listen: str) -> AsyncGenerator[IHost, None]:
+async def _running_host(*listen: str) -> AsyncGenerator[IHost, None]:
     host = new_host()
-    async with host.run(listen_addrs=[Multiaddr(listen)]):
+    async with host.run(listen_addrs=[Multiaddr(text) for text in listen]):
         try:
             yield host
         finally:
@@ -97,7 +98,7 @@ class StockSide:
         async def count_bulk(stream: INetStream) -> None:
             await count(stream, _BULK_READ_BYTES)
 
-        async with _running_host("/ip4/127.0.0.1/tcp/0") as host:
+        async with _running_host(*_LISTEN) as host:
             RequestResponse(host).set_handler(_REQUEST, echo, _CODEC)
             host.set_stream_handler(_NOTIFY, count_small)
             host.set_stream_handler(_BULK, count_bulk)
@@ -105,17 +106,17 @@ class StockSide:
             yield StockServer(address, arrivals)
 
     @asynccontextmanager
-    async def connect(self, secret: str, address: str) -> AsyncGenerator[StockClient, None]:
+    async def connect(self, secret: str, address: str, *, listen: bool = True) -> AsyncGenerator[StockClient, None]:
         """A new host, connected."""
         info = info_from_p2p_addr(Multiaddr(address))
-        async with _running_host("/ip4/127.0.0.1/tcp/0") as host:
+        async with _running_host(*_LISTEN if listen else ()) as host:
             await host.connect(info)
             yield StockClient(host, info.peer_id)
 
     async def dial_fresh(self, secret: str, address: str) -> DialTimes:
         """``host.connect`` of a host that is up already, then one exchange."""
         info = info_from_p2p_addr(Multiaddr(address))
-        async with _running_host("/ip4/127.0.0.1/tcp/0") as host:
+        async with _running_host(*_LISTEN) as host:
             began_s = time.monotonic()
             await host.connect(info)
             usable_s = time.monotonic()

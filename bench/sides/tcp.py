@@ -92,7 +92,7 @@ class TCPSide:
             nursery.cancel_scope.cancel()
 
     @asynccontextmanager
-    async def connect(self, secret: str, address: str) -> AsyncGenerator[TCPClient, None]:
+    async def connect(self, secret: str, address: str, *, listen: bool = True) -> AsyncGenerator[TCPClient, None]:
         """Connect to ``address``, a port."""
         async with await trio.open_tcp_stream("127.0.0.1", int(address)) as stream:
             yield TCPClient(stream)
