@@ -43,6 +43,7 @@ class HttpServer:
         self.config.h11_max_incomplete_size = 32_768
         self._connections: dict[_Connection, None] = {}
         self.refused = 0
+        self._none_open = trio.Event()
 
     @property
     def connection_count(self) -> int:
@@ -74,6 +75,14 @@ class HttpServer:
             await connection.run()
         finally:
             self._connections.pop(connection, None)
+            if not self._connections:
+                self._none_open.set()
+
+    async def wait_closed(self) -> None:
+        """Wait until no connection is open."""
+        while self._connections:
+            self._none_open = trio.Event()
+            await self._none_open.wait()
 
     async def end_keep_alive(self) -> None:
         """From now on connections close after their present answer; idle ones close at once."""

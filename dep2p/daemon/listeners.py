@@ -76,9 +76,7 @@ def load_token(path: Path) -> str:
             if stat.S_IMODE(path.stat().st_mode) & 0o077:
                 raise Problem("D3005", f"others may read the token file {path}: chmod 600 it") from None
             if len(token) < 16 or not token.isprintable() or " " in token:
-                raise Problem(
-                    "D3005", f"{path} holds no token of 16 or more characters: delete it for a new one"
-                ) from None
+                raise Problem("D3005", f"{path} holds no token (16 characters or more): delete it") from None
             return token
         token = secrets.token_urlsafe(32)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:

@@ -19,11 +19,8 @@ _LINE_BYTES_MAX: Final = 16_384
 _BATCH_LINES: Final = 500
 _RETRY_S: Final = 1.0
 _CLOSE_TIMEOUT_S: Final = 2.0
-_STANDARD: Final = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | {
-    "message",
-    "asctime",
-    "taskName",
-}
+_RECORD: Final = logging.LogRecord("", 0, "", 0, "", (), None)
+_STANDARD: Final = frozenset(_RECORD.__dict__) | {"message", "asctime", "taskName"}
 
 
 class TextFormatter(logging.Formatter):
@@ -31,11 +28,9 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         fields = "".join(f"  {name}={_text(value)}" for name, value in extra_of(record).items())
-        line = (
-            f"{_stamp(record.created)} {record.levelname.lower():<7} {record.name}  {_text_line(record.getMessage())}"
-        )
+        head = f"{_stamp(record.created)} {record.levelname.lower():<7} {record.name}"
         trace = self.formatException(record.exc_info) if record.exc_info else ""
-        return line + fields + ("\n" + trace if trace else "")
+        return f"{head}  {_text_line(record.getMessage())}{fields}" + ("\n" + trace if trace else "")
 
 
 class JsonFormatter(logging.Formatter):

@@ -1,0 +1,243 @@
+"""The daemon as a process: lock, log, node, control API, readiness, signals, drain, exit code."""
+
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+import trio
+
+import dep2p
+from dep2p.client_errors import code_of
+from dep2p.config import Config
+from dep2p.daemon.control import Control, open_control
+from dep2p.daemon.http_server import HttpServer
+from dep2p.daemon.lock import hold_lock, prepare_data_dir
+from dep2p.daemon.logs import LogSink, close_log, open_log
+from dep2p.daemon.problems import Problem
+from dep2p.daemon.realm_files import RealmFiles
+from dep2p.daemon.service_manager import notify
+from dep2p.error_codes import ERRORS
+from dep2p.errors import Dep2pError
+
+_logger = logging.getLogger("dep2p.daemon")
+_OPEN_FILES_WANTED: Final = 65_536
+_CONNECTIONS_END_S: Final = 1.0
+_FORCED_EXIT_S: Final = 3.0
+
+
+def run_daemon(config: Config) -> int:
+    """Run until a signal, POST /v1/shutdown or a failure; returns the exit code of the process.
+
+    0 after a drain, 128 + the signal after a second signal, else as the table of D-codes says; then a message is on
+    stderr. Must be called in the main thread, once for each process.
+    """
+    os.umask(0o077)
+    try:
+        prepare_data_dir(config.data_dir)
+        with hold_lock(config.lock_file):
+            return _run_locked(config)
+    except Dep2pError as error:
+        return _report(error)
+
+
+def _run_locked(config: Config) -> int:
+    try:
+        sink = open_log(config.log)
+    except OSError as error:
+        raise Problem("D1003", f"[log] file: cannot open {config.log.file}: {error.strerror or error}") from None
+    try:
+        _raise_open_files()
+        daemon = _Daemon(config, sink)
+        try:
+            trio.run(daemon.run)
+        except BaseException as error:
+            return _failed(error)
+        _logger.info("stopped", extra={"exit_code": daemon.exit_code})
+        return daemon.exit_code
+    finally:
+        close_log(sink)
+
+
+def _raise_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES_WANTED)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class _Daemon:
+    """One run."""
+
+    def __init__(self, config: Config, sink: LogSink) -> None:
+        self.exit_code = 0
+        self._config = config
+        self._sink = sink
+        self._stop = trio.Event()
+        self._serving = False
+
+    async def run(self) -> None:
+        """Everything between start and end."""
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch, signals, nursery.cancel_scope)
+                await self._node()
+                nursery.cancel_scope.cancel()
+
+    async def _watch(self, signals: AsyncIterator[int], all_of_it: trio.CancelScope) -> None:
+        async for number in signals:
+            name = signal.Signals(number).name
+            if not self._stop.is_set():
+                _logger.info("a signal: draining, then stopping", extra={"signal": name})
+                self._stop.set()
+                if not self._serving:
+                    all_of_it.cancel()
+            else:
+                _logger.warning("a second signal: stopping at once", extra={"signal": name})
+                self.exit_code = 128 + number
+                _exit_anyway(self.exit_code)
+                all_of_it.cancel()
+
+    async def _node(self) -> None:
+        config = self._config
+        # Here, so that what can be wrong with lock and configuration is told before libp2p has loaded.
+        from dep2p.identity import Identity
+        from dep2p.node import Node
+
+        started_s = time.monotonic()
+        identity = await trio.to_thread.run_sync(Identity.load_or_create, config.key_file)
+        realms, problems = await trio.to_thread.run_sync(RealmFiles(config.realms_dir).load_all)
+        try:
+            async with (
+                Node.open(
+                    realms=realms,
+                    data_dir=config.data_dir,
+                    identity=identity,
+                    listen=config.node.listen,
+                    advertise=config.node.advertise,
+                    bootstrap=config.node.bootstrap,
+                    mdns=config.node.mdns,
+                    dht=config.node.dht,
+                    rendezvous=config.node.rendezvous,
+                    relay=config.node.relay,
+                    limits=config.limits,
+                ) as node,
+                open_control(node, config) as control,
+            ):
+                control.problems.extend(problems)
+                control.log_lines_dropped = lambda: self._sink.lines_dropped
+                await self._serve(control, started_s)
+        except ValueError as error:
+            raise Problem("D1003", str(error)) from error
+
+    async def _serve(self, control: Control, started_s: float) -> None:
+        from dep2p.daemon.edge import Edge, build_app
+        from dep2p.daemon.listeners import load_token, open_tcp, open_unix
+
+        config, server = self._config, HttpServer(control.bounds)
+        control.connections = lambda: server.connection_count
+        app = build_app(control)
+        edges: list[tuple[Edge, trio.SocketListener]] = [(Edge(app, control), open_unix(config.socket_path))]
+        if config.control.tcp:
+            edges.append((Edge(app, control, load_token(config.token_file)), open_tcp(config.control.tcp)))
+        async with trio.open_nursery() as nursery:
+            for edge, listener in edges:
+                nursery.start_soon(server.serve, edge, [listener])
+            self._serving = True
+            notify(config.notify_socket, f"READY=1\nSTATUS=peer {control.node.peer_id}")
+            _logger.info("ready", extra=_ready_fields(control, time.monotonic() - started_s))
+            await _first(self._stop, control.lifecycle.stop_requested)
+            self._stop.set()
+            notify(config.notify_socket, "STOPPING=1\nSTATUS=draining")
+            await control.lifecycle.drain()
+            control.lifecycle.stop()
+            control.subscriptions.end_all()
+            await server.end_keep_alive()
+            with trio.move_on_after(_CONNECTIONS_END_S):
+                await server.wait_closed()
+            nursery.cancel_scope.cancel()
+        config.socket_path.unlink(missing_ok=True)
+
+
+async def _first(*events: trio.Event) -> None:
+    async with trio.open_nursery() as nursery:
+
+        async def wait(event: trio.Event) -> None:
+            await event.wait()
+            nursery.cancel_scope.cancel()
+
+        for event in events:
+            nursery.start_soon(wait, event)
+
+
+def _ready_fields(control: Control, took_s: float) -> dict[str, object]:
+    return {
+        "version": dep2p.__version__,
+        "pid": os.getpid(),
+        "peer_id": control.node.peer_id,
+        "listen": control.node.listen_addrs(),
+        "realms": [realm.name for realm in control.node.realms()],
+        "socket": str(control.config.socket_path),
+        "took_s": round(took_s, 3),
+    }
+
+
+def _exit_anyway(code: int) -> None:
+    """End the process in a few seconds even when something does not react to its cancellation."""
+
+    def end() -> None:
+        time.sleep(_FORCED_EXIT_S)
+        os._exit(code)
+
+    threading.Thread(target=end, name="dep2p-exit", daemon=True).start()
+
+
+def _failed(error: BaseException) -> int:
+    cause = _cause(error)
+    if isinstance(cause, Dep2pError):
+        _logger.error("stopped by an error", extra={"code": code_of(cause), "reason": str(cause)})
+        return _report(cause)
+    if isinstance(cause, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    _logger.critical("stopped by an internal error", exc_info=error)
+    return _report(cause)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The error inside groups; one of ours before others, since it says more."""
+    leaves = list(_leaves([error]))
+    ours = [leaf for leaf in leaves if isinstance(leaf, Dep2pError)]
+    return (ours or leaves)[0]
+
+
+def _leaves(errors: Sequence[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in errors:
+        if isinstance(error, BaseExceptionGroup):
+            found += _leaves(error.exceptions)  # pyright: ignore[reportUnknownArgumentType]
+        else:
+            found.append(error)
+    return found
+
+
+def _report(error: BaseException) -> int:
+    """Say on stderr what happened and what to do; returns the exit code."""
+    code = error.code if isinstance(error, Problem) else code_of(error)
+    info = ERRORS[code]
+    detail = str(error) if isinstance(error, Dep2pError) else f"{type(error).__name__}: {error}"
+    lines = [
+        f"error: {info.title}",
+        f"  cause: {detail}",
+        f"  try:   {info.what_to_try}",
+        f"  code:  {code} (dep2p errors show {code})",
+    ]
+    try:
+        print("\n".join(lines), file=sys.stderr, flush=True)
+    except OSError:
+        return info.exit_code  # nobody reads stderr; the exit code still tells
+    return info.exit_code
