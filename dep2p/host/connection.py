@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 import trio
@@ -74,6 +74,7 @@ class PeerConnection:
         counters: Counters,
         handlers: Mapping[str, StreamHandler],
         on_end: Callable[["PeerConnection", str], None],
+        watch: Callable[["PeerConnection"], Awaitable[None]],
     ) -> None:
         self.id = next(_ids)
         self.peer = peer
@@ -86,6 +87,7 @@ class PeerConnection:
         self._counters = counters
         self._handlers = handlers
         self._on_end = on_end
+        self._watch = watch
         self._scope = new_scope()
         self._nursery: trio.Nursery | None = None
         self._closed = False
@@ -126,6 +128,8 @@ class PeerConnection:
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     self._nursery = nursery
+                    if not self._muxer.probes_itself:
+                        nursery.start_soon(self._watch, self)
                     reason = await self._muxer.run(self, nursery)
                     self.end(reason)
                     nursery.cancel_scope.cancel()  # handlers of a departed peer have nobody left to talk to

@@ -9,6 +9,7 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 
 import trio
+from libp2p.io.exceptions import IOException
 
 from dep2p.errors import PeerNotFoundError, StreamClosedError
 from dep2p.host.addresses import Address, dial_rank, expect_peer
@@ -158,7 +159,7 @@ class Dialer:
             nonlocal flying, finished
             try:
                 connection = await self._connect_once(address, flight.peer)
-            except (OSError, UpgradeError, StreamClosedError) as error:
+            except (OSError, IOException, UpgradeError, StreamClosedError) as error:
                 flight.failures[address.text] = _reason(error)
                 logger.debug("dialling %s at %s: %s", flight.peer, address.text, error)
             except Exception as error:

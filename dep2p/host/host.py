@@ -13,7 +13,7 @@ from libp2p.crypto.ed25519 import create_new_key_pair
 
 import dep2p
 from dep2p.errors import ListenError, StreamClosedError
-from dep2p.host.addresses import Address, expand_wildcard, parse_address
+from dep2p.host.addresses import parse_address
 from dep2p.host.connection import PeerConnection
 from dep2p.host.counting import Counters
 from dep2p.host.dialer import Dialer
@@ -21,14 +21,15 @@ from dep2p.host.discovery import Discovery, run_source
 from dep2p.host.facade import FacadeHost
 from dep2p.host.identify import IDENTIFY, IDENTIFY_PUSH, PING, Identify, ping, serve_ping
 from dep2p.host.interface import Connection, HostEvent, PeerConnected, PeerDiscovered, StreamHandler
-from dep2p.host.listen import TCPListener, connect_tcp, listenable, open_tcp_listener
+from dep2p.host.listen import listenable
 from dep2p.host.multistream import encode_message
 from dep2p.host.peerstore import PeerBook
 from dep2p.host.reconnect import Reconnector
 from dep2p.host.scopes import new_scope, shielded
 from dep2p.host.supervise import Supervisor
 from dep2p.host.swarm import Swarm
-from dep2p.host.upgrade import UpgradeError, new_upgrader, upgrade_outbound
+from dep2p.host.transports import Transports
+from dep2p.host.upgrade import new_upgrader
 from dep2p.identity import Identity
 from dep2p.limits import Limits
 from dep2p.protocols.reconnect import ReconnectPolicy
@@ -64,8 +65,8 @@ class LibP2PHost:
         self._swarm = Swarm(identity.peer_id, upgrader, limits, self._counters)
         self._advertise = [_advertised(text) for text in advertise]
         self._discovery = list(discovery)
-        self._listeners: list[TCPListener] = []
         self._supervisor = Supervisor()
+        self._transports = Transports(self._swarm, self._key_pair, self._supervisor, limits, self._counters)
         self._protocols_changed = trio.Event()
         self._identify_slots = trio.CapacityLimiter(_IDENTIFY_CONCURRENCY)
         self._identify = Identify(
@@ -138,7 +139,7 @@ class LibP2PHost:
             self.peer_id,
             self._swarm.live,
             self._book.addrs,
-            self._connect_once,
+            self._transports.connect_once,
             self._limits,
             self._counters,
         )
@@ -148,28 +149,17 @@ class LibP2PHost:
         self._swarm.subscribe(self._on_event)
         self._swarm.subscribe(self._reconnector.on_event)
         for text in listen:
-            await self._listen(listenable(text))
-        for listener in self._listeners:
-            nursery.start_soon(self._supervisor.run, f"listener on {listener.address.text}", listener.serve)
+            await self._transports.listen(listenable(text))
         for source in self._discovery:
             nursery.start_soon(self._run_source, source)
         nursery.start_soon(self._supervisor.run, "identify push", self._push_changes)
         nursery.start_soon(self._supervisor.run, "peer store", self._keep_book)
         nursery.start_soon(self._supervisor.run, "reconnector", self._reconnector.run)
 
-    async def _listen(self, address: Address) -> None:
-        match address.transport:
-            case "tcp":
-                listener = await open_tcp_listener(address, self._swarm.accept, self._counters)
-            case _:
-                raise ListenError(f"cannot listen on {address.text}: not a TCP address")
-        self._listeners.append(listener)
-
     async def _stop(self) -> None:
         self._supervisor.stop()
-        for listener in self._listeners:
-            listener.close()
         await self._swarm.close_all("this host was closed")
+        await self._transports.close()
         with trio.move_on_after(self._limits.close_timeout_s):
             await self._book.save()
 
@@ -223,8 +213,7 @@ class LibP2PHost:
         return self._identity.peer_id
 
     def listen_addrs(self) -> list[str]:
-        found = {text: None for listener in self._listeners for text in expand_wildcard(listener.address)}
-        found |= dict.fromkeys(self._advertise)
+        found = dict.fromkeys([*self._transports.listen_texts(), *self._advertise])
         return [f"{text}/p2p/{self.peer_id}" for text in found]
 
     def connections(self, peer: PeerId | None = None) -> list[Connection]:
@@ -296,30 +285,6 @@ class LibP2PHost:
         counts["inbound_pending"] = self._swarm.pending_inbound
         counts["peers_known"] = len(self._book)
         return dict(sorted(counts.items()))
-
-    # Dialling one address
-
-    async def _connect_once(self, address: Address, peer: PeerId) -> PeerConnection:
-        match address.transport:
-            case "tcp":
-                raw = await connect_tcp(address)
-            case _:
-                raise UpgradeError(f"{address.transport} addresses cannot be dialled by this host")
-        admitted = False
-        try:
-            upgraded = await upgrade_outbound(self._swarm.upgrader, raw, peer)
-            try:
-                connection = self._swarm.admit(upgraded.muxer, upgraded.peer, "outbound", address.text)
-            except StreamClosedError:
-                with shielded(self._limits.close_timeout_s):
-                    await upgraded.muxer.close()
-                raise
-            admitted = True
-            return connection
-        finally:
-            if not admitted:
-                with shielded(self._limits.close_timeout_s):
-                    await raw.close()
 
 
 def _advertised(text: str) -> str:

@@ -174,8 +174,14 @@ class MuxedByteStream:
         except MuxedStreamEOF:
             return b""
         except Exception as error:
+            if self._is_end(error):
+                return b""
             self._fail(f"the stream was reset or its connection lost: {error!r}")
         return None
+
+    def _is_end(self, error: Exception) -> bool:
+        """Whether what the muxed stream raised means that the peer has ended its side, all of it read."""
+        return isinstance(error, EOFError)
 
     def set_receiver(self, on_data: ReceiveCallback, on_end: EndCallback) -> None:
         if self._on_data is not None:

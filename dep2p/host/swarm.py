@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
+from libp2p.io.exceptions import IOException
 
 from dep2p.errors import StreamClosedError
+from dep2p.host import liveness
 from dep2p.host.connection import Muxer, PeerConnection
 from dep2p.host.counting import Counters
 from dep2p.host.interface import Direction, HostEvent, PeerConnected, PeerDisconnected, StreamHandler
@@ -116,6 +118,7 @@ class Swarm:
             counters=self.counters,
             handlers=self.handlers,
             on_end=self._ended,
+            watch=liveness.watch,
         )
         nursery.start_soon(connection.run)
         self._connections.setdefault(peer, []).append(connection)
@@ -170,7 +173,7 @@ class Swarm:
                     await upgraded.muxer.close()
             if scope.cancelled_caught and in_time:
                 self.counters.add("inbound_handshake_timeout")
-        except UpgradeError as error:
+        except (UpgradeError, IOException) as error:
             self.counters.add("inbound_handshake_failed")
             logger.debug("inbound connection from %s: %s", remote_addr, error)
         finally:

@@ -1,7 +1,7 @@
 """Connections multiplexed by py-libp2p itself (QUIC, relayed) behind our `Muxer`."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -19,8 +19,9 @@ logger = logging.getLogger("dep2p.host")
 class UpstreamMuxer:
     """Runs a py-libp2p muxed connection and its streams."""
 
-    def __init__(self, muxed: "IMuxedConn") -> None:
+    def __init__(self, muxed: "IMuxedConn", stream_type: Callable[..., MuxedByteStream] = MuxedByteStream) -> None:
         self._muxed: Any = muxed
+        self._stream_type = stream_type
         self._streams: dict[int, MuxedByteStream] = {}
         self._connection: PeerConnection | None = None
         self._nursery: trio.Nursery | None = None
@@ -67,7 +68,7 @@ class UpstreamMuxer:
             connection.serve(stream)
 
     def _adopt(self, muxed: Any, connection: PeerConnection, nursery: trio.Nursery) -> MuxedByteStream:
-        stream = MuxedByteStream(
+        stream = self._stream_type(
             muxed,
             connection,
             nursery,
