@@ -55,9 +55,9 @@ def daemon(
     flags |= {key: value for key, value in given.items() if value is not None}
     config = run.config(flags, config_file)
 
-    from dep2p.daemon import process
+    from dep2p.daemon.process import run_daemon
 
-    return process.run(config)
+    return run_daemon(config)
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -9,7 +9,7 @@ import typer
 
 from dep2p.cli import receive
 from dep2p.cli.command import Invocation, command, group
-from dep2p.cli.failure import EXIT_OK, CliError, describe, show
+from dep2p.cli.failure import EXIT_OK, CliError, describe, show, single_cause
 from dep2p.cli.names import resolve_peer
 from dep2p.cli.payloads import RealmOption
 from dep2p.cli.progress import Progress
@@ -205,29 +205,38 @@ class _Sending:
         import anyio
 
         verdicts: list[Verdict] = []
-        async with anyio.create_task_group() as tasks:
+        try:
+            async with anyio.create_task_group() as tasks:
 
-            async def listen() -> None:
-                verdicts.append(await self._verdict(stream))
-                tasks.cancel_scope.cancel()
+                async def listen() -> None:
+                    verdicts.append(await self._verdict(stream))
+                    tasks.cancel_scope.cancel()
 
-            tasks.start_soon(listen)
-            left = self._core.offer.size - self.sent_up_to
-            while left:
-                batch = await _in_thread(self._source.read_batch, left)
-                with anyio.fail_after(self._timeout_s):
-                    for data in batch:
-                        await stream.send(self._core.data_item(data))
-                count = sum(map(len, batch))
-                left -= count
-                self.sent_up_to += count
-                self._progress.add(count)
-            await _in_thread(self._source.check_unchanged)
-            await stream.send(self._core.end_item(self._source.digest()))
-            await stream.send_eof()
-            await anyio.sleep(self._timeout_s + self._core.offer.size / _HASH_BYTES_PER_S_MIN)
-            raise TimeoutError("the receiver did not confirm")
+                tasks.start_soon(listen)
+                await self._send_all(stream)
+                await anyio.sleep(self._timeout_s + self._core.offer.size / _HASH_BYTES_PER_S_MIN)
+                raise TimeoutError("the receiver did not confirm")
+        except ExceptionGroup as group:
+            raise single_cause(group) from None
         return verdicts[0]
+
+    async def _send_all(self, stream: "ClientStream") -> None:
+        import anyio
+
+        left = self._core.offer.size - self.sent_up_to
+        while left:
+            batch = await _in_thread(self._source.read_batch, left)
+            with anyio.fail_after(self._timeout_s):
+                for data in batch:
+                    await stream.send(self._core.data_item(data))
+            count = sum(map(len, batch))
+            left -= count
+            self.sent_up_to += count
+            self._progress.add(count)
+        await _in_thread(self._source.check_unchanged)
+        await stream.send(self._core.end_item(self._source.digest()))
+        with anyio.fail_after(self._timeout_s):
+            await stream.send_eof()
 
     async def _verdict(self, stream: "ClientStream") -> "Verdict":
         from dep2p.errors import ProtocolError

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import sys
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from dep2p.cli import main
@@ -51,58 +53,62 @@ class Outcome:
 
 
 class FakeStream:
-    """One end of an in-memory stream; ``peer_end`` is the other. ``break_after`` items sent, the stream breaks."""
+    """One end of an in-memory stream. ``break_after`` items sent, the stream breaks."""
 
     def __init__(self, peer: str, name: str) -> None:
         self.peer = PeerId(peer)
         self.name = name
         self.data = b""
-        self._send, self._receive = anyio.create_memory_object_stream[bytes | None](8)
         self.other: FakeStream
         self.break_after: int | None = None
         self.sent = 0
         self.broken = False
         self.eof_sent = False
+        self._queue: deque[bytes] = deque()
+        """Sent and not yet taken by the other end."""
+        self._changed = anyio.Event()
+
+    def _tell(self) -> None:
+        for end in (self, self.other):
+            end._changed.set()
+            end._changed = anyio.Event()
 
     async def send(self, item: bytes) -> None:
         if self.break_after is not None and self.sent >= self.break_after:
             self.reset()
-        if self.broken:
+        while len(self._queue) >= 8 and not self.broken:
+            await self._changed.wait()
+        if self.broken or self.eof_sent:
             raise StreamClosedError("the stream was reset")
-        try:
-            await self._send.send(item)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            raise StreamClosedError("the stream was reset") from None
+        self._queue.append(item)
         self.sent += 1
+        self._tell()
+        await anyio.lowlevel.checkpoint()
 
     async def send_eof(self) -> None:
-        if not self.eof_sent:
-            self.eof_sent = True
-            self._send.close()
+        self.eof_sent = True
+        self._tell()
 
     def reset(self) -> None:
-        for end in (self, self.other):
-            end.broken = True
-            end._send.close()
-            end._receive.close()
+        self.broken = self.other.broken = True
+        self._tell()
 
     def __aiter__(self) -> "FakeStream":
         return self
 
     async def __anext__(self) -> bytes:
-        try:
-            item = await self.other._receive.receive()
-        except anyio.EndOfStream:
+        while not self.other._queue:
             if self.broken:
-                raise StreamClosedError("the peer reset the stream") from None
-            raise StopAsyncIteration from None
-        except anyio.ClosedResourceError:
-            raise StreamClosedError("the peer reset the stream") from None
-        assert item is not None
+                raise StreamClosedError("the peer reset the stream")
+            if self.other.eof_sent:
+                raise StopAsyncIteration
+            await self._changed.wait()
+        item = self.other._queue.popleft()
+        self._tell()
         return item
 
     async def aclose(self) -> None:
-        if not self.eof_sent:
+        if not self.eof_sent or not self.other.eof_sent:
             self.reset()
 
     async def __aenter__(self) -> "FakeStream":
@@ -324,3 +330,9 @@ def notices() -> Iterator[list[Any]]:
 def refused() -> Dep2pError:
     """What the daemon says when a name is taken."""
     return ControlError({"code": "D5012", "status": 409, "detail": "another program answers to 'greet'"})
+
+
+@pytest.fixture
+def pair() -> Callable[..., tuple[FakeStream, FakeStream]]:
+    """Makes the two ends of an in-memory stream: (sender, receiver, name)."""
+    return stream_pair
