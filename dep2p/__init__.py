@@ -4,12 +4,108 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dep2p.errors import Dep2pError
+    from dep2p.errors import (
+        ConfigError,
+        Dep2pError,
+        HandlerError,
+        IdentityError,
+        ListenError,
+        MessageTooLargeError,
+        NoHandlerError,
+        NotInRealmError,
+        NotMemberError,
+        OverloadedError,
+        PeerNotFoundError,
+        ProtocolError,
+        ProtocolNotSupportedError,
+        RateLimitedError,
+        RealmFileError,
+        RemoteError,
+        RequestTimeoutError,
+        StreamClosedError,
+        TopicNotFoundError,
+    )
+    from dep2p.identity import Identity
+    from dep2p.io.messaging import Messaging
+    from dep2p.io.registry import Notice, Request
+    from dep2p.io.streams import MessageStream
+    from dep2p.limits import Limits
+    from dep2p.node import Node, RealmStatus
+    from dep2p.realm.interface import MemberEvent
+    from dep2p.realm.secret import Invite, Realm
+    from dep2p.types import PeerId, RealmId
 
-__all__ = ["Dep2pError", "__version__"]
+__all__ = [
+    "ConfigError",
+    "Dep2pError",
+    "HandlerError",
+    "Identity",
+    "IdentityError",
+    "Invite",
+    "Limits",
+    "ListenError",
+    "MemberEvent",
+    "MessageStream",
+    "MessageTooLargeError",
+    "Messaging",
+    "NoHandlerError",
+    "Node",
+    "NotInRealmError",
+    "NotMemberError",
+    "Notice",
+    "OverloadedError",
+    "PeerId",
+    "PeerNotFoundError",
+    "ProtocolError",
+    "ProtocolNotSupportedError",
+    "RateLimitedError",
+    "Realm",
+    "RealmFileError",
+    "RealmId",
+    "RealmStatus",
+    "RemoteError",
+    "Request",
+    "RequestTimeoutError",
+    "StreamClosedError",
+    "TopicNotFoundError",
+    "__version__",
+]
 __version__ = "0.1.0"
 
-_HOMES = {"Dep2pError": "dep2p.errors"}
+_HOMES = {
+    "ConfigError": "dep2p.errors",
+    "Dep2pError": "dep2p.errors",
+    "HandlerError": "dep2p.errors",
+    "IdentityError": "dep2p.errors",
+    "ListenError": "dep2p.errors",
+    "MessageTooLargeError": "dep2p.errors",
+    "NoHandlerError": "dep2p.errors",
+    "NotInRealmError": "dep2p.errors",
+    "NotMemberError": "dep2p.errors",
+    "OverloadedError": "dep2p.errors",
+    "PeerNotFoundError": "dep2p.errors",
+    "ProtocolError": "dep2p.errors",
+    "ProtocolNotSupportedError": "dep2p.errors",
+    "RateLimitedError": "dep2p.errors",
+    "RealmFileError": "dep2p.errors",
+    "RemoteError": "dep2p.errors",
+    "RequestTimeoutError": "dep2p.errors",
+    "StreamClosedError": "dep2p.errors",
+    "TopicNotFoundError": "dep2p.errors",
+    "Identity": "dep2p.identity",
+    "Messaging": "dep2p.io.messaging",
+    "Notice": "dep2p.io.registry",
+    "Request": "dep2p.io.registry",
+    "MessageStream": "dep2p.io.streams",
+    "Limits": "dep2p.limits",
+    "Node": "dep2p.node",
+    "RealmStatus": "dep2p.node",
+    "Invite": "dep2p.realm.secret",
+    "Realm": "dep2p.realm.secret",
+    "MemberEvent": "dep2p.realm.interface",
+    "PeerId": "dep2p.types",
+    "RealmId": "dep2p.types",
+}
 
 if not TYPE_CHECKING:  # else checkers would accept any name at all
 

@@ -18,6 +18,7 @@ from dep2p.limits import Limits
 from dep2p.realm.interface import MemberEvent
 from dep2p.realm.membership import Membership
 from dep2p.realm.secret import Realm
+from dep2p.realm.wanted import unwant, want
 from dep2p.types import Headers, PeerId, RealmId, parse_peer_id
 
 _logger = logging.getLogger("dep2p.node")
@@ -26,6 +27,8 @@ RealmChoice = Realm | RealmId | str | None
 """A realm, its id, a unique prefix of its id, its name, or None for the only one joined."""
 
 _KNOWN_ADDR_TTL_S = 7 * 24 * 3600.0
+_NODE = RealmId("")
+"""Who wants the peers that the user named: the node itself, not one of its realms."""
 
 H = TypeVar("H")
 
@@ -156,14 +159,14 @@ class Node:
         if peer == self.peer_id:
             return
         self.host.add_addrs(peer, addrs, ttl_s=_KNOWN_ADDR_TTL_S)
-        self.host.keep_connected(peer)
+        want(self.host, _NODE, peer)
 
     async def join_realm(self, realm: Realm, addrs: Sequence[str] = ()) -> RealmStatus:
         """Join a realm and, in the background, dial ``addrs`` (each ending in ``/p2p/PEER``). Idempotent.
 
         Raises ValueError for a malformed address, NotInRealmError when the realm limit is reached.
         """
-        peers = [split_addr(addr) for addr in (*realm.addrs, *addrs)]
+        peers = [split_addr(addr) for addr in (*realm.bootstrap, *addrs)]
         if realm.realm_id not in self._joined and realm.realm_id not in self._joining:
             if len(self._joined) + len(self._joining) >= self.limits.realms_max:
                 raise NotInRealmError(
@@ -183,7 +186,7 @@ class Node:
         records = None if self.data_dir is None else self.data_dir / "members" / f"{realm.realm_id}.cbor"
         membership = Membership(realm, self.host, self.identity, self.limits, records_path=records, rng=self._rng)
         messaging = Messaging(self.host, membership, realm.realm_id, self.limits, rng=self._rng)
-        scope = trio.CancelScope()  # pyright: ignore[reportCallIssue]
+        scope = trio.CancelScope()
         joined = _Joined(realm, membership, messaging, scope, trio.Event())
         for registration in self._registrations:
             self._apply(registration, joined)
@@ -283,6 +286,7 @@ class Node:
 
     async def disconnect(self, peer: PeerId) -> bool:
         """Close every connection to the peer and do not dial it again by itself; False when there was none."""
+        unwant(self.host, _NODE, peer)
         self.host.forget(peer)
         return await self.host.disconnect(peer)
 

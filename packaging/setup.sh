@@ -57,4 +57,6 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 $venv/bin/python -m pip install -q -r requirements.lock ||
     fail "pip could not install requirements.lock" "look at pip's lines above, then run make again: it goes on where it stopped"
 $venv/bin/python -m pip install -q --no-deps --no-build-isolation -e . || fail "pip could not install dep2p itself"
+# trio-typing, which py-libp2p pulls in, ships stubs of an old trio that hide the types of the installed one.
+rm -rf $venv/lib/python3.*/site-packages/{trio,outcome,async_generator}-stubs
 printf '%s\n' "$wanted" >$stamp

@@ -8,6 +8,7 @@ import heapq
 import itertools
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import trio
 
@@ -300,7 +301,7 @@ class MemoryHost:
         """Dial the peer, and again each second after it is lost, until `forget`."""
         if peer == self.peer_id or peer in self._wanted or self.is_killed:
             return
-        self._wanted[peer] = scope = trio.CancelScope()  # pyright: ignore[reportCallIssue]
+        self._wanted[peer] = scope = trio.CancelScope()
         trio.lowlevel.spawn_system_task(self._keep, peer, scope)
 
     async def _keep(self, peer: PeerId, scope: trio.CancelScope) -> None:
@@ -336,4 +337,4 @@ class MemoryHost:
         for connection in list(self._connections):
             connection.end("this host was killed")
             twin = connection.twin
-            self.network.post(self.peer_id, connection.peer, lambda twin=twin: twin.end("connection reset by the peer"))
+            self.network.post(self.peer_id, connection.peer, partial(twin.end, "connection reset by the peer"))

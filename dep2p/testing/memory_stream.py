@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -75,7 +76,7 @@ class MemoryStream:
             self._window_bytes -= len(piece)
             self._unsent_bytes -= len(piece)
             data = bytes(piece)
-            self._post(lambda data=data: self.twin.take(data))
+            self._post(partial(self.twin.take, data))
         if self._end_wanted and not self._unsent:
             self._end_wanted = False
             self._post(lambda: self.twin.take_end())
