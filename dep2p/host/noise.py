@@ -106,10 +106,14 @@ class NoiseSession(ISecureConn):
     def send_now(self, plaintext: bytes) -> bool:
         """Encrypt and hand to the socket at once, without waiting; only while `can_send_now`.
 
-        Returns False when the socket did not take all: `send` must follow. Raises ConnectionClosedError, ProtocolError.
+        Returns False when the socket did not take all: `send` must follow, and meets the error if there is one.
+        Raises ProtocolError.
         """
         sealed = self._sealer.seal(plaintext)
-        sent = self._write_some(sealed)
+        try:
+            sent = self._write_some(sealed)
+        except ConnectionClosedError:
+            sent = 0
         if sent == len(sealed):
             return True
         self._unsent += sealed[sent:] if sent else sealed
@@ -171,6 +175,14 @@ class NoiseSession(ISecureConn):
             return False
         self._opener.feed(view, self._scratch.plain, on_plaintext)
         return True
+
+    def end_sending(self) -> None:
+        """Tell the peer of a TCP socket that nothing more comes, so that it reads all before it sees the end."""
+        if self._socket is not None and not self.is_closed:
+            try:
+                self._socket.socket.shutdown(trio.socket.SHUT_WR)
+            except OSError as error:
+                logger.debug("ending a connection to %s: %r", self._result.remote_peer, error)
 
     def abort(self) -> None:
         """Close a TCP socket at once, from any step; other transports are closed by `close`. Idempotent."""

@@ -86,7 +86,11 @@ class NoiseHandshake:
         return answer
 
     def _write_payload(self) -> bytes:
-        return bytes(self._state.write_message(self._pattern.make_handshake_payload().serialize()))
+        payload = self._pattern.make_handshake_payload().serialize()
+        try:
+            return bytes(self._state.write_message(payload))
+        except ValueError as error:  # the exchange with a key of low order, such as all zeros
+            raise ProtocolError("the peer's Noise key is of no use") from error
 
     def _verify(self, payload: bytes) -> tuple[ID, PublicKey]:
         try:

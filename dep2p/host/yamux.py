@@ -33,7 +33,9 @@ logger = logging.getLogger("dep2p.host")
 
 PROTOCOL_ID = "/yamux/1.0.0"
 GO_AWAY_TIMEOUT_S = 0.2
-"""What `close` grants for sending what is queued and the GO_AWAY frame."""
+"""What `close` grants for sending what is queued and the GO_AWAY frame, and for the peer's own end."""
+LAST_READS_S = 0.5
+"""When sending fails: for reading what the peer sent before it went."""
 CLOSE_TIMEOUT_S = 1.0
 ON_CLOSE_TIMEOUT_S = 5.0
 
@@ -52,6 +54,7 @@ class _Pipe(Protocol):
     def send_now(self, plaintext: bytes) -> bool: ...
     async def send(self, fill: Fill) -> None: ...
     async def receive(self, on_plaintext: OnPlaintext) -> bool: ...
+    def end_sending(self) -> None: ...
     def abort(self) -> None: ...
     async def close(self) -> None: ...
 
@@ -77,6 +80,9 @@ class _GenericPipe:
         if data:
             on_plaintext(memoryview(data))
         return bool(data)
+
+    def end_sending(self) -> None:
+        """A half-close is unknown here."""
 
     def abort(self) -> None:
         """Nothing can be closed from a synchronous step."""
@@ -123,6 +129,7 @@ class YamuxConnection(IMuxedConn):
         self._acceptors = trio.lowlevel.ParkingLot()
         self._openers = trio.lowlevel.ParkingLot()
         self._flushed: trio.Event | None = None
+        self._read_ended = trio.Event()
         self._pinged = 0
         self._ponged = trio.Event()
 
@@ -202,12 +209,23 @@ class YamuxConnection(IMuxedConn):
 
     async def _read_all(self) -> None:
         receive, take = self._pipe.receive, self._core.receive
-        while await receive(take):
-            if self._core.error is not None:
-                return
+        try:
+            while await receive(take):
+                if self._core.error is not None:
+                    return
+        finally:
+            self._read_ended.set()
         self.fail("the peer closed the connection")
 
     async def _write_all(self) -> None:
+        try:
+            await self._write_queued()
+        except (ConnectionClosedError, IOException, RawConnError, OSError):
+            # The peer has gone; what it sent before that may still have to be read.
+            await trio.sleep(LAST_READS_S)
+            raise
+
+    async def _write_queued(self) -> None:
         core, outbox, pipe = self._core, self._core.outbox, self._pipe
         while core.error is None:
             if outbox.has_output or pipe.unsent_bytes:
@@ -263,7 +281,7 @@ class YamuxConnection(IMuxedConn):
         try:
             if not pipe.send_now(plaintext):
                 self._writer.unpark_all()
-        except (ConnectionClosedError, ProtocolError) as error:
+        except ProtocolError as error:
             self.fail(str(error))
         return True
 
@@ -328,6 +346,7 @@ class YamuxConnection(IMuxedConn):
         """End the connection at once, from any step: all streams and waiting calls fail. Idempotent."""
         if self.close_reason:
             return
+        reason = "closed on this side" if self._is_closing else reason
         self.close_reason = reason
         self._core.fail(reason)
         self._pipe.abort()
@@ -339,13 +358,19 @@ class YamuxConnection(IMuxedConn):
             self._scope.cancel()
 
     async def _say_goodbye(self, code: GoAway) -> None:
-        """Give what is queued and a GO_AWAY a little time to leave."""
+        """Give what is queued and a GO_AWAY a little time to leave, and the peer to read them.
+
+        A socket closed with unread input would take back what is still on its way to the peer.
+        """
         if self._core.error is not None or not self._is_started:
             return
         self._core.go_away(code)
         self._flushed = trio.Event()
         with shielded(GO_AWAY_TIMEOUT_S):
             await self._flushed.wait()
+            if self._core.error is None:
+                self._pipe.end_sending()
+                await self._read_ended.wait()
 
     async def close(self) -> None:
         """Say goodbye, for GO_AWAY_TIMEOUT_S at most, and close. Shielded, bounded, idempotent."""

@@ -63,10 +63,10 @@ class YamuxByteStream:
         if max_bytes <= 0:
             return b""
         while not stream.buffer:
+            if stream.read_ended and not stream.is_discarding:
+                return b""
             if stream.error is not None:
                 raise StreamClosedError(str(stream.error))
-            if stream.read_ended:
-                return b""
             if stream.is_discarding:
                 raise StreamClosedError("the stream was closed on this side")
             await stream.wait_readable()

@@ -175,7 +175,7 @@ class YamuxCore(Generic[S]):
         streams = list(self.streams.values())
         self.streams.clear()
         for stream in streams:
-            stream.fail(StreamClosedError(reason))
+            stream.connection_lost(StreamClosedError(reason))
         self.buffered_bytes = 0
 
     def counters(self) -> dict[str, int]:

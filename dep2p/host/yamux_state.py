@@ -222,14 +222,14 @@ class StreamState:
                 self._push_buffered()
 
     def _push_buffered(self) -> None:
-        while self.buffer and not self.is_paused and self.error is None:
+        while self.buffer and not self.is_paused:
             data = self.buffer
             self.buffer = bytearray()
             self.core.unbuffered(self, len(data))
             if not self._push(memoryview(data)):
                 return
             self.consume(len(data))
-        if (self.read_ended and not self.is_paused and not self.buffer) or self.error is not None:
+        if (self.read_ended and not self.is_paused) or self.error is not None:
             self._finish_receiving()
 
     def end_reading(self) -> None:
@@ -243,7 +243,7 @@ class StreamState:
         on_end, self._on_end = self._on_end, None
         if on_end is not None:
             try:
-                on_end(self.error)
+                on_end(None if self.read_ended else self.error)
             except Exception:
                 self.core.counts["receiver_failures"] += 1
                 logger.exception("the end callback of stream %d failed", self.id)
@@ -269,13 +269,22 @@ class StreamState:
 
     def fail(self, error: StreamClosedError) -> None:
         """End both directions without telling the peer; what is buffered either way is dropped. Idempotent."""
+        if self.error is None:
+            self.core.unbuffered(self, len(self.buffer))
+            self.buffer = bytearray()
+            self.read_ended = False
+            self.connection_lost(error)
+
+    def connection_lost(self, error: StreamClosedError) -> None:
+        """`fail`, but what came of a stream that the peer had ended is whole and can still be read."""
         if self.error is not None:
             return
         self.error = error
         self._queue.clear()
         self.unsent_bytes = 0
-        self.core.unbuffered(self, len(self.buffer))
-        self.buffer = bytearray()
-        self._finish_receiving()
+        if not self.read_ended:
+            self.buffer = bytearray()
+        if not self.buffer:
+            self._finish_receiving()
         self.on_sent()
         self.on_readable()

@@ -109,10 +109,10 @@ class YamuxStream(StreamState, IMuxedStream):
         if n == 0:
             return b""
         while not self.buffer:
-            if self.error is not None:
-                raise MuxedStreamReset(str(self.error))
             if self.read_ended:
                 raise MuxedStreamEOF("the peer closed its side of the stream")
+            if self.error is not None:
+                raise MuxedStreamReset(str(self.error))
             await self.wait_readable()
         return self.take_received(len(self.buffer) if n is None or n < 0 else n)
 
