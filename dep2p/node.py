@@ -105,7 +105,7 @@ class Node:
 
         ``data_dir`` keeps the identity, peer store and member tables; without it nothing is written and the identity is
         new. ``listen`` are multiaddrs, port 0 for any free port; ``bootstrap`` are addresses ending in ``/p2p/PEER``.
-        ``host`` replaces the libp2p host, for tests (:class:`dep2p.testing.MemoryHost`).
+        ``host`` replaces the libp2p host, for tests (:class:`dep2p.testing.MemoryHost`); ``identity`` is then the host's.
 
         Raises ListenError, IdentityError, RealmFileError, or ``ValueError`` for a malformed argument.
         """
@@ -130,6 +130,10 @@ class Node:
                         discovery=discovery_sources(mdns=mdns, dht=dht, bootstrap=bootstrap, rendezvous=rendezvous),
                         relay=relay,
                     )
+                )
+            elif host.peer_id != identity.peer_id:
+                raise ValueError(
+                    f"the host is {host.peer_id}, the identity {identity.peer_id}: give the host's identity"
                 )
             async with trio.open_nursery() as nursery:
                 node = cls(host, identity, limits, directory, nursery)

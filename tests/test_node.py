@@ -1,0 +1,216 @@
+"""The node puts its parts together: realms joined and left at run time, handlers that follow, clear refusals."""
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from dep2p import Limits, Node, NoHandlerError, Notice, NotInRealmError, PeerNotFoundError, Realm, Request
+from dep2p.errors import Dep2pError
+from dep2p.io.streams import MessageStream
+from dep2p.realm.interface import MemberEvent
+from dep2p.testing import MemoryNetwork
+from dep2p.types import RealmId
+
+
+def on(network: MemoryNetwork, realm: Realm | None = None, **options: Any) -> AbstractAsyncContextManager[Node]:
+    """A node on a network in memory."""
+    host = network.host()
+    return Node.open(realm, host=host, identity=host.identity, **options)
+
+
+@asynccontextmanager
+async def nodes(count: int, realm: Realm | None, **options: Any) -> AsyncIterator[list[Node]]:
+    """Nodes on one network that know each other's addresses through the first one."""
+    network = MemoryNetwork()
+    async with AsyncExitStack() as stack:
+        made: list[Node] = []
+        for _ in range(count):
+            first = made[0].listen_addrs() if made else []
+            made.append(await stack.enter_async_context(on(network, realm, bootstrap=first, **options)))
+        yield made
+
+
+async def until_up(node: Node, count: int, realm: Realm | None = None) -> None:
+    """Until the node sees ``count`` members up."""
+    with trio.fail_after(60):
+        while sum(member.state == "up" for member in node.membership(realm).members()) < count:
+            await trio.sleep(0.1)
+
+
+async def test_request_notify_and_stream_through_the_public_verbs(autojump_clock: trio.testing.MockClock) -> None:
+    notices: list[Notice] = []
+    async with nodes(2, Realm.generate("team")) as (a, b):
+        await until_up(b, 1)
+
+        @a.on_request("greet")
+        async def greet(request: Request) -> bytes:
+            assert request.peer == b.peer_id
+            return b"hello " + request.data
+
+        @a.on_notify("seen")
+        async def seen(notice: Notice) -> None:
+            notices.append(notice)
+
+        @a.on_stream("double")
+        async def double(stream: MessageStream) -> None:
+            async for item in stream:
+                await stream.send(item * 2)
+            await stream.send_eof()
+
+        assert await b.request(a.peer_id, "greet", b"ann", timeout=5) == b"hello ann"
+        await b.notify(a.peer_id, "seen", b"42")
+        async with b.stream(a.peer_id, "double") as stream:
+            await stream.send(b"x")
+            await stream.send(b"y")
+            await stream.send_eof()
+            assert [item async for item in stream] == [b"xx", b"yy"]
+        assert await b.broadcast_request("greet", b"all") == {a.peer_id: b"hello all"}
+        await trio.sleep(1)
+        assert [(notice.data, notice.peer) for notice in notices] == [(b"42", b.peer_id)]
+
+
+async def test_three_nodes_find_each_other_through_one(autojump_clock: trio.testing.MockClock) -> None:
+    async with nodes(3, Realm.generate("team")) as (a, b, c):
+        for node in (a, b, c):
+            await until_up(node, 2)
+
+        @c.on_request("who")
+        async def who(request: Request) -> bytes:
+            return b"c"
+
+        assert await b.request(c.peer_id, "who", b"") == b"c"
+        results = await a.broadcast_request("who", b"")
+        assert results[c.peer_id] == b"c"
+        assert isinstance(results[b.peer_id], NoHandlerError)
+
+
+async def test_a_node_without_a_realm_says_what_to_do(autojump_clock: trio.testing.MockClock) -> None:
+    async with nodes(1, None) as (a,):
+        with pytest.raises(NotInRealmError, match="join one first"):
+            await a.request(a.peer_id, "x", b"")
+        with pytest.raises(NotInRealmError, match="not in a realm 'nope'"):
+            a.membership("nope")
+
+
+async def test_with_two_realms_the_call_must_say_which(autojump_clock: trio.testing.MockClock) -> None:
+    red, blue = Realm.generate("red"), Realm.generate("blue")
+    async with nodes(2, red) as (a, b):
+        await a.join_realm(blue)
+        await b.join_realm(blue)
+        await until_up(b, 1, red)
+        await until_up(b, 1, blue)
+
+        @a.on_request("where", realm=blue)
+        async def where(request: Request) -> bytes:
+            return b"blue"
+
+        with pytest.raises(NotInRealmError, match="say which one"):
+            await b.request(a.peer_id, "where", b"")
+        assert await b.request(a.peer_id, "where", b"", realm="blue") == b"blue"
+        assert await b.request(a.peer_id, "where", b"", realm=blue.realm_id[:12]) == b"blue"
+        with pytest.raises(NoHandlerError):
+            await b.request(a.peer_id, "where", b"", realm=red)
+
+
+async def test_a_handler_registered_before_joining_serves_the_realm(autojump_clock: trio.testing.MockClock) -> None:
+    realm = Realm.generate("late")
+    async with nodes(2, None) as (a, b):
+
+        @a.on_request("early")
+        async def early(request: Request) -> bytes:
+            return b"yes"
+
+        await a.join_realm(realm)
+        status = await b.join_realm(realm, a.listen_addrs())
+        assert (status.name, status.realm_id) == ("late", realm.realm_id)
+        await until_up(b, 1)
+        assert await b.request(a.peer_id, "early", b"") == b"yes"
+
+
+async def test_leaving_is_seen_by_the_others_and_can_be_undone(autojump_clock: trio.testing.MockClock) -> None:
+    realm = Realm.generate("team")
+    events: list[tuple[RealmId, MemberEvent]] = []
+    async with nodes(2, realm) as (a, b):
+        a.subscribe_members(lambda realm_id, event: events.append((realm_id, event)))
+        await until_up(a, 1)
+        await b.leave_realm(realm)
+        assert b.realms() == []
+        await trio.sleep(5)
+        assert [event.kind for _realm_id, event in events if event.peer == b.peer_id][-1] == "left"
+        with pytest.raises(Dep2pError):
+            await a.request(b.peer_id, "x", b"", timeout=2)
+        await b.join_realm(realm)
+        await until_up(a, 1)
+        with pytest.raises(NoHandlerError):
+            await a.request(b.peer_id, "x", b"", timeout=2)
+
+
+async def test_joining_twice_is_once_and_the_number_of_realms_is_bounded(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with nodes(1, None, limits=Limits(realms_max=2)) as (a,):
+        one = Realm.generate("one")
+        await a.join_realm(one)
+        await a.join_realm(one)
+        await a.join_realm(Realm.generate("two"))
+        assert [status.name for status in a.realms()] == ["one", "two"]
+        with pytest.raises(NotInRealmError, match="realms_max"):
+            await a.join_realm(Realm.generate("three"))
+
+
+async def test_connect_says_in_which_realms_the_peer_is_verified(autojump_clock: trio.testing.MockClock) -> None:
+    ours, theirs = Realm.generate("ours"), Realm.generate("theirs")
+    network = MemoryNetwork()
+    async with (
+        on(network, realms=[ours, theirs]) as a,
+        on(network, ours) as b,
+        on(network) as stranger,
+    ):
+        _connection, verified = await a.connect(b.listen_addrs()[0])
+        assert verified == ["ours"]
+        _connection, verified = await a.connect(stranger.listen_addrs()[0])
+        assert verified == []
+        with pytest.raises(ValueError, match="not a full address"):
+            await a.connect("/ip4/127.0.0.1/tcp/1")
+        with pytest.raises(PeerNotFoundError):
+            await a.connect(network.host().peer_id)
+        assert await a.disconnect(b.peer_id)
+
+
+async def test_leaving_the_block_lets_a_request_in_flight_finish(autojump_clock: trio.testing.MockClock) -> None:
+    answers: list[bytes] = []
+    network = MemoryNetwork()
+    realm = Realm.generate("team")
+    async with on(network, realm) as b, trio.open_nursery() as nursery:
+        async with on(network, realm, bootstrap=b.listen_addrs()) as a:
+            started = trio.Event()
+
+            @a.on_request("slow")
+            async def slow(request: Request) -> bytes:
+                started.set()
+                await trio.sleep(3)
+                return b"done"
+
+            await until_up(b, 1)
+
+            async def ask() -> None:
+                answers.append(await b.request(a.peer_id, "slow", b""))
+
+            nursery.start_soon(ask)
+            await started.wait()
+    assert answers == [b"done"]
+
+
+async def test_without_a_data_directory_nothing_is_written(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with on(MemoryNetwork(), Realm.generate("team")) as node:
+        node.counters()
+        node.stats()
+    assert list(tmp_path.iterdir()) == []
