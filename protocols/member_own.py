@@ -34,7 +34,7 @@ class OwnRecord:
         self._addrs: tuple[str, ...] = ()
         self._seq_seen = 0
         self._issued_at: float | None = None
-        self._due: float | None = None
+        self._overtake_due: float | None = None
         self.current: SealedRecord | None = None
         """The newest one."""
 
@@ -61,7 +61,7 @@ class OwnRecord:
         )
         self.current = seal_record(record, self._keys, self._sign)
         self._issued_at = now
-        self._due = None if state == "left" else now + REFRESH_FRACTION * LIFE_MS / 1000
+        self._overtake_due = None
         return self.current
 
     def seen(self, record: MemberRecord, now: float) -> None:
@@ -69,8 +69,15 @@ class OwnRecord:
         self._seq_seen = max(self._seq_seen, record.seq)
         if self._issued_at is None or self.has_left or self._seq_seen >= SEQ_MAX:
             return
-        self._due = min(self._due or now, max(now, self._issued_at + REISSUE_INTERVAL_S))
+        self._overtake_due = max(now, self._issued_at + REISSUE_INTERVAL_S)
 
-    def next_deadline(self) -> float | None:
-        """When the next record is due."""
-        return self._due
+    def next_deadline(self, wall_offset_s: float) -> float | None:
+        """When the next record is due; ``wall_offset_s`` is the wall clock (Unix) minus the monotonic one.
+
+        By the wall clock, since the record expires by it, also while the machine sleeps.
+        """
+        if self.current is None or self.has_left:
+            return None
+        refresh_ms = self.current.record.issued_ms + REFRESH_FRACTION * LIFE_MS
+        refresh_due = refresh_ms / 1000 - wall_offset_s
+        return refresh_due if self._overtake_due is None else min(refresh_due, self._overtake_due)

@@ -246,7 +246,11 @@ class MemberTable:
 
     def next_deadline(self) -> float | None:
         """When `on_deadline` is due."""
-        times = [self._presence.next_deadline(), self._sync.next_deadline(), self._own_record.next_deadline()]
+        times = [
+            self._presence.next_deadline(),
+            self._sync.next_deadline(),
+            self._own_record.next_deadline(self._wall_offset_s),
+        ]
         expiry_ms = self._store.next_expiry_ms()
         if expiry_ms is not None:
             times.append(expiry_ms / 1000 - self._wall_offset_s)
@@ -288,7 +292,7 @@ class MemberTable:
             self.version += 1
             effects += self._on_expired(sealed)
         effects += self._told(self._presence.on_deadline(now))
-        own_due = self._own_record.next_deadline()
+        own_due = self._own_record.next_deadline(self._wall_offset_s)
         if own_due is not None and own_due <= now:
             effects += self._issue("active", now)
         effects += self._sync.on_deadline(now)

@@ -263,11 +263,16 @@ class Membership:
         for entry in list(self._verified.values()):
             self._unverify(entry.connection)
         unwant_all(host, self.realm_id)
-        if self._records_path is not None:
+        path = self._records_path
+        if path is None:
+            return
+        try:
             if self._has_left:
-                self._records_path.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
             elif self._table.version != self._saved_version:
-                self._save(self._records_path, self._table.envelopes())
+                save_records(path, self._table.envelopes())
+        except OSError as error:
+            self._note_save_failure(path, error)
 
     async def _connect(self, peer: PeerId, addrs: Sequence[str]) -> Connection:
         for _ in range(2):
@@ -326,16 +331,17 @@ class Membership:
             await trio.sleep(SAVE_INTERVAL_S)
             version = self._table.version
             if version != self._saved_version:
-                # Not abandoned when cancelled: two writers of one file would be worse than a short wait.
-                await trio.to_thread.run_sync(self._save, path, self._table.envelopes())
-                self._saved_version = version
+                try:
+                    # Not abandoned when cancelled: two writers of one file would be worse than a short wait.
+                    await trio.to_thread.run_sync(save_records, path, self._table.envelopes())
+                    self._saved_version = version
+                except OSError as error:
+                    self._note_save_failure(path, error)
 
-    def _save(self, path: Path, envelopes: Sequence[bytes]) -> None:
-        try:
-            save_records(path, envelopes)
-        except OSError as error:
-            self._counts["save_failures"] += 1
-            _logger.warning("cannot write the member records %s: %s", path, error.strerror)
+    def _note_save_failure(self, path: Path, error: OSError) -> None:
+        if self._counts["save_failures"] == 0:
+            _logger.warning("cannot write the member records %s (%s): trying on, in silence", path, error.strerror)
+        self._counts["save_failures"] += 1
 
     def _load(self, path: Path) -> list[bytes]:
         return load_records(path, records_max=self._limits.members_per_realm_max)

@@ -1,0 +1,288 @@
+"""Strangers, liars and noise: each gets a clear answer or a closed stream, and everybody else is served as before."""
+
+import pytest
+import trio
+import trio.testing
+
+from dep2p.errors import ErrorCode, NotMemberError, StreamClosedError
+from dep2p.host.interface import ByteStream, Connection
+from dep2p.identity import Identity
+from dep2p.limits import Limits
+from dep2p.protocols.frame import ENCRYPTED, HEADERS, FrameType, decode_error, encode_frame
+from dep2p.protocols.headers import item_end
+from dep2p.protocols.member_messages import (
+    encode_digest,
+    encode_records,
+    encode_summary,
+    members_protocol,
+)
+from dep2p.protocols.member_record import LIFE_MS, MemberRecord, seal_record
+from dep2p.protocols.realm_handshake import auth_protocol
+from dep2p.realm.links import GOSSIP_UNSENT_BYTES_MAX, LINKS_PER_CONNECTION_MAX
+from dep2p.realm.membership import Membership
+from dep2p.testing import MemoryHost
+from tests.realm.realm_nodes import OTHER, TEAM, WALL_S, Node, Nodes, read_frames, realm_nodes, until
+
+Clock = trio.testing.MockClock
+AUTH = auth_protocol(TEAM.realm_id)
+MEMBERS = members_protocol(TEAM.realm_id)
+NOW_MS = int(WALL_S * 1000)
+
+
+async def stranger_at(nodes: Nodes, node: Node) -> tuple[MemoryHost, Connection]:
+    host = nodes.network.host()
+    return host, await host.dial(node.host.peer_id, [node.host.addr])
+
+
+async def answers(stream: ByteStream) -> list[tuple[int, str]]:
+    errors = [frame for frame in await read_frames(stream) if frame.type == FrameType.ERROR]
+    starts = [item_end(frame.payload, 0, 1024) if frame.flags & HEADERS else 0 for frame in errors]
+    return [decode_error(frame.payload[start:]) for frame, start in zip(errors, starts, strict=True)]
+
+
+async def pair(nodes: Nodes, *, limits: Limits | None = None) -> tuple[Node, Node, Connection]:
+    """A node, a member that dialed it, and the member's end of the connection."""
+    node, member = await nodes.add(limits=limits), await nodes.add()
+    connection = await member.connect(node)
+    await until(lambda: node.membership.members()[0].seq > 0)
+    return node, member, connection
+
+
+async def test_a_stranger_on_the_members_protocol_is_told_and_turned_away(autojump_clock: Clock) -> None:
+    async with realm_nodes() as nodes:
+        node = await nodes.add()
+        _, connection = await stranger_at(nodes, node)
+        stream = await connection.open_stream(MEMBERS)
+        stream.write_nowait(encode_summary(bytes(32)))
+        assert await answers(stream) == [(ErrorCode.NOT_MEMBER, "prove first that you are in this realm")]
+        assert node.counts["stranger_refused"] == 1 and node.membership.members() == []
+
+
+async def test_a_wrong_proof_is_refused_and_told(autojump_clock: Clock) -> None:
+    async with realm_nodes() as nodes:
+        node = await nodes.add()
+        _, connection = await stranger_at(nodes, node)
+        stream = await connection.open_stream(AUTH)
+        stream.write_nowait(encode_frame(FrameType.REQUEST, bytes(32), req_id=1))
+        stream.write_nowait(encode_frame(FrameType.REQUEST, bytes(32), req_id=2))
+        assert [code for code, _ in await answers(stream)] == [ErrorCode.NOT_MEMBER]
+        assert node.counts["handshake_failed"] == 1
+        (inbound,) = node.host.connections()
+        assert not node.membership.is_verified(inbound)
+
+
+async def test_a_responder_with_another_secret_is_refused(autojump_clock: Clock) -> None:
+    """It claims the realm's protocol, which anybody can read off the wire."""
+    async with realm_nodes() as nodes:
+        node = await nodes.add()
+        liar = nodes.network.host()
+        fake = Membership(OTHER, liar, liar.identity, Limits())
+        liar.set_stream_handler(AUTH, fake._handshakes.serve)  # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(NotMemberError, match="secret"):
+            await node.membership.connect(liar.peer_id, [liar.addr])
+        assert node.membership.members() == [] and node.counts["handshake_failed"] == 1
+        assert node.membership._handshakes.at_work == 0  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_a_node_in_the_middle_cannot_use_the_proofs_of_two_members(autojump_clock: Clock) -> None:
+    async with realm_nodes() as nodes:
+        a, b = await nodes.add(), await nodes.add()
+        middle = nodes.network.host()
+        onward = await middle.dial(b.host.peer_id, [b.host.addr])
+
+        async def relay(stream: ByteStream) -> None:
+            other = await onward.open_stream(AUTH)
+
+            async def pass_on(source: ByteStream, sink: ByteStream) -> None:
+                while data := await source.read():
+                    await sink.write(data)
+                await sink.close_write()
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(pass_on, stream, other)
+                nursery.start_soon(pass_on, other, stream)
+
+        middle.set_stream_handler(AUTH, relay)
+        with pytest.raises(NotMemberError):
+            await a.membership.connect(middle.peer_id, [middle.addr])
+        await trio.sleep(10)
+        assert a.membership.members() == b.membership.members() == []
+        assert not any(b.membership.is_verified(connection) for connection in b.host.connections())
+
+
+async def test_an_address_that_failed_too_often_is_refused_before_any_crypto(autojump_clock: Clock) -> None:
+    async with realm_nodes() as nodes:
+        node = await nodes.add(limits=Limits(handshake_failures_per_address_per_min=3))
+        for _ in range(3):
+            _, connection = await stranger_at(nodes, node)
+            stream = await connection.open_stream(AUTH)
+            stream.write_nowait(b"noise")
+            await answers(stream)
+        _, connection = await stranger_at(nodes, node)
+        stream = await connection.open_stream(AUTH)
+        assert [code for code, _ in await answers(stream)] == [ErrorCode.RATE_LIMITED]
+        assert node.counts["handshake_refused_rate"] == 1 and node.counts["handshake_failed"] == 3
+        await trio.sleep(60)
+        member = await nodes.add()
+        await member.connect(node)
+        assert node.state(member) == "up"
+
+
+async def test_a_refused_address_does_not_harm_who_is_verified(autojump_clock: Clock) -> None:
+    async with realm_nodes() as nodes:
+        node, member, _ = await pair(nodes, limits=Limits(handshake_failures_per_address_per_min=1))
+        _, connection = await stranger_at(nodes, node)
+        for _ in range(5):
+            stream = await connection.open_stream(AUTH)
+            stream.write_nowait(b"\xff" * 12)
+            await answers(stream)
+        await trio.sleep(1)
+        assert node.state(member) == member.state(node) == "up"
+        assert node.counts["handshake_refused_rate"] == 4
+
+
+async def test_a_thousand_hostile_handshakes_leave_bounded_state(autojump_clock: Clock) -> None:
+    async with realm_nodes() as nodes:
+        node = await nodes.add(limits=Limits(handshake_failures_per_address_per_min=0))
+        _, connection = await stranger_at(nodes, node)
+        handshakes = node.membership._handshakes  # pyright: ignore[reportPrivateUsage]
+        most = 0
+
+        async def attack(number: int) -> None:
+            nonlocal most
+            stream = await connection.open_stream(AUTH)
+            most = max(most, handshakes.at_work)
+            match number % 4:
+                case 0:
+                    stream.write_nowait(bytes([number % 256]) * 40)
+                case 1:
+                    stream.write_nowait(encode_frame(FrameType.REQUEST, bytes(32), req_id=1, flags=ENCRYPTED))
+                case 2:
+                    stream.reset()
+                case _:
+                    stream.write_nowait(encode_frame(FrameType.REQUEST, bytes(32), req_id=1))
+            try:
+                await read_frames(stream)
+            except StreamClosedError:
+                return
+
+        async with trio.open_nursery() as nursery:
+            for number in range(1000):
+                nursery.start_soon(attack, number)
+        assert 0 < most <= 3 and handshakes.at_work == 0 and handshakes.verified == {}
+        member = await nodes.add()
+        assert member.membership.is_verified(await member.connect(node))
+
+
+async def test_silent_handshakes_end_in_time_and_are_few_per_connection(autojump_clock: Clock) -> None:
+    async with realm_nodes() as nodes:
+        node = await nodes.add()
+        _, connection = await stranger_at(nodes, node)
+        streams = [await connection.open_stream(AUTH) for _ in range(5)]
+        late: list[float] = []
+        for stream in streams[2:]:
+            assert [code for code, _ in await answers(stream)] == [ErrorCode.OVERLOADED]
+        assert trio.current_time() < 1.0
+        for stream in streams[:2]:
+            await read_frames(stream)
+            late.append(trio.current_time())
+        assert late == pytest.approx([5.0, 5.0], abs=0.2) and node.counts["handshake_refused_busy"] == 3
+
+
+async def test_noise_from_a_member_ends_its_members_stream_only(autojump_clock: Clock) -> None:
+    async with realm_nodes() as nodes:
+        node, member, connection = await pair(nodes)
+        for noise in (
+            b"\xff" * 12,
+            encode_frame(FrameType.GOSSIP, b"\xff"),
+            encode_frame(FrameType.NOTIFY, b""),
+            encode_frame(FrameType.GOSSIP, bytes(20), flags=ENCRYPTED),
+            b"\x01\x20\x00\x00\x00\x00\x00\x00\xff\xff\xff\xff",
+        ):
+            stream = await connection.open_stream(MEMBERS)
+            stream.write_nowait(noise)
+            ((code, _),) = await answers(stream)
+            assert code in (ErrorCode.INVALID_REQUEST, ErrorCode.UNSUPPORTED_VERSION, ErrorCode.MESSAGE_TOO_LARGE)
+        assert node.state(member) == member.state(node) == "up" and node.counts["link_refused"] == 5
+
+
+async def test_a_connection_gets_a_bounded_number_of_members_streams(autojump_clock: Clock) -> None:
+    async with realm_nodes() as nodes:
+        node, _, connection = await pair(nodes)
+        streams = [await connection.open_stream(MEMBERS) for _ in range(LINKS_PER_CONNECTION_MAX)]
+        assert [code for code, _ in await answers(streams[-1])] == [ErrorCode.INVALID_REQUEST]
+        assert node.counts["link_surplus"] == 1
+
+
+async def test_bad_records_are_dropped_and_then_the_stream_is(autojump_clock: Clock) -> None:
+    async with realm_nodes() as nodes:
+        node, member, connection = await pair(nodes)
+        victim = Identity.generate()
+        record = MemberRecord(victim.peer_id, (), 1, NOW_MS, NOW_MS + LIFE_MS, "left")
+        forged = seal_record(record, TEAM.keys, member.host.identity.sign).envelope
+        foreign = seal_record(record, OTHER.keys, victim.sign).envelope
+        stream = await connection.open_stream(MEMBERS)
+        for envelope in (forged, foreign):
+            stream.write_nowait(encode_records([envelope])[0])
+        await until(lambda: node.counts.get("record_invalid") == 2)
+        assert len(node.membership.members()) == 1
+        for part in encode_records([forged] * 40):
+            stream.write_nowait(part)
+        assert [text for _, text in await answers(stream)] == ["too many invalid member records"]
+        assert node.state(member) == "up"
+
+
+async def test_a_member_cannot_make_another_one_leave(autojump_clock: Clock) -> None:
+    async with realm_nodes() as nodes:
+        node, member, connection = await pair(nodes)
+        other = await nodes.add()
+        await other.connect(node)
+        await until(lambda: len([one for one in node.membership.members() if one.seq]) == 2)
+        record = MemberRecord(other.host.peer_id, (), NOW_MS + 10**6, NOW_MS, NOW_MS + LIFE_MS, "left")
+        stream = await connection.open_stream(MEMBERS)
+        stream.write_nowait(encode_records([seal_record(record, TEAM.keys, member.host.identity.sign).envelope])[0])
+        await until(lambda: node.counts.get("record_invalid") == 1)
+        await trio.sleep(1)
+        assert node.state(other) == "up" and "left" not in node.kinds(other)
+
+
+async def test_an_expired_record_is_dropped(autojump_clock: Clock) -> None:
+    async with realm_nodes() as nodes:
+        node, _, connection = await pair(nodes)
+        old = Identity.generate()
+        record = MemberRecord(old.peer_id, (), 1, NOW_MS - 2 * LIFE_MS, NOW_MS - LIFE_MS)
+        stream = await connection.open_stream(MEMBERS)
+        stream.write_nowait(encode_records([seal_record(record, TEAM.keys, old.sign).envelope])[0])
+        await until(lambda: node.counts.get("record_times") == 1)
+        assert len(node.membership.members()) == 1
+
+
+async def test_a_member_that_does_not_read_costs_bounded_memory(autojump_clock: Clock) -> None:
+    async with realm_nodes() as nodes:
+        node, _, connection = await pair(nodes)
+        stream = await connection.open_stream(MEMBERS)
+        invented = [Identity(n.to_bytes(32, "big")).peer_id for n in range(512)]
+        (digest,) = encode_digest([(peer, 1) for peer in invented])
+        with trio.move_on_after(30):
+            for _ in range(200):
+                await stream.write(digest)
+                await trio.sleep(11)  # so that each list is asked for again
+        (inbound,) = node.host.connections()
+        unsent = [one.unsent_bytes for one in inbound.streams]
+        assert max(unsent) <= GOSSIP_UNSENT_BYTES_MAX + 300_000
+
+
+async def test_frames_are_not_taken_from_who_is_not_verified_any_more(autojump_clock: Clock) -> None:
+    """The check is per frame, not per stream."""
+    async with realm_nodes() as nodes:
+        node, _, connection = await pair(nodes)
+        (inbound,) = node.host.connections()
+        stream = await connection.open_stream(MEMBERS)
+        stream.write_nowait(encode_summary(bytes(32)))
+        await trio.sleep(0.1)
+        del node.membership._verified[inbound.id]  # pyright: ignore[reportPrivateUsage]
+        fresh = Identity.generate()
+        record = MemberRecord(fresh.peer_id, (), 1, NOW_MS, NOW_MS + LIFE_MS)
+        stream.write_nowait(encode_records([seal_record(record, TEAM.keys, fresh.sign).envelope])[0])
+        assert [code for code, _ in await answers(stream)] == [ErrorCode.NOT_MEMBER]
+        assert node.membership.member(fresh.peer_id) is None
