@@ -105,7 +105,7 @@ class Node:
 
         ``data_dir`` keeps the identity, peer store and member tables; without it nothing is written and the identity is
         new. ``listen`` are multiaddrs, port 0 for any free port; ``bootstrap`` are addresses ending in ``/p2p/PEER``.
-        ``host`` replaces the libp2p host, for tests (:class:`dep2p.testing.MemoryHost`); ``identity`` is then the host's.
+        ``host`` replaces the libp2p host, for tests (:class:`dep2p.testing.MemoryHost`); give its ``identity`` too.
 
         Raises ListenError, IdentityError, RealmFileError, or ``ValueError`` for a malformed argument.
         """

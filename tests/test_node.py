@@ -1,6 +1,7 @@
 """The node puts its parts together: realms joined and left at run time, handlers that follow, clear refusals."""
 
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ def on(network: MemoryNetwork, realm: Realm | None = None, **options: Any) -> Ab
 
 
 @asynccontextmanager
-async def nodes(count: int, realm: Realm | None, **options: Any) -> AsyncIterator[list[Node]]:
+async def nodes(count: int, realm: Realm | None, **options: Any) -> AsyncGenerator[list[Node]]:
     """Nodes on one network that know each other's addresses through the first one."""
     network = MemoryNetwork()
     async with AsyncExitStack() as stack:
@@ -37,9 +38,17 @@ async def nodes(count: int, realm: Realm | None, **options: Any) -> AsyncIterato
 
 async def until_up(node: Node, count: int, realm: Realm | None = None) -> None:
     """Until the node sees ``count`` members up."""
+    changed = trio.Event()
+
+    def on_event(_realm_id: RealmId, _event: MemberEvent) -> None:
+        changed.set()
+
+    unsubscribe = node.subscribe_members(on_event)
     with trio.fail_after(60):
         while sum(member.state == "up" for member in node.membership(realm).members()) < count:
-            await trio.sleep(0.1)
+            await changed.wait()
+            changed = trio.Event()
+    unsubscribe()
 
 
 async def test_request_notify_and_stream_through_the_public_verbs(autojump_clock: trio.testing.MockClock) -> None:
@@ -213,4 +222,4 @@ async def test_without_a_data_directory_nothing_is_written(
     async with on(MemoryNetwork(), Realm.generate("team")) as node:
         node.counters()
         node.stats()
-    assert list(tmp_path.iterdir()) == []
+    assert os.listdir(tmp_path) == []
