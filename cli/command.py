@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec,
 
 import typer
 
-from dep2p.cli.failure import EXIT_OK, describe, show, single_cause
+from dep2p.cli.failure import describe, show, single_cause
 from dep2p.cli.usage import PlainCommand, PlainGroup
+from dep2p.error_codes import EXIT_OK
 
 if TYPE_CHECKING:
     from dep2p.client import Client

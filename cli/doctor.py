@@ -7,7 +7,8 @@ import typer
 
 from dep2p.cli.command import Invocation, command
 from dep2p.cli.doctor_checks import LOCAL_CHECKS, Check, Finding, daemon_checks
-from dep2p.cli.failure import EXIT_FAILED, EXIT_OK, describe
+from dep2p.cli.failure import describe
+from dep2p.error_codes import EXIT_FAILED, EXIT_OK
 
 _STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
 

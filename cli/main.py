@@ -10,8 +10,9 @@ import typer
 from dep2p import __version__
 from dep2p.cli import completion
 from dep2p.cli.command import Invocation, command, root_callback, silence_stdout
-from dep2p.cli.failure import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, Failure, show
+from dep2p.cli.failure import Failure, show
 from dep2p.cli.usage import PlainGroup
+from dep2p.error_codes import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 
 app = typer.Typer(
     name="dep2p",

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dep2p.cli.command import Invocation, command, group
-from dep2p.cli.failure import EXIT_OK, EXIT_TIMEOUT
 from dep2p.cli.names import resolve_peer
 from dep2p.cli.render import duration, printable, short_peer, table
+from dep2p.error_codes import EXIT_OK, EXIT_TIMEOUT
 
 if TYPE_CHECKING:
     from dep2p.client import Client

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dep2p.cli.command import Invocation, command
-from dep2p.cli.failure import EXIT_OK, CliError
+from dep2p.cli.failure import CliError
 from dep2p.cli.render import printable, short_realm, table
-from dep2p.error_codes import EXIT_NOT_FOUND, EXIT_USAGE
+from dep2p.error_codes import EXIT_NOT_FOUND, EXIT_OK, EXIT_USAGE
 from dep2p.errors import RealmFileError
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ def receive(
         import anyio
 
         only = None if sender is None else await resolve_peer(client, sender)
-        inbox = _Inbox(run, directory, force=force, only=only, wanted=wanted)
+        inbox = Inbox(run, directory, force=force, only=only, wanted=wanted)
         slots = anyio.Semaphore(TRANSFERS_MAX)
         async with client.accept(name or PROTOCOL_NAME, realm=realm) as streams, anyio.create_task_group() as tasks:
             run.say(f"waiting for files into {directory}; Ctrl-C ends")
@@ -98,7 +98,7 @@ def unfinished(directory: Path) -> list[tuple[str, str, int, int]]:
     return found
 
 
-class _Inbox:
+class Inbox:
     """Takes transfers into one directory."""
 
     def __init__(self, run: Invocation, directory: Path, *, force: bool, only: str | None, wanted: int | None) -> None:

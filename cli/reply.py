@@ -148,7 +148,7 @@ def _tell(run: Invocation, request: Any, number: int, outcome: bytes | str) -> N
             fields["error"] = outcome
         run.emit(fields)
         return
-    sent = f"answered {byte_count(len(outcome))}" if ok else f"failed: {outcome}"
+    sent = f"answered {byte_count(len(outcome))}" if isinstance(outcome, bytes) else f"failed: {outcome}"
     run.say(f"[#{number}] {short_peer(str(request.peer))}  {byte_count(len(request.data))}  {sent}")
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dep2p.cli.command import Invocation, command
-from dep2p.cli.failure import EXIT_FAILED, EXIT_OK, CliError, describe
+from dep2p.cli.failure import CliError, describe
 from dep2p.cli.names import resolve_peer
 from dep2p.cli.payloads import (
     FileOption,
@@ -16,6 +16,7 @@ from dep2p.cli.payloads import (
     show_payload,
 )
 from dep2p.cli.render import payload, printable, short_peer, table, text_of
+from dep2p.error_codes import EXIT_FAILED, EXIT_OK
 
 if TYPE_CHECKING:
     from dep2p.client import Client

@@ -9,12 +9,12 @@ import typer
 
 from dep2p.cli import receive
 from dep2p.cli.command import Invocation, command, group
-from dep2p.cli.failure import EXIT_OK, CliError, describe, show, single_cause
+from dep2p.cli.failure import CliError, describe, show, single_cause
 from dep2p.cli.names import resolve_peer
 from dep2p.cli.payloads import RealmOption
 from dep2p.cli.progress import Progress
 from dep2p.cli.render import byte_count, duration, printable, short_peer
-from dep2p.error_codes import EXIT_REFUSED, EXIT_TIMEOUT
+from dep2p.error_codes import EXIT_OK, EXIT_REFUSED, EXIT_TIMEOUT
 from dep2p.errors import StreamClosedError
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ class Outcome:
         return self.out_bytes.decode()
 
     @property
-    def json(self) -> dict[str, Any]:
+    def json(self) -> Any:
         return json.loads(self.out)
 
     @property
@@ -48,7 +48,7 @@ class Outcome:
         return [json.loads(line) for line in self.out.splitlines()]
 
     @property
-    def problem(self) -> dict[str, Any]:
+    def problem(self) -> Any:
         return json.loads(self.err)
 
 
@@ -144,52 +144,52 @@ class FakeClient:
             raise found
         return found(*arguments) if callable(found) else found
 
-    async def status(self) -> dict[str, Any]:
+    async def status(self) -> Any:
         return self._answer("status")
 
-    async def peers(self) -> list[dict[str, Any]]:
+    async def peers(self) -> Any:
         return self._answer("peers")
 
-    async def realms(self) -> list[dict[str, Any]]:
+    async def realms(self) -> Any:
         return self._answer("realms")
 
-    async def ready(self) -> tuple[bool, list[str]]:
+    async def ready(self) -> Any:
         return self._answer("ready")
 
     async def shutdown(self) -> None:
         self._answer("shutdown")
 
-    async def realm_members(self, realm: str) -> list[dict[str, Any]]:
+    async def realm_members(self, realm: str) -> Any:
         return self._answer("realm_members", realm)
 
-    async def realm_invite(self, realm: str, addrs: Any = ()) -> str:
+    async def realm_invite(self, realm: str, addrs: Any = ()) -> Any:
         return self._answer("realm_invite", realm, list(addrs))
 
-    async def realm_join(self, *, invite: str | None = None, realm_file: Path | None = None) -> dict[str, Any]:
+    async def realm_join(self, *, invite: str | None = None, realm_file: Path | None = None) -> Any:
         return self._answer("realm_join", invite, realm_file)
 
     async def realm_leave(self, realm: str) -> None:
         self._answer("realm_leave", realm)
 
-    async def peer_connect(self, addr: str, *, timeout_s: float | None = None) -> dict[str, Any]:
+    async def peer_connect(self, addr: str, *, timeout_s: float | None = None) -> Any:
         return self._answer("peer_connect", addr, timeout_s)
 
     async def peer_disconnect(self, peer: str) -> None:
         self._answer("peer_disconnect", peer)
 
-    async def peer_ping(self, peer: str, count: int = 1, timeout_s: float = 5.0) -> list[float | None]:
+    async def peer_ping(self, peer: str, count: int = 1, timeout_s: float = 5.0) -> Any:
         return self._answer("peer_ping", peer, count, timeout_s)
 
-    async def request(self, peer: str, name: str, data: bytes, **options: Any) -> bytes:
+    async def request(self, peer: str, name: str, data: bytes, **options: Any) -> Any:
         return self._answer("request", peer, name, data, options)
 
-    async def broadcast(self, name: str, data: bytes, **options: Any) -> dict[PeerId, bytes | Dep2pError]:
+    async def broadcast(self, name: str, data: bytes, **options: Any) -> Any:
         return self._answer("broadcast", name, data, options)
 
-    async def notify(self, peer: str, name: str, data: bytes, **options: Any) -> None:
+    async def notify(self, peer: str, name: str, data: bytes, **options: Any) -> Any:
         return self._answer("notify", peer, name, data, options)
 
-    async def broadcast_notify(self, name: str, data: bytes, **options: Any) -> dict[PeerId, Dep2pError | None]:
+    async def broadcast_notify(self, name: str, data: bytes, **options: Any) -> Any:
         return self._answer("broadcast_notify", name, data, options)
 
     @asynccontextmanager

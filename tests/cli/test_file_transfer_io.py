@@ -3,8 +3,10 @@
 import errno
 import hashlib
 import os
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -43,9 +45,8 @@ class World:
         return sorted(self.inbox.glob(".dep2p-*.part"))
 
     def _inbox(self, **options: Any) -> Any:
-        return receive._Inbox(  # pyright: ignore[reportPrivateUsage]
-            self.run, self.inbox, **({"force": False, "only": None, "wanted": None} | options)
-        )
+        chosen: dict[str, Any] = {"force": False, "only": None, "wanted": None} | options
+        return receive.Inbox(self.run, self.inbox, **chosen)
 
     async def transfer(
         self, *, break_after: int | None = None, path: Path | None = None, attempts: int = 2, **options: Any
@@ -228,7 +229,7 @@ def test_a_full_disk_is_told_to_both_and_the_part_stays_resumable(
         written += count
         return count
 
-    monkeypatch.setattr(partial.os, "write", write)
+    monkeypatch.setattr(os, "write", write)
     with pytest.raises(CliError, match="did not take") as raised:
         go(world.transfer)
     monkeypatch.undo()
@@ -242,7 +243,10 @@ def test_a_full_disk_is_told_to_both_and_the_part_stays_resumable(
 def test_a_file_larger_than_the_free_space_is_refused_before_any_data(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partial.shutil, "disk_usage", lambda _path: type("Usage", (), {"free": 1_000})())
+    def usage(_path: Path) -> Any:
+        return SimpleNamespace(total=10**9, used=10**9 - 1_000, free=1_000)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
     with pytest.raises(CliError) as raised:
         go(world.transfer)
     assert "bytes are missing and 1000 are free" in raised.value.cause and list(world.inbox.iterdir()) == []
@@ -254,7 +258,7 @@ def test_another_write_error_is_told_and_names_no_path_of_the_receiver(
     def refuse(*_: Any) -> int:
         raise OSError(errno.EIO, "Input/output error", "/home/bob/secret")
 
-    monkeypatch.setattr(partial.os, "write", refuse)
+    monkeypatch.setattr(os, "write", refuse)
     with pytest.raises(CliError) as raised:
         go(world.transfer)
     assert raised.value.cause == "cannot write: Input/output error"

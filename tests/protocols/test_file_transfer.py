@@ -176,15 +176,16 @@ def test_items_after_the_verdict_are_refused() -> None:
 
 def test_steps_out_of_order_are_the_shells_own_mistake() -> None:
     sender, receiver = FileSender(Offer("a", 3)), FileReceiver()
-    for misuse in (
-        lambda: sender.start_item(0),
-        lambda: sender.data_item(b"x"),
-        lambda: sender.end_item(EMPTY),
-        lambda: receiver.answer_item(0, EMPTY),
-        lambda: receiver.verdict_item(Verdict(VerdictCode.OK, "", EMPTY)),
+    for call, *arguments in (
+        (sender.start_item, 0),
+        (sender.data_item, b"x"),
+        (sender.end_item, EMPTY),
+        (receiver.answer_item, 0, EMPTY),
+        (receiver.verdict_item, Verdict(VerdictCode.OK, "", EMPTY)),
     ):
+        misuse: Any = call
         with pytest.raises(LocalProtocolError):
-            misuse()
+            misuse(*arguments)
     sender, receiver = answered(Offer("a", 3))
     with pytest.raises(LocalProtocolError):
         sender.start_item(4)
