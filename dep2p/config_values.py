@@ -8,11 +8,11 @@ import itertools
 import math
 import textwrap
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal, cast, get_args, get_origin, get_type_hints
+from typing import Final, Literal, cast, get_args, get_origin, get_type_hints
 
 from dep2p.errors import ConfigError
 
@@ -90,14 +90,15 @@ def nearest(wrong: str, right: Iterable[str]) -> str:
 
 def from_toml(key: Key, value: object, where: str) -> object:
     """Check a value that has a type already. Raises :class:`ConfigError` that starts with ``where``."""
+    given = value
     origin = get_origin(key.kind)
     if origin is Literal:
         if isinstance(value, str) and value in get_args(key.kind):
             return value
     elif origin is tuple:
-        items = cast("list[Any] | tuple[Any, ...]", value) if isinstance(value, list | tuple) else None
+        items = cast("Sequence[object]", value) if isinstance(value, list | tuple) else None
         if items is not None and all(isinstance(item, str) for item in items):
-            return tuple(cast(list[str], items))
+            return tuple(cast("Sequence[str]", items))
     elif key.kind is Path:
         if isinstance(value, str | Path) and str(value):
             return Path(value).expanduser()
@@ -109,7 +110,7 @@ def from_toml(key: Key, value: object, where: str) -> object:
             return value
     elif isinstance(value, str if key.kind is str else bool):
         return value
-    raise ConfigError(f"{where}: {_shown(cast(object, value))} is not {key.expected}. Write {example(key)}.")
+    raise ConfigError(f"{where}: {_shown(given)} is not {key.expected}. Write {example(key)}.")
 
 
 def from_text(key: Key, text: str, where: str) -> object:
