@@ -5,6 +5,7 @@ from functools import partial
 import trio
 
 from bench.compare import Run
+from bench.daemon import idle_daemon_kb
 from bench.processes import Crew, Worker
 from bench.report import Result, Sample
 
@@ -40,10 +41,11 @@ async def _measure(run: Run, crew: Crew, side: str) -> tuple[float, float]:
         for role in ("server", *["holder"] * _HOLDERS):
             nursery.start_soon(start, role)
     server, *holders = sorted(workers, key=lambda worker: "server" not in worker.label)
-    run.load.begin(crew.pids)
     address = await server.call_text("serve", secret=run.secret)
     await server.call("collect")
-    idle_kb = server.rss_kb()
+    # Of ours the whole daemon counts; the server here is a node without its control API.
+    idle_kb = await idle_daemon_kb(run.secret) if side == "dep2p" else server.rss_kb()
+    run.load.begin(crew.pids)
     # A first peer loads what only a connection loads (imports, caches): that is not what a further peer costs.
     await holders[0].call("hold", secret=run.secret, address=address, count=1)
     await server.call("collect")
