@@ -11,7 +11,7 @@ setup:
 	@packaging/setup.sh
 
 run: setup  ## set up, start a node and say what to type next
-	@exec $(PY) packaging/run.py
+	@exec packaging/run.sh
 
 test: setup interop-peer check  ## set up, then everything that CI runs
 	$(PY) -m pytest -q -n 2 --dist loadgroup
