@@ -205,7 +205,7 @@ class Realm:
         payload = encode_canonical(
             {_NAME: self.name, _PSK: self.psk, _ADDRS: list(fitting_addrs(addrs or self.bootstrap))}
         )
-        return INVITE_PREFIX + base64.urlsafe_b64encode(payload + _checksum(payload)).decode("ascii").rstrip("=")
+        return _invite_text(payload)
 
     @classmethod
     def from_invite(cls, text: str) -> "Invite":
@@ -228,7 +228,8 @@ class Realm:
         except ValueError:
             raise RealmFileError(typo) from None
         payload, checksum = raw[:-_CHECKSUM_BYTES], raw[-_CHECKSUM_BYTES:]
-        if checksum != _checksum(payload):
+        # Also refuses a changed last character whose spare bits nobody reads: one invite has one text.
+        if checksum != _checksum(payload) or _invite_text(payload) != compact:
             raise RealmFileError(typo)
         return _decode_invite(payload)
 
@@ -260,6 +261,10 @@ def _decode_invite(payload: bytes) -> Invite:
     except RealmSecretError:
         raise RealmFileError(unusable) from None
     return Invite(realm, realm.bootstrap)
+
+
+def _invite_text(payload: bytes) -> str:
+    return INVITE_PREFIX + base64.urlsafe_b64encode(payload + _checksum(payload)).decode("ascii").rstrip("=")
 
 
 def _checksum(payload: bytes) -> bytes:
