@@ -1,4 +1,4 @@
-"""Random and mutated bytes on the realm handshake and on member records: only protocol errors, however they are split."""
+"""Random and mutated bytes on the realm handshake and on member records: only protocol errors, in any split."""
 
 import random
 from collections.abc import Callable, Iterator

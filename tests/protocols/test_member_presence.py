@@ -3,6 +3,7 @@
 from dep2p.identity import Identity
 from dep2p.protocols.member_keep import KeepChoice
 from dep2p.protocols.member_presence import MemberPresence, PresenceChanged
+from dep2p.types import PeerId
 
 PEER = Identity(bytes([1]) * 32).peer_id
 OTHER = Identity(bytes([2]) * 32).peer_id
@@ -85,14 +86,14 @@ def test_nothing_is_told_twice() -> None:
 
 def test_favourites_are_bounded_and_replaced_by_better_ones() -> None:
     peers = [Identity(n.to_bytes(32, "big")).peer_id for n in range(200)]
-    kept: dict[str, None] = {}
+    kept: dict[PeerId, None] = {}
     choice = KeepChoice(PEER, kept_max=16)
     for peer in peers:
         keep, let_go = choice.add(peer)
         kept.update(dict.fromkeys(keep))
         for gone in let_go:
             del kept[gone]
-        assert len(kept) <= 16 and all(name in choice for name in kept)  # type: ignore[comparison-overlap]
+        assert len(kept) <= 16 and all(name in choice for name in kept)
     # The order of arrival does not matter, the node does.
     again = KeepChoice(PEER, kept_max=16)
     other = KeepChoice(OTHER, kept_max=16)
