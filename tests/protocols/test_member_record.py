@@ -146,7 +146,7 @@ def test_a_record_is_valid_from_its_issue_to_its_expiry_give_or_take_the_skew() 
     ],
 )
 def test_a_signed_record_with_a_bad_field_is_refused(change: dict[object, object]) -> None:
-    body: dict[object, object] = {**good_body()}
+    body: dict[object, object] = dict(good_body().items())
     body.update(change)
     with pytest.raises(ProtocolError):
         verify_record(forged(body), KEYS, NOW)

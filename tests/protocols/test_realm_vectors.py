@@ -1,0 +1,78 @@
+"""The vectors in docs/spec/realm.md are what this implementation says."""
+
+import re
+from pathlib import Path
+
+import cbor2
+
+from dep2p.identity import Identity
+from dep2p.protocols.member_messages import encode_digest, encode_summary, encode_want
+from dep2p.protocols.member_record import LIFE_MS, MemberRecord, seal_record
+from dep2p.protocols.member_store import Applied, RecordStore
+from dep2p.protocols.realm_handshake import (
+    HandshakeBytes,
+    HandshakeInitiator,
+    HandshakeResponder,
+    PeerProved,
+    SendBytes,
+)
+from dep2p.protocols.realm_keys import derive_keys, handshake_proof, stretch_passphrase
+from dep2p.realm.secret import Realm
+
+SPEC = Path(__file__).resolve().parents[2] / "docs" / "spec" / "realm.md"
+KEYS = derive_keys(bytes(range(32)))
+A, B = Identity(bytes([1]) * 32), Identity(bytes([2]) * 32)
+NOW_MS = 1_700_000_000_000
+
+
+class SameByte:
+    """A source that repeats one byte."""
+
+    def __init__(self, byte: int) -> None:
+        self._byte = byte
+
+    def random(self) -> float:
+        return 0.0
+
+    def randbytes(self, n: int, /) -> bytes:
+        return bytes([self._byte]) * n
+
+
+def test_every_vector_of_the_specification_is_ours() -> None:
+    blocks = re.findall(r"```\n(.*?)```", SPEC.read_text("utf-8"), re.DOTALL)
+    # Long values are broken into lines; a label is in front of each first line.
+    values = [re.sub(r"\s+", "", re.sub(r"(?m)^(\S+( → \S)?) {2,}", "", block)) for block in blocks]
+    record = MemberRecord(A.peer_id, ("/ip4/192.0.2.1/tcp/4001",), 7, NOW_MS, NOW_MS + LIFE_MS, "active", ("zstd",))
+    sealed = seal_record(record, KEYS, A.sign)
+    store = RecordStore(B.peer_id, KEYS, records_max=1)
+    assert isinstance(store.offer(sealed.envelope, NOW_MS, 0.0), Applied)
+    proof_inputs = (b"initiator-peer", b"responder-peer", KEYS.realm_id, b"\x11" * 32, b"\x22" * 32)
+    address = f"/ip4/192.0.2.1/tcp/4001/p2p/{A.peer_id}"
+    body, signature, mac = cbor2.loads(sealed.envelope)
+    ours = [
+        KEYS.realm_id + KEYS.auth_key.hex() + KEYS.member_key.hex(),
+        stretch_passphrase("correct horse battery staple", "team").hex(),
+        "".join(handshake_proof(KEYS.auth_key, side, *proof_inputs).hex() for side in ("I", "R")),
+        _handshake().hex(),
+        body.hex() + signature.hex() + mac.hex() + sealed.envelope.hex(),
+        (encode_digest([(A.peer_id, 7)])[0] + encode_want([A.peer_id])[0] + encode_summary(store.summary())).hex(),
+        Realm.from_psk(bytes(range(32)), "team").invite([address]),
+    ]
+    for value in ours:
+        assert value in values
+    # The others are diagrams.
+    assert len([value for value in values if re.fullmatch(r"[0-9a-f]{64,}|dep2p-invite-v1:\S+", value)]) == len(ours)
+
+
+def _handshake() -> bytes:
+    features = ["zstd"]
+    i = HandshakeInitiator(KEYS, A.peer_id, B.peer_id, features=features, rng=SameByte(0x11), now=0.0, timeout_s=5.0)
+    r = HandshakeResponder(KEYS, B.peer_id, A.peer_id, features=features, rng=SameByte(0x22), now=0.0, timeout_s=5.0)
+    effects = i.start()
+    transcript = b""
+    for side in (r, i, r, i):
+        data = b"".join(effect.data for effect in effects if isinstance(effect, SendBytes))
+        transcript += data
+        effects = side.handle(HandshakeBytes(data), 0.0)
+    assert effects == [PeerProved(("zstd",))]
+    return transcript
