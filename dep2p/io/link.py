@@ -140,7 +140,10 @@ class Link(ABC):
             return
         self.counters[f"links_refused_{error.code.name.lower()}"] += 1
         logger.info("closing a link to %s: %s", self.peer, error)
-        self._last_word(error.code, str(error), req_id)
+        if req_id:
+            self._last_word(error.code, str(error), req_id)
+        # About the whole link, so that the peer opens another instead of sending into this one.
+        self._last_word(error.code, str(error))
         self.end(error)
 
     def lose_membership(self) -> None:

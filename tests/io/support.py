@@ -5,10 +5,12 @@ from contextlib import asynccontextmanager
 from random import Random
 
 import trio
+import trio.testing
 
 from dep2p.errors import NotMemberError
 from dep2p.host.interface import Connection
 from dep2p.io.messaging import Messaging
+from dep2p.io.requests import OutboundLink
 from dep2p.limits import Limits
 from dep2p.testing.memory import MemoryHost, MemoryNetwork
 from dep2p.types import PeerId, RealmId
@@ -67,8 +69,18 @@ class Side:
         self.limits = limits
         self.messaging = Messaging(self.host, self.gate, REALM, limits, rng=Random(1))
 
+    def link_to(self, other: "Side") -> OutboundLink:
+        """The live link that this side opened to the other."""
+        return self.messaging._pool.links[other.peer]  # pyright: ignore[reportPrivateUsage]
+
     def count(self, name: str) -> int:
         return self.messaging.counters().get(name, 0)
+
+
+async def settled() -> None:
+    """Let everything that is under way in the network arrive and be handled."""
+    await trio.sleep(0.2)
+    await trio.testing.wait_all_tasks_blocked()
 
 
 @asynccontextmanager
