@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from dep2p.host.yamux_frame import DATA, FIN, HEADER, HEADER_BYTES, VERSION, encode_header
+from dep2p.host.yamux_frame import DATA, FIN, HEADER, HEADER_BYTES, VERSION, WINDOW_UPDATE, encode_header
 from dep2p.host.yamux_state import StreamState
 
 CONTROL_BYTES_MAX = 262_144
@@ -118,11 +118,17 @@ class YamuxOutbox(Generic[S]):
             stream.is_scheduled = False
             start = position + HEADER_BYTES
             stream.take_into(out[start : start + size])
-            is_last = stream.write_ended and not stream.unsent_bytes
-            HEADER.pack_into(out, position, VERSION, DATA, FIN if is_last else 0, stream.id, size)
+            HEADER.pack_into(out, position, VERSION, DATA, 0, stream.id, size)
             position = start + size
             self.frames_out += 1
-            if is_last:
+            if stream.write_ended and not stream.unsent_bytes:
+                # FIN in a frame of its own: js-libp2p takes the flags of a DATA frame before its body, and drops that.
+                if room - position >= HEADER_BYTES:
+                    HEADER.pack_into(out, position, VERSION, WINDOW_UPDATE, FIN, stream.id, 0)
+                    position += HEADER_BYTES
+                    self.frames_out += 1
+                else:
+                    control += encode_header(WINDOW_UPDATE, FIN, stream.id, 0)
                 self._on_fin(stream)
             elif stream.unsent_bytes and stream.send_window:
                 stream.is_scheduled = True

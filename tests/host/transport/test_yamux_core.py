@@ -68,7 +68,11 @@ def test_opening_writing_and_half_closing_send_the_frames_of_the_specification(e
     stream.enqueue(b"hello")
     stream.end_writing()
     sent = ends.one.output()
-    assert frames(sent) == [(WINDOW_UPDATE, SYN, 1, 0, b""), (DATA, FIN, 1, 5, b"hello")]
+    assert frames(sent) == [
+        (WINDOW_UPDATE, SYN, 1, 0, b""),
+        (DATA, 0, 1, 5, b"hello"),
+        (WINDOW_UPDATE, FIN, 1, 0, b""),
+    ]
     ends.other.feed(sent)
     theirs = ends.other.core.accept_stream()
     assert frames(ends.other.output()) == [(WINDOW_UPDATE, ACK, 1, 0, b"")]
@@ -76,6 +80,18 @@ def test_opening_writing_and_half_closing_send_the_frames_of_the_specification(e
     theirs.end_writing()
     assert frames(ends.other.output()) == [(WINDOW_UPDATE, FIN, 1, 0, b"")]
     assert not ends.other.core.streams
+
+
+def test_the_end_follows_data_that_fills_the_buffer(ends: Any) -> None:
+    mine, theirs = ends.stream()
+    mine.enqueue(bytes(QUANTUM_BYTES))
+    mine.end_writing()
+    buffer = memoryview(bytearray(QUANTUM_BYTES + HEADER_BYTES + 5))
+    sizes = [ends.one.core.outbox.fill(buffer), ends.one.core.outbox.fill(buffer)]
+    assert sizes == [QUANTUM_BYTES + HEADER_BYTES, HEADER_BYTES]
+    assert frames(bytes(buffer[:HEADER_BYTES])) == [(WINDOW_UPDATE, FIN, mine.id, 0, b"")]
+    assert not ends.one.core.outbox.has_output
+    assert theirs.error is None
 
 
 def test_each_side_gives_ids_of_its_own_parity(ends: Any) -> None:

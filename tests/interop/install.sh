@@ -1,0 +1,13 @@
+#!/bin/sh
+# Installs the js-libp2p peer of the interop tests, exactly as locked, beside this script.
+set -eu
+cd "$(dirname "$0")"
+if ! command -v npm >/dev/null 2>&1; then
+    echo "interop peer: npm is not here, so the tests against js-libp2p will be skipped (they need Node 20 or newer)" >&2
+    exit 0
+fi
+if [ -e node_modules/.locked ] && cmp -s package-lock.json node_modules/.locked; then
+    exit 0
+fi
+npm ci --ignore-scripts --loglevel=error
+cp package-lock.json node_modules/.locked
