@@ -7,6 +7,7 @@ docs/decisions/0006-control-api.md has the details.
 """
 
 import logging
+import select
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
@@ -24,6 +25,8 @@ from dep2p.daemon.bounds import ControlBounds
 
 _logger = logging.getLogger("dep2p.daemon.http")
 _READ_BYTES = 65_536
+_HANGUP_INTERVAL_S = 1.0
+_HANGUP_EVENTS = select.POLLHUP | select.POLLERR | select.POLLRDHUP
 _BODY_PIECES_MAX = 4
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
@@ -56,7 +59,16 @@ class HttpServer:
         async def handle(stream: trio.abc.HalfCloseableStream) -> None:
             await self.handle(app, stream)
 
-        await trio.serve_listeners(handle, list(listeners))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_hangups)
+            await trio.serve_listeners(handle, list(listeners))
+
+    async def _watch_hangups(self) -> None:
+        """End connections whose client left while its body waits for the application: nothing reads there then."""
+        while True:
+            await trio.sleep(_HANGUP_INTERVAL_S)
+            for connection in list(self._connections):
+                connection.end_if_hung_up()
 
     async def handle(self, app: ASGIApp, stream: trio.abc.HalfCloseableStream) -> None:
         """Serve one connection until it ends. Never raises because of the client."""
@@ -181,6 +193,8 @@ class _Connection:
         self._read_scope: trio.CancelScope | None = None
         self._closing = False
         self._broken = False
+        self._handling = False
+        self._all_of_it: trio.CancelScope | None = None
 
     async def run(self) -> None:
         """Until either side ends it. Applications still at work then are cancelled."""
@@ -198,6 +212,7 @@ class _Connection:
                     None,
                     self._write,
                 )
+                self._all_of_it = nursery.cancel_scope
                 await self._read()
                 nursery.cancel_scope.cancel()
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -211,11 +226,14 @@ class _Connection:
 
     async def _read(self) -> None:
         while not self._closing:
-            with trio.CancelScope(deadline=self._deadline_s) as self._read_scope:  # pyright: ignore[reportCallIssue]
+            data = b""
+            with trio.CancelScope(deadline=self._deadline_s) as self._read_scope:
                 data = bytes(await self._stream.receive_some(_READ_BYTES))
             if self._read_scope.cancelled_caught:
                 break
+            self._handling = True
             await self._protocol.handle(RawData(data))
+            self._handling = False
             if not data:
                 break
         if self._closing and not self._broken:
@@ -264,6 +282,16 @@ class _Connection:
     def _close(self) -> None:
         self._closing = True
         self._set_deadline(float("-inf"))
+
+    def end_if_hung_up(self) -> None:
+        """Cut it when the client is gone and the reader, being busy, cannot see it."""
+        if not self._handling or self._all_of_it is None or not isinstance(self._stream, trio.SocketStream):
+            return
+        poll = select.poll()
+        poll.register(self._stream.socket.fileno(), _HANGUP_EVENTS)
+        if poll.poll(0):
+            self._broken = True
+            self._all_of_it.cancel()
 
     def close_if_idle(self) -> None:
         """End it unless a request is at work."""

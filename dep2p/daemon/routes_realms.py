@@ -45,21 +45,26 @@ async def join(control: Control, request: Request) -> ASGIApp:
                 raise Problem("D2003", f"this node is in another realm named {realm.name!r}")
             if len(joined) >= control.config.limits.realms_max:
                 raise Problem("D2004", f"this node is in {len(joined)} realms, as many as realms_max allows")
-        # Both or neither: a caller that hangs up must not leave a realm that is joined but forgotten at the next start.
-        with trio.CancelScope(shield=True):  # pyright: ignore[reportCallIssue]
+        # Both or neither: a caller that hangs up must not leave a realm joined but forgotten at the next start.
+        with trio.CancelScope(shield=True):
             if realm.realm_id not in joined:
                 await control.realm_files.add(realm)
-            try:
-                status = await control.node.join_realm(realm, addrs)
-            except ValueError as error:
-                raise RealmFileError(f"the realm's addresses cannot be used: {error}") from None
+            await _join(control, realm, addrs)
+    status = next(each for each in control.node.realms() if each.realm_id == realm.realm_id)
     return json_response(realm_fields(status), 200 if realm.realm_id in joined else 201)
+
+
+async def _join(control: Control, realm: Realm, addrs: tuple[str, ...]) -> None:
+    try:
+        await control.node.join_realm(realm, addrs)
+    except ValueError as error:
+        raise RealmFileError(f"the realm's addresses cannot be used: {error}") from None
 
 
 async def leave(control: Control, request: Request) -> ASGIApp:
     """Leave, and forget the secret."""
     realm = control.node.realm(path_text(request, "realm"))
-    with trio.CancelScope(shield=True):  # pyright: ignore[reportCallIssue]
+    with trio.CancelScope(shield=True):
         await control.realm_files.remove(realm)
         try:
             await control.node.leave_realm(realm.realm_id)

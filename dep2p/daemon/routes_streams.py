@@ -8,7 +8,7 @@ from typing import cast
 import trio
 from starlette.requests import Request
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dep2p.control_wire import ITEM_ABORT, LENGTH_BYTES, ItemSplitter, ItemTooLargeError, encode_item
 from dep2p.daemon.control import Control
@@ -68,11 +68,12 @@ async def send_items(control: Control, request: Request) -> ASGIApp:
         more = True
         while more:
             stall_s = control.bounds.body_timeout_s if splitter.is_inside_item else float("inf")
+            message: Message = {}
             with trio.move_on_after(stall_s) as stalled:
                 message = await request.receive()
             if stalled.cancelled_caught:
                 raise Problem("D1009", f"the rest of an item did not arrive within {stall_s:g} s")
-            if message["type"] != "http.request":  # pyright: ignore[reportPossiblyUnboundVariable]
+            if message.get("type") != "http.request":
                 raise StreamClosedError("the control client went away")
             try:
                 complete = splitter.feed(cast(bytes, message.get("body", b"")))

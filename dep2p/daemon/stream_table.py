@@ -59,7 +59,7 @@ class Opened:
     decided: trio.Event
     entry: Entry | None = None
     error: Exception | None = None
-    scope: trio.CancelScope = field(default_factory=lambda: trio.CancelScope())  # pyright: ignore[reportCallIssue]
+    scope: trio.CancelScope = field(default_factory=lambda: trio.CancelScope())
 
 
 class StreamTable:
@@ -191,7 +191,7 @@ class StreamTable:
         if direction in entry.scopes or direction in entry.ended:
             state = "ended" if direction in entry.ended else "taken by another call"
             raise Problem("D6005", f"the {direction} direction of stream {entry.id} is {state}")
-        scope = trio.CancelScope()  # pyright: ignore[reportCallIssue]
+        scope = trio.CancelScope()
         entry.scopes[direction] = scope
         return scope
 
@@ -202,8 +202,9 @@ class StreamTable:
 
     async def reap(self) -> None:
         """Reset streams that nobody is attached to, until cancelled."""
+        interval_s = min(_REAP_INTERVAL_S, self._bounds.stream_unattached_timeout_s / 4)
         while True:
-            await trio.sleep(_REAP_INTERVAL_S)
+            await trio.sleep(interval_s)
             latest = trio.current_time() - self._bounds.stream_unattached_timeout_s
             for entry in list(self._entries.values()):
                 if not entry.scopes and entry.unattached_since_s < latest:
