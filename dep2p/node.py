@@ -117,6 +117,9 @@ class Node:
         async with AsyncExitStack() as stack:
             if host is None:
                 # Here, so that a MemoryHost needs no libp2p.
+                from dep2p.host.lean_import import import_libp2p
+
+                import_libp2p()
                 from dep2p.host.host import LibP2PHost
                 from dep2p.host.sources import discovery_sources
 
