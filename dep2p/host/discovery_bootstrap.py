@@ -28,7 +28,7 @@ class BootstrapDiscovery:
     async def run(self, host: HostView, emit: Emit) -> None:
         for peer, addrs in self._addrs.items():
             if peer != host.peer_id:
-                host.add_addrs(peer, addrs, ttl_s=_TTL_S)
                 emit(peer, addrs)
+                host.add_addrs(peer, addrs, ttl_s=_TTL_S)
                 host.keep_connected(peer)
         await trio.sleep_forever()

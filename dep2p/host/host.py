@@ -25,6 +25,7 @@ from dep2p.host.listen import listenable
 from dep2p.host.multistream import encode_message
 from dep2p.host.peerstore import PeerBook
 from dep2p.host.reconnect import Reconnector
+from dep2p.host.relay import RelayClient, RelayServer
 from dep2p.host.scopes import new_scope, shielded
 from dep2p.host.supervise import Supervisor
 from dep2p.host.swarm import Swarm
@@ -36,6 +37,9 @@ from dep2p.protocols.reconnect import ReconnectPolicy
 from dep2p.types import PeerId
 
 logger = logging.getLogger("dep2p.host")
+
+RelayMode = Literal["off", "client", "server"]
+"""client: reserve at connected relays, be dialled through them; server: relay for others; both dial through relays."""
 
 _DISCOVERED_TTL_S = 3_600.0
 _PEERSTORE_SAVE_INTERVAL_S = 30.0
@@ -54,6 +58,7 @@ class LibP2PHost:
         agent: str,
         advertise: Sequence[str],
         discovery: Sequence[Discovery],
+        relay: RelayMode,
     ) -> None:
         """Use `open`; this only wires the parts and does no I/O."""
         self._identity = identity
@@ -65,6 +70,7 @@ class LibP2PHost:
         self._swarm = Swarm(identity.peer_id, upgrader, limits, self._counters)
         self._advertise = [_advertised(text) for text in advertise]
         self._discovery = list(discovery)
+        self._facade: FacadeHost | None = None
         self._supervisor = Supervisor()
         self._transports = Transports(self._swarm, self._key_pair, self._supervisor, limits, self._counters)
         self._protocols_changed = trio.Event()
@@ -77,7 +83,10 @@ class LibP2PHost:
             self._book,
             self._counters,
             timeout_s=limits.stream_open_timeout_s,
+            on_identified=self._on_identified,
         )
+        self._relay_mode: RelayMode = relay
+        self._relay_client: RelayClient | None = None
         self._nursery: trio.Nursery | None = None
         self._dialer: Dialer | None = None
         self._reconnector = Reconnector(
@@ -97,7 +106,7 @@ class LibP2PHost:
         limits: Limits | None = None,
         peerstore_path: Path | None = None,
         discovery: Sequence[Discovery] = (),
-        relay: Literal["off", "client", "server"] = "off",
+        relay: RelayMode = "off",
         agent: str = "",
         advertise: Sequence[str] = (),
     ) -> AsyncGenerator["LibP2PHost", None]:
@@ -108,9 +117,7 @@ class LibP2PHost:
 
         Raises ListenError before the block starts, HostFailedError out of the block when a part of the host fails.
         """
-        if relay != "off":
-            raise ListenError("relays are not served by this version")
-        host = cls(identity, limits or Limits(), peerstore_path, agent, advertise, discovery)
+        host = cls(identity, limits or Limits(), peerstore_path, agent, advertise, discovery, relay)
         body_error: Exception | None = None
         async with trio.open_nursery() as nursery:
             try:
@@ -150,6 +157,8 @@ class LibP2PHost:
         self._swarm.subscribe(self._reconnector.on_event)
         for text in listen:
             await self._transports.listen(listenable(text))
+        if self._relay_mode != "off":
+            self._start_relaying(nursery)
         for source in self._discovery:
             nursery.start_soon(self._run_source, source)
         nursery.start_soon(self._supervisor.run, "identify push", self._push_changes)
@@ -169,14 +178,42 @@ class LibP2PHost:
             self._book.expire()
             await self._book.save()
 
+    # Relay
+
+    def _start_relaying(self, nursery: trio.Nursery) -> None:
+        timeout_s = self._limits.stream_open_timeout_s
+        if self._relay_mode == "server":
+            RelayServer(self, self._counters, timeout_s=timeout_s)
+        self._relay_client = RelayClient(
+            self,
+            self._counters,
+            self._swarm.accept,
+            self._book.protocols,
+            reserves=self._relay_mode == "client",
+            timeout_s=timeout_s,
+        )
+        self._transports.dial_relayed = self._relay_client.dial
+        if self._relay_mode == "client":
+            nursery.start_soon(self._supervisor.run, "relay client", self._relay_client.run)
+
+    def _on_identified(self, peer: PeerId) -> None:
+        if self._relay_client is not None:
+            self._relay_client.consider(peer)
+
     # Discovery
 
     async def _run_source(self, source: Discovery) -> None:
+        named: dict[PeerId, None] = {}
+
         def emit(peer: PeerId, addrs: Sequence[str]) -> None:
-            if peer != self.peer_id:
+            has_new = self._book.add_addrs(peer, addrs, _DISCOVERED_TTL_S)
+            if peer != self.peer_id and (has_new or peer not in named):
+                if len(named) >= self._limits.peers_known_max:
+                    named.clear()  # at worst some are told of twice
+                named[peer] = None
                 self._counters.add(f"discovery_{source.name}_found")
-                self.add_addrs(peer, addrs, ttl_s=_DISCOVERED_TTL_S)
-                self._swarm.emit(PeerDiscovered(peer, tuple(addrs), source.name))
+                self._reconnector.hint(peer)
+                self._swarm.emit(PeerDiscovered(peer, tuple(self._book.addrs(peer)), source.name))
 
         await self._supervisor.run(
             f"discovery source {source.name}", lambda: run_source(source, self, emit, self._counters)
@@ -213,7 +250,8 @@ class LibP2PHost:
         return self._identity.peer_id
 
     def listen_addrs(self) -> list[str]:
-        found = dict.fromkeys([*self._transports.listen_texts(), *self._advertise])
+        relayed = [] if self._relay_client is None else self._relay_client.addrs()
+        found = dict.fromkeys([*self._transports.listen_texts(), *self._advertise, *relayed])
         return [f"{text}/p2p/{self.peer_id}" for text in found]
 
     def connections(self, peer: PeerId | None = None) -> list[Connection]:
@@ -275,7 +313,9 @@ class LibP2PHost:
 
     def facade(self) -> FacadeHost:
         """This host as py-libp2p's protocols want it."""
-        return FacadeHost(self)
+        if self._facade is None:
+            self._facade = FacadeHost(self, self._key_pair)
+        return self._facade
 
     def counters(self) -> dict[str, int]:
         counts = Counter(self._counters.snapshot())

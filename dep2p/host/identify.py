@@ -20,6 +20,7 @@ from multiaddr.exceptions import Error as MultiaddrError
 from dep2p.errors import ProtocolError, ProtocolNotSupportedError, RequestTimeoutError, StreamClosedError
 from dep2p.host.addresses import parse_address
 from dep2p.host.counting import Counters
+from dep2p.host.delimited import encode_message, read_message
 from dep2p.host.interface import ByteStream, Connection
 from dep2p.host.peerstore import ADDRS_PER_PEER_MAX, PROTOCOLS_PER_PEER_MAX, PeerBook
 from dep2p.types import PeerId
@@ -34,7 +35,6 @@ MESSAGE_BYTES_MAX = 65_536
 PING_BYTES = 32
 _PING_IDLE_S = 120.0
 _ADDR_TTL_S = 86_400.0
-_VARINT_BYTES_MAX = 3
 
 
 class Identify:
@@ -50,6 +50,7 @@ class Identify:
         counters: Counters,
         *,
         timeout_s: float,
+        on_identified: Callable[[PeerId], None],
     ) -> None:
         self._key_pair = key_pair
         self._public_key = key_pair.public_key.serialize()
@@ -59,6 +60,7 @@ class Identify:
         self._book = book
         self._counters = counters
         self._timeout_s = timeout_s
+        self._on_identified = on_identified
         self._record: tuple[tuple[str, ...], bytes] | None = None
 
     def message(self, connection: Connection) -> bytes:
@@ -77,7 +79,7 @@ class Identify:
             protocols=list(self._protocols()),
             signedPeerRecord=self._signed_record(own_addrs),
         ).SerializeToString()
-        return _varint(len(body)) + body
+        return encode_message(body)
 
     def _signed_record(self, own_addrs: tuple[str, ...]) -> bytes:
         if self._record is None or self._record[0] != own_addrs:
@@ -129,7 +131,7 @@ class Identify:
     async def _take(self, stream: ByteStream) -> None:
         try:
             with trio.fail_after(self._timeout_s):
-                body = await _read_prefixed(stream)
+                body = await read_message(stream, MESSAGE_BYTES_MAX)
         except trio.TooSlowError:
             raise RequestTimeoutError(f"no identify message within {self._timeout_s:g} s") from None
         message = IdentifyMessage()
@@ -151,43 +153,7 @@ class Identify:
                 # Not an offence: other nodes listen on transports that are not spoken here.
                 logger.debug("address of %s not used: %s", peer, error)
         self._book.add_addrs(peer, addrs[:ADDRS_PER_PEER_MAX], _ADDR_TTL_S)
-
-
-async def _read_prefixed(stream: ByteStream) -> bytes:
-    buffer = bytearray()
-    while True:
-        length, prefix = _read_varint(buffer)
-        if prefix and len(buffer) >= prefix + length:
-            return bytes(buffer[prefix : prefix + length])
-        data = await stream.read()
-        if not data:
-            raise ProtocolError("the identify message is cut off")
-        buffer += data
-        if len(buffer) > MESSAGE_BYTES_MAX + _VARINT_BYTES_MAX:
-            raise ProtocolError(f"an identify message over {MESSAGE_BYTES_MAX} bytes")
-
-
-def _read_varint(buffer: bytearray) -> tuple[int, int]:
-    """The value and its length in bytes; (0, 0) when more is needed."""
-    value = 0
-    for index, byte in enumerate(buffer[:_VARINT_BYTES_MAX]):
-        value |= (byte & 0x7F) << (7 * index)
-        if not byte & 0x80:
-            if value > MESSAGE_BYTES_MAX:
-                raise ProtocolError(f"an identify message of {value} bytes; the limit is {MESSAGE_BYTES_MAX}")
-            return value, index + 1
-    if len(buffer) >= _VARINT_BYTES_MAX:
-        raise ProtocolError(f"an identify message over {MESSAGE_BYTES_MAX} bytes")
-    return 0, 0
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+        self._on_identified(peer)
 
 
 async def serve_ping(stream: ByteStream) -> None:

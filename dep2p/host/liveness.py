@@ -1,4 +1,4 @@
-"""Probes for connections whose multiplexer does not probe: pings on a stream of their own, within the liveness limits."""
+"""Liveness probes for connections whose multiplexer makes none: pings on a stream of their own."""
 
 import logging
 import secrets

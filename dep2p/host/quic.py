@@ -1,8 +1,8 @@
 """QUIC (/udp/…/quic-v1) by py-libp2p and aioquic, with its socket, its time limits and its end under our control.
 
-Slower than TCP here (a few MB/s): it is for peers that offer nothing else. What py-libp2p's listener does by itself: its
-UDP socket shares the port with any other process (SO_REUSEPORT), a read gives up after 30 s of silence, and a dead peer
-is noticed after ten minutes.
+Slower than TCP here (a few MB/s): it is for peers that offer nothing else. What py-libp2p's listener does by itself:
+its UDP socket shares the port with any other process (SO_REUSEPORT), a read gives up after 30 s of silence, and a dead
+peer is noticed after ten minutes.
 """
 
 import logging
@@ -147,9 +147,8 @@ class QuicEndpoint:
         try:
             host, port = connection.get_remote_address()
             remote = socket_address(host, port, "udp/quic-v1")
-            await self._on_inbound(
-                Upgraded(UpstreamMuxer(connection, _quic_stream), PeerId(str(connection.peer_id))), remote
-            )
+            muxer = UpstreamMuxer(connection, _quic_stream)
+            await self._on_inbound(Upgraded(muxer, PeerId(str(connection.peer_id))), remote)
         except Exception:
             self._counters.add("inbound_quic_failed")
             logger.exception("an inbound QUIC connection could not be taken over")

@@ -1,16 +1,32 @@
-"""The discovery sources that a node's settings ask for."""
+"""The discovery sources that a node's settings ask for. Each is imported only when it is."""
 
 from collections.abc import Sequence
 
 from dep2p.host.discovery import Discovery
-from dep2p.host.discovery_bootstrap import BootstrapDiscovery
 
 
 def discovery_sources(
     *, mdns: bool = False, dht: bool = False, bootstrap: Sequence[str] = (), rendezvous: Sequence[str] = ()
 ) -> list[Discovery]:
-    """Build them. Raises ``ValueError`` for an address that cannot be used."""
+    """Build them. ``bootstrap`` and ``rendezvous`` are addresses that end in ``/p2p/<peer>``.
+
+    Raises ``ValueError`` for an address that cannot be used.
+    """
     sources: list[Discovery] = []
     if bootstrap:
+        from dep2p.host.discovery_bootstrap import BootstrapDiscovery
+
         sources.append(BootstrapDiscovery(bootstrap))
+    if mdns:
+        from dep2p.host.discovery_mdns import MdnsDiscovery
+
+        sources.append(MdnsDiscovery())
+    if rendezvous:
+        from dep2p.host.discovery_rendezvous import RendezvousDiscovery
+
+        sources.append(RendezvousDiscovery(rendezvous))
+    if dht:
+        from dep2p.host.discovery_dht import DhtDiscovery
+
+        sources.append(DhtDiscovery())
     return sources

@@ -156,7 +156,7 @@ class Swarm:
             self.counters.add("inbound_dropped_pending_max")
         key = self._next_pending
         self._next_pending += 1
-        admitted = False
+        admitted = in_time = False
         try:
             with new_scope(trio.current_time() + self.limits.handshake_timeout_s) as scope:
                 self._pending[key] = scope

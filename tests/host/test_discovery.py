@@ -1,0 +1,104 @@
+"""Discovery sources on real hosts, and what happens to a source that fails."""
+
+from typing import Any
+
+import pytest
+import trio
+
+from dep2p.host.discovery import Emit, HostView
+from dep2p.host.discovery_bootstrap import BootstrapDiscovery
+from dep2p.host.discovery_dht import DhtDiscovery
+from dep2p.host.discovery_mdns import MdnsDiscovery
+from dep2p.host.discovery_rendezvous import RendezvousDiscovery, RendezvousServer
+from dep2p.host.interface import PeerConnected, PeerDiscovered
+from dep2p.host.sources import discovery_sources
+from dep2p.identity import Identity
+
+pytestmark = pytest.mark.real
+
+
+async def test_bootstrap_peers_are_named_and_connected(open_host: Any, event_log: Any) -> None:
+    async with open_host() as first:
+        source = BootstrapDiscovery(first.listen_addrs())
+        async with open_host(discovery=[source]) as host:
+            log = event_log(host)
+            await log.wait(PeerConnected)
+            assert host.connections(first.peer_id)
+            assert host.counters()["discovery_bootstrap_found"] == 1
+
+
+async def test_rendezvous_names_the_others_of_a_namespace(open_host: Any, event_log: Any) -> None:
+    async with open_host(discovery=[RendezvousServer()]) as point:
+        async with (
+            open_host(discovery=[RendezvousDiscovery(point.listen_addrs(), "one")]) as first,
+            open_host(discovery=[RendezvousDiscovery(point.listen_addrs(), "two")]),
+            open_host(discovery=[RendezvousDiscovery(point.listen_addrs(), "one")]) as second,
+        ):
+            log = event_log(second)
+            found = await log.wait(PeerDiscovered)
+            assert found.peer == first.peer_id
+            assert found.source == "rendezvous"
+            await second.dial(first.peer_id)
+
+
+async def test_dht_names_the_others_of_a_namespace(open_host: Any, event_log: Any) -> None:
+    async with open_host(discovery=[DhtDiscovery("x")]) as node:
+        async with (
+            open_host(discovery=[DhtDiscovery("x")]) as first,
+            open_host(discovery=[DhtDiscovery("x")]) as second,
+        ):
+            log = event_log(second)
+            await first.dial(node.peer_id, node.listen_addrs())
+            await second.dial(node.peer_id, node.listen_addrs())
+            with trio.fail_after(20):
+                while first.peer_id not in [event.peer for event in log.of(PeerDiscovered)]:
+                    await log.wait(PeerDiscovered, len(log.of(PeerDiscovered)) + 1, timeout_s=20)
+            await second.dial(first.peer_id)
+
+
+async def test_mdns_names_hosts_of_the_local_network(open_host: Any, event_log: Any) -> None:
+    try:
+        async with open_host(discovery=[MdnsDiscovery()]) as first, open_host(discovery=[MdnsDiscovery()]) as second:
+            log = event_log(second)
+            with trio.fail_after(15):
+                while first.peer_id not in [event.peer for event in log.of(PeerDiscovered)]:
+                    await log.wait(PeerDiscovered, len(log.of(PeerDiscovered)) + 1, timeout_s=15)
+    except trio.TooSlowError:
+        pytest.skip("no multicast here")
+
+
+class _Flaky:
+    name = "flaky"
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    async def run(self, host: HostView, emit: Emit) -> None:
+        self.runs += 1
+        if self.runs == 1:
+            raise RuntimeError("the network is away")
+        emit(Identity.generate().peer_id, ["/ip4/127.0.0.1/tcp/4001", "rubbish"])
+        await trio.sleep_forever()
+
+
+async def test_failing_source_is_counted_and_tried_again(open_host: Any, event_log: Any) -> None:
+    source = _Flaky()
+    async with open_host(discovery=[source]) as host:
+        log = event_log(host)
+        found = await log.wait(PeerDiscovered)
+        assert found.addrs == ("/ip4/127.0.0.1/tcp/4001",)
+        counts = host.counters()
+        assert counts["discovery_flaky_failed"] == 1
+        assert counts["peerstore_address_malformed"] == 1
+
+
+def test_sources_of_a_configuration() -> None:
+    peer = Identity.generate().peer_id
+    addr = f"/ip4/127.0.0.1/tcp/4001/p2p/{peer}"
+    sources = discovery_sources(mdns=True, dht=True, bootstrap=[addr], rendezvous=[addr])
+    assert [source.name for source in sources] == ["bootstrap", "mdns", "rendezvous", "dht"]
+    assert discovery_sources() == []
+    with pytest.raises(ValueError, match="/p2p/"):
+        discovery_sources(bootstrap=["/ip4/127.0.0.1/tcp/4001"])
+    with pytest.raises(ValueError, match="/p2p/"):
+        discovery_sources(rendezvous=["/ip4/127.0.0.1/tcp/4001"])
