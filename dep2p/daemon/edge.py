@@ -45,19 +45,29 @@ class Edge:
             await send({"type": "websocket.close", "code": 1008})
             return
         status = 0
+        whole = not any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
+
+        async def watched_receive() -> Message:
+            nonlocal whole
+            message = await receive()
+            whole = whole or not message.get("more_body", False)
+            return message
 
         async def watched_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if not whole:
+                    # The rest of the body stands in the way of another request: the client has to know.
+                    message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
             await send(message)
 
         try:
             if self._is_allowed(scope):
-                await self._app(scope, receive, watched_send)
+                await self._app(scope, watched_receive, watched_send)
             else:
                 await problem_response(Problem("D1008", "the bearer token is missing or wrong"))(
-                    scope, receive, watched_send
+                    scope, watched_receive, watched_send
                 )
         except ClientDisconnect:
             return  # nobody is left to be answered
@@ -65,7 +75,7 @@ class Edge:
             if status:
                 _logger.exception("an answer broke off", extra={"path": scope["path"]})
             else:
-                await problem_response(error)(scope, receive, watched_send)
+                await problem_response(error)(scope, watched_receive, watched_send)
         finally:
             if status:
                 # Only routes of ours and usual methods become labels: a client must not be able to invent any.
