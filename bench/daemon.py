@@ -1,4 +1,4 @@
-"""The idle daemon, as users run it: ``python -m dep2p.daemon`` in a realm, with what it can listen on."""
+"""The idle daemon, as users run it: ``python -m dep2p.daemon`` in a realm, with everything on."""
 
 import os
 import sys
@@ -17,21 +17,27 @@ _OPTIONS = (
     *("--listen", "/ip4/127.0.0.1/tcp/0/ws"),
     *("--listen", "/ip4/127.0.0.1/udp/0/quic-v1"),
     *("--set", "control.tcp=127.0.0.1:0"),
+    *("--set", "node.dht=true"),
+    *("--set", "node.relay=server"),
 )
+"""All that can be on without leaving the loopback interface, as mDNS would."""
 
 
-async def idle_daemon_kb(secret: str) -> float:
-    """Resident memory of a daemon that says it is ready, KB. Raises WorkerError when it never does."""
+async def idle_daemon_kb(bootstrap: str) -> float:
+    """Resident memory of a daemon in a realm of its own when it says that it is ready, KB.
+
+    ``bootstrap`` is the address of a node, for the DHT. Raises WorkerError when it never does."""
     from dep2p.realm.secret import Realm  # here, so that only this benchmark needs it
 
     with tempfile.TemporaryDirectory(prefix="dep2p-bench-") as directory:
         realms = Path(directory) / "realms"
         realms.mkdir(mode=0o700)
-        Realm.from_psk(bytes.fromhex(secret), "bench").save(realms / "bench.realm")
+        Realm.generate("bench").save(realms / "bench.realm")
         said = str(Path(directory) / "said")
         with trio.socket.socket(AF_UNIX, SOCK_DGRAM) as listener:
             await listener.bind(said)
-            command = [sys.executable, "-m", "dep2p.daemon", "--data-dir", directory, *_OPTIONS]
+            command = [sys.executable, "-m", "dep2p.daemon", "--data-dir", directory]
+            command += ["--bootstrap", bootstrap, *_OPTIONS]
             settings = {name: value for name, value in os.environ.items() if not name.startswith("DEP2P_")}
             async with other_process(command, settings | {"NOTIFY_SOCKET": said}) as process:
                 with trio.move_on_after(_READY_TIMEOUT_S):

@@ -44,7 +44,7 @@ async def _measure(run: Run, crew: Crew, side: str) -> tuple[float, float]:
     address = await server.call_text("serve", secret=run.secret)
     await server.call("collect")
     # Of ours the whole daemon counts; the server here is a node without its control API.
-    idle_kb = await idle_daemon_kb(run.secret) if side == "dep2p" else server.rss_kb()
+    idle_kb = await idle_daemon_kb(address) if side == "dep2p" else server.rss_kb()
     run.load.begin(crew.pids)
     # A first peer loads what only a connection loads (imports, caches): that is not what a further peer costs.
     await holders[0].call("hold", secret=run.secret, address=address, count=1)
