@@ -26,7 +26,8 @@ _OPTIONS = (
 async def idle_daemon_kb(bootstrap: str) -> float:
     """Resident memory of a daemon in a realm of its own when it says that it is ready, KB.
 
-    ``bootstrap`` is the address of a node, for the DHT. Raises WorkerError when it never does."""
+    ``bootstrap`` is the address of a node, for the DHT. Raises WorkerError when the daemon is never ready.
+    """
     from dep2p.realm.secret import Realm  # here, so that only this benchmark needs it
 
     with tempfile.TemporaryDirectory(prefix="dep2p-bench-") as directory:
