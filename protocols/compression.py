@@ -29,23 +29,34 @@ class Zstd:
 
     def compress(self, body: bytes | memoryview) -> bytes:
         """One zstd frame that names its content's size."""
-        return self._compressor.compress(body)
+        # A copy: the library's result keeps the memory of the worst case, a megabyte for a hundred bytes.
+        return bytes(memoryview(self._compressor.compress(body)))
 
-    def decompress(self, body: bytes, bytes_max: int | None = None) -> bytes:
+    def content_bytes(self, body: bytes) -> int:
+        """What decompressing gives at most: the size that the frame names, else the cap.
+
+        Raises :class:`ProtocolError`, also when that is over the cap.
+        """
+        try:
+            declared = zstandard.frame_content_size(body)
+        except zstandard.ZstdError:
+            raise ProtocolError("compressed payload is not one whole zstd frame") from None
+        if declared > self._body_bytes_max:
+            raise too_large(self._body_bytes_max)
+        return declared if declared >= 0 else self._body_bytes_max
+
+    def decompress(self, body: bytes) -> bytes:
         """The content of exactly one zstd frame.
 
         A frame that names a size over the cap is refused before anything is decompressed; one that names none is
         decompressed up to the cap and no further. Raises :class:`ProtocolError`.
         """
-        bytes_max = self._body_bytes_max if bytes_max is None else bytes_max
+        self.content_bytes(body)
         try:
-            declared = zstandard.frame_content_size(body)
-            if declared > bytes_max:
-                raise too_large(bytes_max)
-            if declared >= 0:
+            if zstandard.frame_content_size(body) >= 0:
                 content = self._decompressor.decompress(body, allow_extra_data=False)
             else:
-                content = self._decompress_unsized(body, bytes_max)
+                content = self._decompress_unsized(body, self._body_bytes_max)
         except (zstandard.ZstdError, MemoryError):
             raise ProtocolError("compressed payload is not one whole zstd frame") from None
         return content

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from dep2p.errors import ProtocolError
-from dep2p.protocols.frame import Frame
+from dep2p.protocols.frame import COMPRESSED, Frame
 from dep2p.protocols.headers import HeaderMap
 from dep2p.protocols.payload import PayloadReader, required_name
 
@@ -21,13 +21,13 @@ class NotifyInbox:
         self._payloads = payloads
         self._items_max = items_max
         self._bytes_max = bytes_max
-        self._items: deque[tuple[HeaderMap, bytes]] = deque()
+        self._items: deque[tuple[HeaderMap, bytes, int]] = deque()  # the body as it came, and the frame's flags
         self._bytes = 0
         self.violation: ProtocolError | None = None
 
     def handle(self, frames: Iterable[Frame], now: float) -> None:
         """Take NOTIFY frames in; see `violation` and `must_pause` afterwards."""
-        read = self._payloads.read
+        split = self._payloads.split
         append = self._items.append
         known: HeaderMap | None = None
         size = 0
@@ -35,35 +35,40 @@ class NotifyInbox:
             for frame in frames:
                 if frame.req_id:
                     raise ProtocolError("NOTIFY with a req_id")
-                item = read(frame)
-                if item[0] is not known:
-                    known = item[0]
+                headers, body = split(frame)
+                if headers is not known:
+                    known = headers
                     required_name(known)
-                append(item)
-                size += len(item[1]) + _ITEM_OVERHEAD_BYTES
+                append((headers, body, frame.flags))
+                size += len(body) + _ITEM_OVERHEAD_BYTES
         except ProtocolError as violation:
             self.violation = violation
         self._bytes += size
 
     def take(self) -> tuple[HeaderMap, bytes] | None:
-        """The oldest notify, or None. The headers have a NAME."""
+        """The oldest notify, or None. The headers have a NAME.
+
+        Bodies are decompressed here and not when they come: else a few compressed bytes would fill the memory. One
+        that cannot be decompressed is a `violation`, and None.
+        """
         if not self._items:
             return None
-        item = self._items.popleft()
-        self._bytes -= len(item[1]) + _ITEM_OVERHEAD_BYTES
-        return item
-
-    def put_back(self, item: tuple[HeaderMap, bytes]) -> None:
-        """Undo a `take`."""
-        self._items.appendleft(item)
-        self._bytes += len(item[1]) + _ITEM_OVERHEAD_BYTES
+        headers, body, flags = self._items.popleft()
+        self._bytes -= len(body) + _ITEM_OVERHEAD_BYTES
+        if flags & COMPRESSED:
+            try:
+                body = self._payloads.content(flags, body)
+            except ProtocolError as violation:
+                self.violation = violation
+                return None
+        return headers, body
 
     def __len__(self) -> int:
         return len(self._items)
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes held, with an allowance per item."""
+        """Bytes held, as they came, with an allowance per item."""
         return self._bytes
 
     @property

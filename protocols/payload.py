@@ -30,22 +30,39 @@ class PayloadReader:
         self._headers = HeaderReader(limits.headers_bytes_max)
         self._zstd = zstd
 
-    def read(self, frame: Frame) -> tuple[HeaderMap, bytes]:
-        """Headers (shared: never change them) and the decompressed body. Raises :class:`ProtocolError`."""
+    def split(self, frame: Frame) -> tuple[HeaderMap, bytes]:
+        """Headers (shared: never change them) and the body as it came, compressed or not.
+
+        Nothing is decompressed here: a few compressed bytes can stand for a megabyte, so who queues bodies queues them
+        as they came, and who takes them in asks `content_bytes` first. Raises :class:`ProtocolError`.
+        """
         flags = frame.flags
-        if flags == HEADERS:
-            headers, body = self._headers.split(frame.payload)
-        elif flags & ~(HEADERS | COMPRESSED):
+        if flags & ~(HEADERS | COMPRESSED):
             raise ProtocolError(f"flags 0x{flags:04x} are not allowed on frame type 0x{frame.type:02x}")
-        else:
-            headers, body = self._headers.split(frame.payload) if flags & HEADERS else (_NO_HEADERS, frame.payload)
-            if flags & COMPRESSED:
-                if self._zstd is None:
-                    raise ProtocolError("flag COMPRESSED without zstd having been offered")
-                return headers, self._zstd.decompress(body)
-        if len(body) > self._body_bytes_max:
+        headers, body = self._headers.split(frame.payload) if flags & HEADERS else (_NO_HEADERS, frame.payload)
+        if flags & COMPRESSED:
+            if self._zstd is None:
+                raise ProtocolError("flag COMPRESSED without zstd having been offered")
+        elif len(body) > self._body_bytes_max:
             raise too_large(self._body_bytes_max)
         return headers, body
+
+    def content_bytes(self, flags: int, body: bytes) -> int:
+        """How large the body is, or may become, decompressed. Raises :class:`ProtocolError`."""
+        if flags & COMPRESSED and self._zstd is not None:
+            return self._zstd.content_bytes(body)
+        return len(body)
+
+    def content(self, flags: int, body: bytes) -> bytes:
+        """The body, decompressed when the flags say that it is compressed. Raises :class:`ProtocolError`."""
+        if flags & COMPRESSED and self._zstd is not None:
+            return self._zstd.decompress(body)
+        return body
+
+    def read(self, frame: Frame) -> tuple[HeaderMap, bytes]:
+        """Headers (shared: never change them) and the decompressed body. Raises :class:`ProtocolError`."""
+        headers, body = self.split(frame)
+        return headers, self.content(frame.flags, body)
 
 
 class HeaderEncoder:

@@ -242,12 +242,14 @@ class Responder:
             raise ProtocolError("REQUEST with req_id 0")
         if req_id in self._jobs:
             raise ProtocolError(f"req_id {req_id} is in flight already")
-        headers, body = self._payloads.read(frame)
+        payloads, flags = self._payloads, frame.flags
+        headers, body = payloads.split(frame)
         name = required_name(headers)
         timeout_ms = header_uint(headers, _TIMEOUT_MS) if _TIMEOUT_MS in headers else None
-        refusal = self._admit(name, len(body), timeout_ms, now)
+        refusal = self._admit(name, payloads.content_bytes(flags, body), timeout_ms, now)
         if refusal is not None:
             return Answer(self.refusal_frame(req_id, refusal))
+        body = payloads.content(flags, body)
         deadline = now + (self._default_timeout_s if timeout_ms is None else timeout_ms / 1000)
         job = Job(req_id, name, body, headers, deadline, headers.get(_IDEMPOTENT) is True)
         self._jobs[req_id] = job

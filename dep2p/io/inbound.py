@@ -246,6 +246,8 @@ class InboundLink(Link):
         while True:
             item = inbox.take()
             if item is None:
+                if inbox.violation is not None:
+                    self.violate(inbox.violation)
                 if self._inbox_closed:
                     return
                 self._notify_asleep = True

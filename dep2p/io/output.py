@@ -133,19 +133,22 @@ class LinkOutput:
                     return
                 await self._sleep()
                 continue
-            pieces, self._pieces = self._pieces, []
-            self.items = 0
-            if self.waiting_bytes <= _JOIN_BYTES:
-                self.waiting_bytes = 0
-                self.writes += 1
-                stream.write_nowait(b"".join(pieces), urgent=True)
-            else:
-                await self._write_much(pieces)
+            await self._write_all()
             self._let_in()
             if stream.unsent_bytes > _JOIN_BYTES:
                 await stream.drain(_LOW_BYTES)
             if not self._pieces:
                 self._on_low()
+
+    async def _write_all(self) -> None:
+        pieces, self._pieces = self._pieces, []
+        self.items = 0
+        if self.waiting_bytes <= _JOIN_BYTES:
+            self.waiting_bytes = 0
+            self.writes += 1
+            self._stream.write_nowait(b"".join(pieces), urgent=True)
+        else:
+            await self._write_much(pieces)
 
     async def _write_much(self, pieces: list[bytes | memoryview]) -> None:
         joined: list[bytes | memoryview] = []

@@ -90,7 +90,6 @@ class StreamService:
         stream = self._make(raw, is_opener=True)
         lingers = False
         try:
-            stream.start()
             await stream.open(name, head, bytes(data), dict(headers or {}))
             self._counters["streams_opened"] += 1
             yield stream

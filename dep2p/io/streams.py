@@ -13,7 +13,7 @@ from dep2p.host.interface import ByteStream, Connection
 from dep2p.io.driver import DeadlineTimer
 from dep2p.limits import Limits
 from dep2p.protocols.compression import Zstd
-from dep2p.protocols.frame import FrameDecoder
+from dep2p.protocols.frame import COMPRESSED, Frame, FrameDecoder
 from dep2p.protocols.headers import app_headers
 from dep2p.protocols.payload import payload_bytes_max
 from dep2p.protocols.stream import Aborted, Accepted, Ended, Item, Opened, Stopped, StreamEffect, StreamMachine
@@ -61,6 +61,9 @@ class MessageStream:
         self._timer = timer
         self._machine = StreamMachine(limits, zstd, is_opener=is_opener)
         self._decoder = FrameDecoder(payload_bytes_max(limits))
+        self._frames: deque[Frame] = deque()
+        self._lost: StreamClosedError | None = None
+        self._lost_in_order = False
         self._items: deque[bytes] = deque()
         self._items_bytes = 0
         self._paused = False
@@ -157,8 +160,7 @@ class MessageStream:
         item = self._items.popleft()
         self._items_bytes -= len(item) + _ITEM_OVERHEAD_BYTES
         if self._paused and self._items_bytes <= _IN_BYTES_MAX // 2 and len(self._items) <= _IN_ITEMS_MAX // 2:
-            self._paused = False
-            self._stream.resume_receiving()
+            self._resume()
         self._limit_handler()
         return item
 
@@ -203,13 +205,47 @@ class MessageStream:
         if not self._gate.is_verified(self._connection):
             self.lose_membership()
             return
-        frames = self._decoder.feed(data)
+        self._frames.extend(self._decoder.feed(data))
+        self._take_frames()
+
+    def _take_frames(self) -> None:
+        """Hand frames to the machine while there is room for items; the rest waits as it came.
+
+        A few compressed bytes can stand for a megabyte, so compressed frames are taken one by one.
+        """
+        frames, machine = self._frames, self._machine
+        while frames and not self._is_full:
+            batch = [frames.popleft()]
+            while frames and not (batch[-1].flags | frames[0].flags) & COMPRESSED:
+                batch.append(frames.popleft())
+            self._perform(machine.handle(batch, trio.current_time()))
         if frames:
-            self._perform(self._machine.handle(frames, trio.current_time()))
+            self._pause()
+            return
         if self._decoder.error is not None:
-            aborted = self._machine.violated(self._decoder.error)
+            aborted = machine.violated(self._decoder.error)
             if aborted is not None:
                 self._perform([aborted])
+        if self._lost is not None and not (self._lost_in_order and machine.peer_ended):
+            self._fail(self._lost, b"")
+        elif self._is_full:
+            self._pause()
+
+    @property
+    def _is_full(self) -> bool:
+        return self._items_bytes >= _IN_BYTES_MAX or len(self._items) >= _IN_ITEMS_MAX
+
+    def _pause(self) -> None:
+        if not self._paused:
+            self._paused = True
+            self._stream.pause_receiving()
+
+    def _resume(self) -> None:
+        if self._paused:
+            self._take_frames()
+            if not self._frames and not self._is_full:
+                self._paused = False
+                self._stream.resume_receiving()
 
     def _perform(self, effects: list[StreamEffect]) -> None:
         for effect in effects:
@@ -235,16 +271,15 @@ class MessageStream:
             return
         self._items.append(item)
         self._items_bytes += len(item) + _ITEM_OVERHEAD_BYTES
-        if not self._paused and (self._items_bytes >= _IN_BYTES_MAX or len(self._items) >= _IN_ITEMS_MAX):
-            self._paused = True
-            self._stream.pause_receiving()
         self._wake()
 
     def _on_end(self, error: BaseException | None) -> None:
         if error is not None:
-            self._fail(StreamClosedError(str(error)), b"")
-        elif not self._machine.peer_ended:
-            self._fail(StreamClosedError("the peer closed the stream without ending it"), b"")
+            self._lost = StreamClosedError(str(error))
+        else:
+            self._lost = StreamClosedError("the peer closed the stream without ending it")
+            self._lost_in_order = True
+        self._take_frames()
 
     def _fail(self, error: Dep2pError, frame: bytes) -> None:
         """The stream is over, both ways."""
@@ -277,6 +312,7 @@ class MessageStream:
         error = NotMemberError(f"{self.peer} is not a verified member of this realm")
         self._items.clear()
         self._items_bytes = 0
+        self._frames.clear()
         if self._error is None:
             self._counters["streams_refused_not_member"] += 1
         self._fail(error, self._machine.abort(ErrorCode.NOT_MEMBER, "not a verified member of this realm"))
@@ -299,6 +335,7 @@ class MessageStream:
         """Opener: send the REQUEST and wait until the peer takes the stream. Raises its error otherwise."""
         self.name, self.data, self.headers = name, data, headers
         self._stream.write_nowait(self._machine.open(head, data, trio.current_time()), urgent=True)
+        self.start()
         await self._wait_opened()
 
     async def opened_by_peer(self) -> None:
@@ -366,9 +403,7 @@ class MessageStream:
                 last += machine.stop()
                 if last:
                     self._stream.write_nowait(last, urgent=True)
-            if self._paused:
-                self._paused = False
-                self._stream.resume_receiving()
+            self._resume()
             while not self.is_over:
                 await self._sleep()
             await self._stream.drain()

@@ -48,34 +48,38 @@ class Workers:
             self._context.run(self._nursery.start_soon, self._serve, work)
 
     async def _serve(self, work: Work) -> None:
-        following: Work | None = work
-        while following is not None:
+        box = [work]  # emptied when the work begins: an idle worker keeps no request in memory
+        del work
+        while box:
             try:
-                following = await self._serve_in_one_scope(following)
+                await self._serve_in_one_scope(box)
             except Exception:  # a handler's own nursery failed while it was cancelled
                 logger.exception("a cancelled handler failed")
-                following = await self._next()
+                await self._next(box)
 
-    async def _serve_in_one_scope(self, work: Work) -> Work | None:
+    async def _serve_in_one_scope(self, box: list[Work]) -> None:
         """Until a work is cancelled or the worker is not needed any more. One scope serves many works."""
-        following: Work | None = work
-        with trio.CancelScope() as scope:
-            while following is not None:
-                following.scope = scope
-                try:
-                    await following.run()
-                finally:
-                    following.scope = None
+        with trio.CancelScope() as scope:  # pyright: ignore[reportCallIssue]
+            while box:
+                await self._run(box.pop(), scope)
                 if scope.cancel_called:
                     break
-                following = await self._next()
-                if following is None:
-                    return None
-        return await self._next()
+                await self._next(box)
+                if not box:
+                    return
+        await self._next(box)
 
-    async def _next(self) -> Work | None:
+    async def _run(self, work: Work, scope: trio.CancelScope) -> None:
+        work.scope = scope
+        try:
+            await work.run()
+        finally:
+            work.scope = None
+
+    async def _next(self, box: list[Work]) -> None:
+        """Wait for work and put it into ``box``; nothing when there are idle workers enough."""
         if len(self._idle) >= _IDLE_MAX:
-            return None
+            return
         task = trio.lowlevel.current_task()
         self._idle.append(task)
 
@@ -83,4 +87,4 @@ class Workers:
             self._idle.remove(task)
             return trio.lowlevel.Abort.SUCCEEDED
 
-        return cast(Work, await trio.lowlevel.wait_task_rescheduled(abort))
+        box.append(cast(Work, await trio.lowlevel.wait_task_rescheduled(abort)))

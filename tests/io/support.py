@@ -11,6 +11,7 @@ from dep2p.errors import NotMemberError
 from dep2p.host.interface import Connection
 from dep2p.io.messaging import Messaging
 from dep2p.io.requests import OutboundLink
+from dep2p.io.stream_service import stream_protocol
 from dep2p.limits import Limits
 from dep2p.testing.memory import MemoryHost, MemoryNetwork
 from dep2p.types import PeerId, RealmId
@@ -68,6 +69,22 @@ class Side:
         self.gate = FakeGate(self.host, features)
         self.limits = limits
         self.messaging = Messaging(self.host, self.gate, REALM, limits, rng=Random(1))
+        self.stream_protocol = stream_protocol(REALM)
+        self._scope = trio.CancelScope()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Its messaging, until `stop`."""
+        with self._scope:
+            await self.messaging.run(task_status=task_status)
+
+    def stop(self) -> None:
+        """End its messaging; its host lives on."""
+        self._scope.cancel()
+
+    @property
+    def open_streams(self) -> int:
+        """Logical streams that live."""
+        return len(self.messaging._streams.streams)  # pyright: ignore[reportPrivateUsage]
 
     def link_to(self, other: "Side") -> OutboundLink:
         """The live link that this side opened to the other."""
@@ -101,6 +118,6 @@ async def sides(
                 side.host.add_addrs(other.peer, other.host.listen_addrs(), ttl_s=1e9)
     async with trio.open_nursery() as nursery:
         for side in made:
-            await nursery.start(side.messaging.run)
+            await nursery.start(side.run)
         yield made
         nursery.cancel_scope.cancel()

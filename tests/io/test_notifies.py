@@ -1,6 +1,7 @@
 """Notifies over links in memory: order, back-pressure, independence, refusals."""
 
 import logging
+import tracemalloc
 
 import pytest
 import trio
@@ -130,6 +131,30 @@ async def test_a_paused_handler_makes_the_sender_wait_and_nothing_is_lost(autoju
         await trio.sleep(1)
         assert got == 5_000
         assert b.count("links_paused") >= 1
+
+
+async def test_a_few_compressed_bytes_do_not_fill_the_memory(autojump_clock: trio.abc.Clock) -> None:
+    async with sides() as (a, b):
+        may_handle = trio.Event()
+        got: list[int] = []
+
+        async def handler(notice: Notice) -> None:
+            await may_handle.wait()
+            got.append(len(notice.data))
+
+        b.messaging.on_notify("n", handler)
+        tracemalloc.start()
+        try:
+            for _ in range(200):
+                await a.messaging.notify(b.peer, "n", bytes(1_000_000))
+            await settled()
+            assert b.count("notifies_received") == 200
+            assert tracemalloc.get_traced_memory()[0] < 10_000_000
+        finally:
+            tracemalloc.stop()
+        may_handle.set()
+        await settled()
+        assert got == [1_000_000] * 200
 
 
 async def test_a_link_that_is_full_does_not_hold_up_requests_the_other_way(autojump_clock: trio.abc.Clock) -> None:

@@ -1,6 +1,8 @@
 """Requests over links in memory, under the virtual clock."""
 
+import gc
 import logging
+import tracemalloc
 
 import pytest
 import trio
@@ -783,3 +785,47 @@ async def test_large_messages_travel_compressed_when_both_sides_offer_it(
         data = b"abcd" * 50_000
         assert await a.messaging.request(b.peer, "echo", data) == data
         assert (sum(sent) < 10_000) == offered
+
+
+async def test_a_few_compressed_bytes_do_not_fill_the_memory(autojump_clock: trio.abc.Clock) -> None:
+    async with sides(limits=[Limits(), Limits(link_in_bytes_max=3_000_000)]) as (a, b):
+
+        async def slow(request: Request) -> bytes:
+            await trio.sleep(1)
+            return b"ok"
+
+        b.messaging.on_request("slow", slow)
+        results: list[object] = []
+
+        async def one() -> None:
+            try:
+                results.append(await a.messaging.request(b.peer, "slow", bytes(1_000_000)))
+            except OverloadedError:
+                results.append("overloaded")
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(50):
+                nursery.start_soon(one)
+        assert results.count(b"ok") == 3
+        assert results.count("overloaded") == 47
+
+
+async def test_idle_workers_and_links_keep_no_message_in_memory(autojump_clock: trio.abc.Clock) -> None:
+    async with sides(limits=Limits(compress_bytes_min=0)) as (a, b):
+
+        async def sized(request: Request) -> bytes:
+            await trio.sleep(1)
+            return bytes(len(request.data))
+
+        b.messaging.on_request("sized", sized)
+        await a.messaging.request(b.peer, "sized", b"")
+        tracemalloc.start()
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(20):
+                    nursery.start_soon(a.messaging.request, b.peer, "sized", bytes(200_000))
+            await settled()
+            gc.collect()
+            assert tracemalloc.get_traced_memory()[0] < 600_000
+        finally:
+            tracemalloc.stop()

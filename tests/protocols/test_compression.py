@@ -118,3 +118,14 @@ def test_bodies_that_do_not_shrink_are_tried_less_and_less_often() -> None:
     # It comes back when bodies shrink again.
     assert any(compression.compress(b"a" * 2_000) for _ in range(64))
     assert all(compression.compress(b"a" * 2_000) for _ in range(10))
+
+
+def test_a_compressed_body_keeps_no_more_memory_than_it_has() -> None:
+    zstd = Zstd(1_000_000)
+    tracemalloc.start()
+    try:
+        bodies = [zstd.compress(bytes(1_000_000)) for _ in range(20)]
+        assert sum(map(len, bodies)) < 4_000
+        assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()

@@ -2,8 +2,9 @@
 
 import pytest
 
-from dep2p.errors import ProtocolError
+from dep2p.errors import ErrorCode, ProtocolError
 from dep2p.limits import Limits
+from dep2p.protocols.compression import Zstd
 from dep2p.protocols.frame import COMPRESSED, FINAL, HEADERS, Frame, FrameType
 from dep2p.protocols.headers import encode_headers
 from dep2p.protocols.notify import NotifyInbox
@@ -59,6 +60,25 @@ def test_clearing_tells_how_many_were_dropped() -> None:
     core.handle([notify(b"x")] * 3, 0.0)
     assert core.clear() == 3
     assert len(core) == core.queued_bytes == 0
+
+
+def test_what_cannot_be_decompressed_is_a_violation_when_it_is_taken() -> None:
+    zstd = Zstd(1_000)
+    core = NotifyInbox(PayloadReader(Limits(), zstd), items_max=10, bytes_max=1_000_000)
+    head = encode_headers({1: "n"})
+    flags = HEADERS | COMPRESSED
+    core.handle(
+        [
+            Frame(FrameType.NOTIFY, flags, 0, head + zstd.compress(bytes(1_000))),
+            Frame(FrameType.NOTIFY, flags, 0, head + zstd.compress(bytes(1_001))),
+        ],
+        0.0,
+    )
+    assert core.queued_bytes < 300
+    assert core.take() == ({1: "n"}, bytes(1_000))
+    assert core.violation is None
+    assert core.take() is None
+    assert core.violation is not None and core.violation.code == ErrorCode.MESSAGE_TOO_LARGE
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,91 @@
+"""One call for many peers: a result for each, in bounded concurrency."""
+
+import pytest
+import trio
+
+from dep2p.errors import HandlerError, NoHandlerError, PeerNotFoundError, RequestTimeoutError
+from dep2p.identity import Identity
+from dep2p.io.broadcast import to_each
+from dep2p.io.messaging import Notice, Request
+from dep2p.types import PeerId
+from tests.io.support import settled, sides
+
+
+async def test_each_peer_has_its_result_and_failures_stop_nobody(autojump_clock: trio.abc.Clock) -> None:
+    async with sides(6) as (a, *others):
+
+        async def ok(request: Request) -> bytes:
+            return b"from " + request.data
+
+        async def fails(request: Request) -> bytes:
+            raise HandlerError("no")
+
+        async def hangs(request: Request) -> bytes:
+            await trio.sleep_forever()
+            return b""
+
+        good1, good2, bad, deaf, absent = others
+        good1.messaging.on_request("q", ok)
+        good2.messaging.on_request("q", ok)
+        bad.messaging.on_request("q", fails)
+        deaf.messaging.on_request("q", hangs)
+        stranger = Identity.generate().peer_id
+        peers = [good1.peer, bad.peer, stranger, deaf.peer, absent.peer, good2.peer, good1.peer]
+        results = await a.messaging.broadcast_request(peers, "q", b"a", timeout_s=3)
+        assert list(results) == peers[:-1]
+        kinds = [type(result) for result in results.values()]
+        assert kinds == [bytes, HandlerError, PeerNotFoundError, RequestTimeoutError, NoHandlerError, bytes]
+
+
+async def test_notifies_to_many(autojump_clock: trio.abc.Clock) -> None:
+    async with sides(4) as (a, *others):
+        got: list[PeerId] = []
+        for other in others:
+
+            async def handler(notice: Notice, peer: PeerId = other.peer) -> None:
+                got.append(peer)
+
+            other.messaging.on_notify("n", handler)
+        stranger = Identity.generate().peer_id
+        results = await a.messaging.broadcast_notify([*[o.peer for o in others], stranger], "n", b"", headers={"k": 1})
+        assert [results[other.peer] for other in others] == [None] * 3
+        assert isinstance(results[stranger], PeerNotFoundError)
+        await settled()
+        assert sorted(got) == sorted(other.peer for other in others)
+
+
+async def test_no_more_than_the_concurrency_at_a_time(autojump_clock: trio.abc.Clock) -> None:
+    running = most = 0
+
+    async def call(peer: PeerId) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await trio.sleep(1)
+        running -= 1
+        return 1
+
+    peers = [PeerId(str(index)) for index in range(20)]
+    began = trio.current_time()
+    results = await to_each(peers, call, 6)
+    assert results == dict.fromkeys(peers, 1)
+    assert most == 6
+    assert trio.current_time() - began == pytest.approx(4)
+
+
+async def test_nobody_and_no_concurrency(autojump_clock: trio.abc.Clock) -> None:
+    async def call(peer: PeerId) -> int:
+        return 1
+
+    assert await to_each([], call, 6) == {}
+    with pytest.raises(ValueError, match="concurrency"):
+        await to_each([PeerId("x")], call, 0)
+
+
+async def test_a_programming_error_is_not_swallowed(autojump_clock: trio.abc.Clock) -> None:
+    async def call(peer: PeerId) -> int:
+        raise KeyError("mine")
+
+    with pytest.raises(ExceptionGroup) as failed:
+        await to_each([PeerId("x")], call, 1)
+    assert isinstance(failed.value.exceptions[0], KeyError)
