@@ -25,6 +25,8 @@ DELAYS_S: Final = (0.0, 2.0, 8.0)
 """Before each try on one connection: at once, after 2 s, after 10 s. A peer may join the realm a moment later."""
 AGAIN_DELAYS_S: Final = (0.1, 2.0, 8.0)
 AGAIN_PER_CONNECTION_MAX: Final = 20
+"""In an hour."""
+AGAIN_WINDOW_S: Final = 3_600.0
 DIALING_MAX: Final = 4
 DISCOVERED_MAX: Final = 64
 STRANGERS_MAX: Final = 1_024
@@ -57,7 +59,8 @@ class Seeking:
         self._pause_until: dict[PeerId, float] = {}
         self._pending: dict[PeerId, None] = {}
         self._sought: dict[int, None] = {}
-        self._again: dict[int, int] = {}
+        self._again: dict[int, tuple[float, int]] = {}
+        """Start of the current hour, and tries in it, by connection."""
         self._nursery: trio.Nursery | None = None
         self._send, self._receive = trio.open_memory_channel[PeerDiscovered](DISCOVERED_MAX)
 
@@ -78,11 +81,14 @@ class Seeking:
 
     def prove_again(self, connection: Connection) -> None:
         """The peer does not count us, or we doubt it: do the handshake anew, soon."""
-        tries = self._again.get(connection.id, 0)
+        now = trio.current_time()
+        since, tries = self._again.get(connection.id, (now, 0))
+        if now - since > AGAIN_WINDOW_S:
+            since, tries = now, 0
         if self._nursery is None or connection.is_closed or tries >= AGAIN_PER_CONNECTION_MAX:
             return
         if connection.id not in self._sought:
-            self._again[connection.id] = tries + 1
+            self._again[connection.id] = (since, tries + 1)
             self._nursery.start_soon(self._prove_again, connection)
 
     def disconnected(self, connection: Connection) -> None:

@@ -410,6 +410,22 @@ async def test_a_membership_that_ends_without_leaving_is_noticed(autojump_clock:
         assert not connection.is_closed
 
 
+async def test_a_dialer_whose_membership_ends_without_leaving_is_noticed(autojump_clock: Clock) -> None:
+    async with realm_nodes() as nodes:
+        a = await nodes.add()
+        host = nodes.network.host()
+        async with trio.open_nursery() as nursery:
+            b = await Nodes(nodes.network, nursery).add(host=host)
+            await b.connect(a)
+            await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+        a.host.forget(host.peer_id)
+        (connection,) = a.host.connections()
+        assert a.membership.is_verified(connection)
+        await until(lambda: not a.membership.is_verified(connection), timeout_s=60.0)
+        assert not connection.is_closed
+
+
 async def test_the_network_may_be_slow(autojump_clock: Clock) -> None:
     async with realm_nodes() as nodes:
         nodes.network.latency_s = 1.0
