@@ -50,8 +50,12 @@ class Person:
                 [*DEP2P, "daemon", "--listen", "/ip4/127.0.0.1/tcp/0", *options],
                 env=self.environment, stdout=log, stderr=log,
             )  # fmt: skip
-        wait_for("the daemon's start", lambda: self.run("status", expect=None).returncode == 0)
+        wait_for("the daemon's start", self._answers)
         self.peer_id = self.json("status")["peer_id"]
+
+    def _answers(self) -> bool:
+        assert self.daemon is not None and self.daemon.poll() is None, (self.directory / "daemon.log").read_text()
+        return self.run("status", expect=None).returncode == 0
 
     def kill(self, number: int) -> None:
         assert self.daemon is not None
