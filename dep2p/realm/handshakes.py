@@ -93,6 +93,7 @@ class Handshakes:
         self._responding: dict[int, int] = {}
         self._attempts: dict[int, Attempt] = {}
         self._nursery: trio.Nursery | None = None
+        self._one_over = trio.Event()
 
     def use(self, nursery: trio.Nursery | None) -> None:
         """Run attempts in this nursery from now on; None: no more attempts."""
@@ -134,6 +135,15 @@ class Handshakes:
         await attempt.over.wait()
         if attempt.error is not None:
             raise copy.copy(attempt.error)
+
+    async def all_over(self) -> None:
+        """Wait until no handshake is at work in either role; bounded by their deadlines when none is let in any more."""
+        while self.at_work:
+            await self._one_over.wait()
+
+    def _note_over(self) -> None:
+        self._one_over.set()
+        self._one_over = trio.Event()
 
     async def wait_for_attempt(self, connection: Connection) -> None:
         """Wait until no handshake that this side initiated is under way on the connection; bounded by its deadline."""
@@ -177,6 +187,7 @@ class Handshakes:
                 self._responding[connection.id] = left
             else:
                 del self._responding[connection.id]
+            self._note_over()
         if isinstance(verdict, HandshakeFailed) and not connection.is_closed:
             self._note_failure(connection, verdict.error)
         await self._end(stream)
@@ -211,6 +222,7 @@ class Handshakes:
             # The verdict is final here; closing the stream concerns nobody who waits.
             del self._attempts[connection.id]
             attempt.over.set()
+            self._note_over()
         await self._end(stream)
 
     async def _drive(

@@ -201,7 +201,7 @@ class MemberLinks:
 
     async def _run(self, stream: ByteStream) -> None:
         number = next(self._numbers)
-        link = self._links[number] = _Link(stream, trio.CancelScope())  # pyright: ignore[reportCallIssue]
+        link = self._links[number] = _Link(stream, trio.CancelScope())
         connection = stream.connection
         try:
             self._owner.link_opened(number, connection.peer)

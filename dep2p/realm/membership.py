@@ -112,7 +112,7 @@ class Membership:
         self._seeking = Seeking(self, self._handshakes, identity.peer_id, self._counts)
         self._verified = self._handshakes.verified
         self._nursery: trio.Nursery | None = None
-        self._scope = trio.CancelScope()  # pyright: ignore[reportCallIssue]
+        self._scope = trio.CancelScope()
         self._ended = trio.Event()
         self._is_leaving = False
         self._has_left = False
@@ -192,6 +192,9 @@ class Membership:
         try:
             self._host.remove_stream_handler(auth_protocol(self.realm_id))
             self._handshakes.use(None)
+            # Who proves us a member this very moment must hear it too.
+            with trio.move_on_after(LEAVE_TIMEOUT_S):
+                await self._handshakes.all_over()
             self._feed(ClockObserved(self._wall_clock_s()))
             self._feed(LeaveRequested())
             (farewell,) = encode_records([self._table.own_envelope])
@@ -206,7 +209,7 @@ class Membership:
     async def run(
         self,
         *,
-        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,  # pyright: ignore
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Be in the realm until cancelled or `leave`."""
         if self._ended.is_set() or self._nursery is not None:
