@@ -20,7 +20,7 @@ RETRY_MAX_S = 300.0
 _STEADY_S = 60.0
 
 Emit = Callable[[PeerId, Sequence[str]], None]
-"""Names addresses of a peer; the host remembers them and emits PeerDiscovered when they, or the peer, are new from it."""
+"""Names addresses of a peer; the host remembers them and emits PeerDiscovered when they or the peer are new."""
 
 
 class HostView(Protocol):

@@ -42,7 +42,7 @@ class MdnsDiscovery:
                         if peer != host.peer_id:
                             emit(peer, addrs)
         finally:
-            with trio.CancelScope(shield=True):  # pyright: ignore[reportCallIssue]
+            with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(zeroconf.close)
 
     async def _announce(self, zeroconf: Zeroconf, host: HostView) -> None:

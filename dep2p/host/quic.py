@@ -8,7 +8,7 @@ peer is noticed after ten minutes.
 import logging
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import trio
 from libp2p.crypto.keys import KeyPair
@@ -67,6 +67,9 @@ class _QuicByteStream(MuxedByteStream):
     def watch(self) -> Self:
         """Look at what arrives before py-libp2p's stream does."""
         muxed = self._muxed
+        if muxed.is_initiator:
+            # aioquic takes a stream for finished when a later one was written to first, and py-libp2p's writes race.
+            muxed._connection._quic.send_stream_data(int(muxed.stream_id), b"")
         take = muxed.handle_data_received
         self._has_fin = bool(muxed._read_closed)
 
@@ -86,6 +89,22 @@ class _QuicByteStream(MuxedByteStream):
 
 def _quic_stream(*args: Any, **kwargs: Any) -> _QuicByteStream:
     return _QuicByteStream(*args, **kwargs).watch()
+
+
+class _QuicMuxer(UpstreamMuxer):
+    """Ends at once when the peer says goodbye; py-libp2p waits until aioquic has drained the connection, about 2 s."""
+
+    def __init__(self, connection: QUICConnection) -> None:
+        super().__init__(connection, _quic_stream)
+        quic = cast(Any, connection)
+        signal = quic._signal_activity
+
+        def observed() -> None:
+            signal()
+            if quic._quic._close_event is not None and self._connection is not None:
+                self._connection.abort("the peer closed the connection")
+
+        quic._signal_activity = observed
 
 
 class QuicEndpoint:
@@ -147,7 +166,7 @@ class QuicEndpoint:
         try:
             host, port = connection.get_remote_address()
             remote = socket_address(host, port, "udp/quic-v1")
-            muxer = UpstreamMuxer(connection, _quic_stream)
+            muxer = _QuicMuxer(connection)
             await self._on_inbound(Upgraded(muxer, PeerId(str(connection.peer_id))), remote)
         except Exception:
             self._counters.add("inbound_quic_failed")
@@ -163,7 +182,7 @@ class QuicEndpoint:
             with shielded(self._limits.close_timeout_s):
                 await connection.close()
             raise UpgradeError(f"another node answers there: {connection.peer_id}")
-        return Upgraded(UpstreamMuxer(connection, _quic_stream), peer)
+        return Upgraded(_QuicMuxer(connection), peer)
 
     async def close(self) -> None:
         """Close the sockets; the connections were closed before."""

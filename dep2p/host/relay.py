@@ -1,7 +1,7 @@
 """Circuit relay v2 on our own streams, with py-libp2p's messages: serving it, reserving at one, dialling through one.
 
-Rules: https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md. py-libp2p's own server is not used: it takes the id
-of who reserves out of the message, where anybody can write it.
+Rules: https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md. py-libp2p's own server is not used: it takes the
+id of who reserves out of the message, where anybody can write it.
 """
 
 import logging
