@@ -65,7 +65,7 @@ def list_realms(run: Invocation) -> None:
         ]
         for realm in realms
     ]
-    run.print(table(["REALM", "ID", "MEMBERS", "UP"], rows, right=(2, 3)))
+    run.print(table(["REALM", "ID", "OTHERS", "UP"], rows, right=(2, 3)))
 
 
 def members(
@@ -92,7 +92,7 @@ def members(
                 peer if full else short_peer(peer),
                 "self" if peer == own else str(member.get("state", "-")),
                 datetime.fromtimestamp(expires, UTC).strftime("%Y-%m-%d %H:%M") if expires else "-",
-                printable(" ".join(str(addr) for addr in member.get("addrs") or ())) or "-",
+                printable(" ".join(str(addr).partition("/p2p/")[0] for addr in member.get("addrs") or ())) or "-",
             ]
         )
     run.print(table(["PEER", "STATE", "RECORD UNTIL", "ADDRESSES"], rows))
@@ -124,7 +124,9 @@ def register(app: typer.Typer) -> None:
     """Add the group ``realm``."""
     sub = group(app, "realm", "Make, join and leave realms: the circles of peers that talk to each other.")
     realm_secrets.register(sub)
-    command(sub, "ls", examples=[("dep2p realm ls", "name, id, members, members up")])(list_realms)
+    command(sub, "ls", examples=[("dep2p realm ls", "name, id, how many other members are known and how many are up")])(
+        list_realms
+    )
     command(sub, "members", examples=[("dep2p realm members team", "who is up, and where")])(members)
     command(
         sub,

@@ -15,6 +15,9 @@ def status(
     run: Invocation,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Again and again until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option("--interval", help="Seconds between, with --watch.", min=0.1)] = 2.0,
+    wait: Annotated[
+        float, typer.Option("--wait", help="Wait up to so many seconds for a daemon that is starting.", min=0)
+    ] = 0.0,
     count: Annotated[int | None, typer.Option("--count", "-n", help="End after so many, with --watch.", min=1)] = None,
 ) -> None:
     """Show the node, its peers and its realms."""
@@ -23,8 +26,9 @@ def status(
         import anyio
 
         shown = 0
+        first = await _first_answer(client, wait)
         while True:
-            fields = await client.status()
+            fields = first if shown == 0 else await client.status()
             if run.json:
                 run.emit(fields)
             else:
@@ -37,6 +41,21 @@ def status(
             await anyio.sleep(interval)
 
     run.with_client(body)
+
+
+async def _first_answer(client: "Client", wait_s: float) -> dict[str, Any]:
+    import anyio
+
+    from dep2p.client import DaemonUnreachableError
+
+    deadline_s = anyio.current_time() + wait_s
+    while True:
+        try:
+            return await client.status()
+        except DaemonUnreachableError:
+            if anyio.current_time() >= deadline_s:
+                raise
+        await anyio.sleep(0.1)
 
 
 def render(fields: dict[str, Any], run: Invocation) -> str:
@@ -68,7 +87,7 @@ def render(fields: dict[str, Any], run: Invocation) -> str:
             ]
             for realm in realms
         ]
-        lines += ["", table(["REALM", "ID", "MEMBERS", "UP"], rows, right=(2, 3))]
+        lines += ["", table(["REALM", "ID", "OTHERS", "UP"], rows, right=(2, 3))]
     else:
         lines += ["", "in no realm yet: dep2p realm new NAME, or dep2p realm join INVITE"]
     return "\n".join(lines)
@@ -79,5 +98,9 @@ def register(app: typer.Typer) -> None:
     command(
         app,
         "status",
-        examples=[("dep2p status", "once"), ("dep2p status --watch --interval 1", "every second")],
+        examples=[
+            ("dep2p status", "once"),
+            ("dep2p status --watch --interval 1", "every second"),
+            ("dep2p status --wait 10 --quiet", "in a script, after starting the daemon"),
+        ],
     )(status)

@@ -11,6 +11,7 @@ _VALUES: Final = {
     "size": "BYTES",
     "timeout": "SECONDS",
     "interval": "SECONDS",
+    "wait": "SECONDS",
     "program": "COMMAND",
 }
 """What an option's value is called when its declaration does not say."""

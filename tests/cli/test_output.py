@@ -19,8 +19,8 @@ def test_status_text(cli: Callable[..., Any], fake: Any) -> None:
         "Listen    /ip4/127.0.0.1/tcp/4001\n"
         "Peers     1 (1 out, 0 in)      Realms  1      Streams  0\n"
         "\n"
-        "REALM  ID         MEMBERS  UP\n"
-        "team   3f3f3f3f…        3   2\n"
+        "REALM  ID         OTHERS  UP\n"
+        "team   3f3f3f3f…       3   2\n"
     ).replace("Hown", fake.answers["status"]["peer_id"][-4:])
 
 
@@ -31,6 +31,24 @@ def test_status_json_is_what_the_daemon_says(cli: Callable[..., Any], fake: Any)
 def test_status_watch_ends_after_count(cli: Callable[..., Any], fake: Any) -> None:
     done = cli("status", "--watch", "--interval", "0.1", "--count", "2", "--json")
     assert done.code == 0 and len(done.lines) == 2
+
+
+def test_status_waits_for_a_daemon_that_starts(cli: Callable[..., Any], fake: Any) -> None:
+    from dep2p.client import DaemonUnreachableError
+
+    ready = fake.answers["status"]
+    tries = iter([DaemonUnreachableError("no one"), DaemonUnreachableError("no one")])
+
+    def starting() -> Any:
+        error = next(tries, None)
+        if error is not None:
+            raise error
+        return ready
+
+    fake.answers["status"] = starting
+    assert cli("status", "--wait", "20", "--json").json == ready
+    fake.answers["status"] = DaemonUnreachableError("no one")
+    assert cli("status", "--wait", "0.2").code == 3
 
 
 def test_status_of_a_lonely_node_says_what_to_do(cli: Callable[..., Any], fake: Any) -> None:
@@ -86,7 +104,7 @@ def test_peer_connect_ping_disconnect(cli: Callable[..., Any], fake: Any) -> Non
 
 
 def test_realm_ls_members_invite(cli: Callable[..., Any], fake: Any) -> None:
-    assert cli("realm", "ls").out == "REALM  ID         MEMBERS  UP\nteam   3f3f3f3f…        3   2\n"
+    assert cli("realm", "ls").out == "REALM  ID         OTHERS  UP\nteam   3f3f3f3f…       3   2\n"
     done = cli("realm", "members")
     rows = [line.split() for line in done.out.splitlines()]
     assert rows[0][:3] == ["PEER", "STATE", "RECORD"]
