@@ -48,7 +48,7 @@ Fill = Callable[[memoryview], int]
 
 
 class Scratch:
-    """Buffers that all sessions of a host share: what is in them never outlives one step of one task."""
+    """Buffers that all sessions of a host share; one thread only. What is in them never outlives one step of a task."""
 
     __slots__ = ("plain", "received", "sealed", "to_seal")
 

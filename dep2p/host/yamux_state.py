@@ -98,6 +98,8 @@ class StreamState:
         """Take bytes for sending. Raises StreamClosedError."""
         if self.write_ended or self.error is not None:
             raise self.write_error()
+        if type(data) is memoryview:
+            data = bytes(data)  # its length may be counted in larger items
         size = len(data)
         if not size:
             return

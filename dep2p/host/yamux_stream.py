@@ -63,6 +63,8 @@ class YamuxStream(StreamState, IMuxedStream):
 
     def write_nowait(self, data: bytes | bytearray | memoryview, *, urgent: bool = False) -> None:
         """See `dep2p.host.interface.ByteStream.write_nowait`. Raises StreamClosedError."""
+        if type(data) is memoryview:
+            data = bytes(data)
         if urgent and not self.unsent_bytes and self._connection.send_urgently(self, data):
             return
         self.enqueue(data)

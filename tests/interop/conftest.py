@@ -16,6 +16,7 @@ import trio
 from dep2p.host.host import LibP2PHost
 from dep2p.host.interface import ByteStream
 from dep2p.identity import Identity
+from dep2p.limits import Limits
 
 FOLDER = Path(__file__).parent
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
@@ -99,6 +100,7 @@ class JsPeer:
         self._process = process
         self._lines: list[dict[str, Any]] = []
         self._arrived = trio.Event()
+        self.pid = process.pid
         self.peer = ""
         self.addr = ""
 
@@ -166,14 +168,14 @@ def js_peer() -> OpenJsPeer:
 
 
 @asynccontextmanager
-async def _our_host() -> AsyncGenerator[LibP2PHost, None]:
-    async with LibP2PHost.open(Identity.generate(), listen=[LOOPBACK]) as host:
+async def _our_host(limits: Limits | None = None) -> AsyncGenerator[LibP2PHost, None]:
+    async with LibP2PHost.open(Identity.generate(), listen=[LOOPBACK], limits=limits) as host:
         for protocol, handler in ((_ECHO, _echo), (_SINK, _sink), (_SOURCE, _source)):
             host.set_stream_handler(protocol, handler)
         yield host
 
 
-OpenOurHost = Callable[[], AbstractAsyncContextManager[LibP2PHost]]
+OpenOurHost = Callable[..., AbstractAsyncContextManager[LibP2PHost]]
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """Our host against js-libp2p over TCP, Noise and yamux, both ways."""
 
 import json
+import os
+import signal
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +10,8 @@ from typing import Any
 import pytest
 import trio
 
+from dep2p.errors import StreamClosedError
+from dep2p.limits import Limits
 from dep2p.types import PeerId
 
 pytestmark = [pytest.mark.interop, pytest.mark.real]
@@ -67,6 +71,26 @@ async def test_liveness_probes_are_answered_by_js(js_peer: Any, our_host: Any) -
             connection = await host.dial(PeerId(js.peer), [js.addr])
             await until(lambda: connection.rtt_s is not None)
             assert 0 < connection.rtt_s < 5
+
+
+async def test_a_stopped_process_is_noticed_while_we_write_to_it(js_peer: Any, our_host: Any, traffic: Any) -> None:
+    limits = Limits(liveness_interval_s=0.5, liveness_timeout_s=0.5)
+    with trio.fail_after(60):
+        async with our_host(limits) as host, js_peer() as js:
+            connection = await host.dial(PeerId(js.peer), [js.addr])
+            streams = [await connection.open_stream(traffic.SINK) for _ in range(40)]
+            os.kill(js.pid, signal.SIGSTOP)
+            try:
+                for stream in streams:
+                    stream.write_nowait(bytes(1_000_000))
+                began_s = trio.current_time()
+                await until(lambda: connection.is_closed)
+                assert trio.current_time() - began_s < 10
+                for stream in streams:
+                    with pytest.raises(StreamClosedError):
+                        await stream.drain()
+            finally:
+                os.kill(js.pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("count", [1, 65_535, 3_000_000])
