@@ -61,7 +61,10 @@ async def test_pushed_bytes_and_the_end_reach_the_receiver(two_hosts: Any, liste
             errors.append(error)
             ended.set()
 
-        stream.set_receiver(lambda data: received.extend(data), on_end)
+        def on_data(data: bytes | memoryview) -> None:
+            received.extend(data)
+
+        stream.set_receiver(on_data, on_end)
         stream.pause_receiving()
         await stream.write(b"held back")
         await one.ping(other.peer_id)
@@ -87,7 +90,10 @@ async def test_receiver_is_told_of_a_lost_connection(two_hosts: Any, listen: str
             errors.append(error)
             ended.set()
 
-        stream.set_receiver(lambda data: None, on_end)
+        def on_data(data: bytes | memoryview) -> None:
+            """Nothing is expected."""
+
+        stream.set_receiver(on_data, on_end)
         await other.disconnect(one.peer_id)
         with trio.fail_after(5):
             await ended.wait()
