@@ -118,6 +118,14 @@ class NotInRealmError(Dep2pError):
     """This node is not in the realm that the call needs."""
 
 
+class NoPeersSubscribedError(Dep2pError):
+    """Nobody that this node knows is subscribed to the topic: the publish reached no peer and nothing was sent."""
+
+
+class TooManyTopicsError(Dep2pError):
+    """This node is in as many topics as its limit allows."""
+
+
 class ListenError(Dep2pError):
     """An address to listen on is taken, malformed or not ours."""
 

@@ -1,0 +1,103 @@
+"""What a router wants done. One list per call, in order."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from dep2p.gossipsub.rpc import Message, PeerInfo, Rpc
+from dep2p.gossipsub.trace import Trace
+from dep2p.types import PeerId
+
+
+class Lane(IntEnum):
+    """Which of a peer's outbound queues; lower goes first."""
+
+    CONTROL = 0
+    """Subscriptions, GRAFT, PRUNE, IDONTWANT: small, and late ones do harm."""
+    MESSAGE = 1
+    GOSSIP = 2
+    """IHAVE and IWANT: the first to drop when a peer is slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Queue one RPC for these peers: encoded once. Report a full queue with `SendDropped`."""
+
+    peers: tuple[PeerId, ...]
+    rpc: Rpc
+    lane: Lane
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Hand a message to the topic's subscribers. ``peer`` is who sent the first copy, None for this node's own."""
+
+    message: Message
+    peer: PeerId | None
+
+
+@dataclass(frozen=True, slots=True)
+class Validate:
+    """Ask the topic's validator, then answer with `Validated`.
+
+    With ``authenticate`` MAC and signature were not checked yet: do that first, answer BAD_SIGNATURE when they fail.
+    """
+
+    ticket: int
+    message: Message
+    peer: PeerId
+    authenticate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A publish was taken: sent to ``peers``, or ``queued`` until the topic has a first peer."""
+
+    ref: int
+    message: Message
+    peers: tuple[PeerId, ...]
+    queued: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PublishExpired:
+    """A queued publish found no peer in time."""
+
+    ref: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    """Open the outbound stream to a connected peer, then say `StreamUp` or `StreamDown`."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class ResetStream:
+    """Reset the peer's stream to us: what came on it cannot be read on."""
+
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """A hint that this peer is not worth its connection."""
+
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """A hint to connect: a direct peer that is away, or one named in a PRUNE (then ``info`` holds what was said).
+
+    Check a signed record before using its addresses.
+    """
+
+    peer: PeerId | None
+    info: PeerInfo | None = None
+
+
+Effect = Send | Deliver | Validate | Published | PublishExpired | OpenStream | ResetStream | Disconnect | Dial | Trace

@@ -1,0 +1,195 @@
+"""What a router is told. Every event goes through `Router.handle(event, now)`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+from dep2p.gossipsub.rpc import Message, Rpc
+from dep2p.gossipsub.score_params import TopicScoreParams
+from dep2p.types import PeerId
+
+
+class Version(IntEnum):
+    """What a peer speaks. The realm wire is as `V1_2`."""
+
+    FLOODSUB = 0
+    V1_0 = 1
+    V1_1 = 2
+    V1_2 = 3
+
+
+class Verdict(IntEnum):
+    """What a validator says of a message."""
+
+    ACCEPT = 0
+    """Deliver and forward."""
+    IGNORE = 1
+    """Drop, nobody's fault; further copies are duplicates."""
+    REJECT = 2
+    """Drop and lower the score of everybody who forwarded it."""
+    THROTTLED = 3
+    """Drop because this node has no room: nobody's fault, and a further copy may come through."""
+    BAD_SIGNATURE = 4
+    """Drop and lower the forwarder's score; the id is not marked seen, since a true copy may follow."""
+
+
+Validator = Callable[[PeerId, Message], Verdict]
+"""An inline validator: pure and fast. When it raises, the message is ignored and the error logged."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerUp:
+    """A peer that speaks our protocol is connected. Nothing is sent to it before :class:`StreamUp`.
+
+    ``identity`` is its peer id as multihash bytes; ``outbound`` whether we dialed; ``ips`` its addresses for P6.
+    """
+
+    peer: PeerId
+    identity: bytes
+    version: Version = Version.V1_2
+    outbound: bool = False
+    ips: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDown:
+    """The last connection to a peer is gone."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class StreamUp:
+    """Our outbound stream to a peer is open (again): it gets our subscriptions and grafts."""
+
+    peer: PeerId
+    protocol: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDown:
+    """Our outbound stream ended while the connection lives: the router asks for another, with growing pauses.
+
+    Also said when opening it failed.
+    """
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A decoded RPC from a peer."""
+
+    peer: PeerId
+    rpc: Rpc
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """Bytes from a peer that are no RPC: it is punished (P7) and its stream is to be reset."""
+
+    peer: PeerId
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Publish ``data``. ``ref`` comes back in the :class:`~dep2p.gossipsub.effects.Published` effect.
+
+    ``if_no_peers``: "error" raises, "queue" waits for a first peer, "ignore" publishes to nobody (the message still
+    gossips from the message cache).
+    """
+
+    topic: str
+    data: bytes
+    ref: int = 0
+    if_no_peers: Literal["error", "queue", "ignore"] = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Join a topic. With ``deliver`` false the node only forwards (a relay)."""
+
+    topic: str
+    deliver: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Leave a topic."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigureTopic:
+    """How messages of a topic are validated and scored, before or after joining it.
+
+    ``inline`` runs in the router; ``external`` makes it emit `Validate` effects and wait for :class:`Validated`.
+    """
+
+    topic: str
+    inline: Validator | None = None
+    external: bool = False
+    score: TopicScoreParams | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """The verdict on a `Validate` effect."""
+
+    ticket: int
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class SendDropped:
+    """A peer's outbound queue had no room for this part of a `Send`."""
+
+    peer: PeerId
+    rpc: Rpc
+
+
+@dataclass(frozen=True, slots=True)
+class SetAppScore:
+    """The app's own opinion of a peer (P5)."""
+
+    peer: PeerId
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class SetDirect:
+    """Make a peer direct: always sent to, never in a mesh, never scored down. Or end that."""
+
+    peer: PeerId
+    direct: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SetBlacklist:
+    """Take nothing from a peer, neither as neighbour nor as author (``identity``: multihash bytes). Or end that."""
+
+    peer: PeerId
+    identity: bytes
+    blocked: bool = True
+
+
+Event = (
+    PeerUp
+    | PeerDown
+    | StreamUp
+    | StreamDown
+    | Received
+    | Malformed
+    | Publish
+    | Join
+    | Leave
+    | ConfigureTopic
+    | Validated
+    | SendDropped
+    | SetAppScore
+    | SetDirect
+    | SetBlacklist
+)

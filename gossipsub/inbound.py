@@ -1,0 +1,367 @@
+"""RPCs as they come in: the hot path of a node.
+
+Order of checks: known neighbour, graylist → gater → seen? → topic joined, size, blacklist, policy, own message →
+MAC and signature → app validators → mark seen → deliver and forward. Then control: IHAVE, IWANT, GRAFT, PRUNE,
+IDONTWANT.
+"""
+
+import logging
+
+from dep2p.gossipsub import reasons
+from dep2p.gossipsub.core import Core, PeerState, TopicState
+from dep2p.gossipsub.effects import Deliver, Effect, Lane, Send, Validate
+from dep2p.gossipsub.events import Verdict
+from dep2p.gossipsub.gossip import Gossip
+from dep2p.gossipsub.idontwant import IDontWant
+from dep2p.gossipsub.mesh import Mesh
+from dep2p.gossipsub.rpc import Message, Rpc
+from dep2p.gossipsub.signing import Authenticate, Seqnos, SigningPolicy, policy_violation
+from dep2p.gossipsub.subscriptions import Subscriptions
+from dep2p.gossipsub.trace import DeliverMessage, DuplicateMessage, RecvRpc, RejectMessage, SendRpc
+from dep2p.gossipsub.validation import PendingMessage
+from dep2p.types import PeerId
+
+_logger = logging.getLogger("dep2p.gossipsub")
+
+_REASON_OF_VERDICT = {
+    Verdict.IGNORE: reasons.VALIDATION_IGNORED,
+    Verdict.REJECT: reasons.VALIDATION_FAILED,
+    Verdict.THROTTLED: reasons.VALIDATION_THROTTLED,
+    Verdict.BAD_SIGNATURE: reasons.INVALID_SIGNATURE,
+}
+
+
+class Inbound:
+    """Takes RPCs and verdicts."""
+
+    __slots__ = (
+        "_authenticate",
+        "_core",
+        "_external",
+        "_gossip",
+        "_idontwant",
+        "_mesh",
+        "_policy",
+        "_seqnos",
+        "_subscriptions",
+    )
+
+    def __init__(
+        self,
+        core: Core,
+        mesh: Mesh,
+        gossip: Gossip,
+        idontwant: IDontWant,
+        subscriptions: Subscriptions,
+        seqnos: Seqnos,
+        policy: SigningPolicy,
+        authenticate: Authenticate | None,
+        *,
+        external_authentication: bool,
+    ) -> None:
+        self._core = core
+        self._mesh = mesh
+        self._gossip = gossip
+        self._idontwant = idontwant
+        self._subscriptions = subscriptions
+        self._seqnos = seqnos
+        self._policy = policy
+        self._authenticate = authenticate
+        self._external = external_authentication
+
+    def receive(self, peer: PeerId, rpc: Rpc, now: float) -> list[Effect]:
+        """One RPC of one peer."""
+        core = self._core
+        out = core.out
+        state = core.peers.get(peer)
+        if state is None:
+            core.count("drop: rpc of an unknown peer")
+            return out.take()
+        if core.tracing:
+            out.effects.append(RecvRpc(peer, rpc))
+        if rpc.subscriptions:
+            self._subscriptions.on_subscriptions(state, rpc.subscriptions, now)
+        if state.stats.score < core.thresholds.graylist and not state.direct:
+            core.count("drop: rpc of a graylisted peer")
+            return out.take()
+        messages = rpc.messages
+        if messages and (state.source is None or self._passes_gater(state, now)):
+            seen = core.seen.times
+            for message in messages:
+                if message.id in seen:
+                    core.duplicates += 1
+                    if core.watches_duplicates or core.seen.rejected:
+                        self._duplicate(state, message, now)
+                else:
+                    self._new(state, message, now, rpc)
+            if self._idontwant.pending:
+                self._idontwant.flush(state)
+        if rpc.ihave or rpc.iwant or rpc.graft or rpc.prune or rpc.idontwant:
+            self._control(state, rpc, now)
+        return out.take()
+
+    def _control(self, state: PeerState, rpc: Rpc, now: float) -> None:
+        if rpc.ihave:
+            self._gossip.on_ihave(state, rpc.ihave, now)
+        if rpc.iwant:
+            self._gossip.on_iwant(state, rpc.iwant)
+        if rpc.graft:
+            self._mesh.on_graft(state, rpc.graft, now)
+        if rpc.prune:
+            self._mesh.on_prune(state, rpc.prune, now)
+        if rpc.idontwant:
+            self._idontwant.on_idontwant(state, rpc.idontwant)
+
+    def _passes_gater(self, state: PeerState, now: float) -> bool:
+        core = self._core
+        if core.gater is None or state.source is None or core.gater.accepts(state.source, now):
+            return True
+        core.count("drop: peer gated")
+        return False
+
+    def _duplicate(self, state: PeerState, message: Message, now: float) -> None:
+        """A further copy of what was judged already."""
+        core = self._core
+        seen = core.seen
+        if core.tracing:
+            core.out.effects.append(DuplicateMessage(message, state.peer))
+        if state.source is not None:
+            state.source.duplicate += 1.0
+        if message.id in seen.rejected:
+            core.scores.invalid(state.stats, message.topic)
+        elif core.deliveries:
+            delivered = core.deliveries.get(message.id)
+            if delivered is not None and state.peer not in delivered:
+                if now - seen.times[message.id] <= core.scores.delivery_window_s(message.topic):
+                    delivered[state.peer] = None
+                    core.scores.near_first(state.stats, message.topic)
+        if seen.refreshes:
+            seen.touch(message.id, now)
+
+    def _new(self, state: PeerState, message: Message, now: float, rpc: Rpc) -> None:
+        """The first copy, or one of what may still be judged."""
+        core = self._core
+        topic = core.topics.get(message.topic)
+        if topic is None or not topic.joined:
+            core.count("drop: message of a topic not joined")
+            return
+        pending = core.validating.by_id.get(message.id)
+        if pending is not None:
+            core.duplicates += 1
+            pending.note(state.peer, message)
+            if core.watches_duplicates:
+                if core.tracing:
+                    core.out.effects.append(DuplicateMessage(message, state.peer))
+                if state.source is not None:
+                    state.source.duplicate += 1.0
+            return
+        reason = self._violation(state, message, now)
+        if reason is not None:
+            self._reject(state, message, reason)
+            return
+        if self._authenticate is not None and not self._external:
+            reason = self._authenticate(message)
+            if reason is not None:
+                self._reject(state, message, reason)
+                return
+        if len(message.data) >= core.params.idontwant_bytes_min:
+            self._idontwant.note(topic, message.id)
+        if self._external or topic.external:
+            self._validate_externally(state, message, now)
+            return
+        if core.gater is not None:
+            core.gater.validated()
+        if topic.inline is not None:
+            verdict = self._run_inline(topic, state, message)
+            if verdict is not Verdict.ACCEPT:
+                self._refuse(state, message, verdict, now)
+                return
+        self._accept(topic, state, message, now, rpc)
+
+    def _violation(self, state: PeerState, message: Message, now: float) -> str | None:
+        core = self._core
+        if len(message.data) > core.params.message_bytes_max:
+            return reasons.TOO_LARGE
+        if message.author in core.blocked_authors:
+            return reasons.BLACKLISTED_SOURCE
+        reason = policy_violation(self._policy, message)
+        if reason is not None:
+            return reason
+        if message.author == core.identity and message.author:
+            if int.from_bytes(message.seqno, "big") < self._seqnos.first:
+                # Published before a restart: an honest neighbour may well have kept it.
+                core.count("own message of an earlier run")
+                core.seen.add(message.id, now)
+                core.promises.fulfilled(message.id)
+                return reasons.VALIDATION_IGNORED
+            return reasons.SELF_ORIGIN
+        return None
+
+    def _run_inline(self, topic: TopicState, state: PeerState, message: Message) -> Verdict:
+        if topic.inline is None:
+            return Verdict.ACCEPT
+        try:
+            return topic.inline(state.peer, message)
+        except Exception:
+            _logger.exception("the validator of topic %r failed: its message is ignored", topic.name)
+            self._core.count("validator failed")
+            return Verdict.IGNORE
+
+    def _validate_externally(self, state: PeerState, message: Message, now: float) -> PendingMessage | None:
+        core = self._core
+        pending = core.validating.start(message, state.peer, now)
+        if pending is None:
+            # Our fault, not the peer's: what it promised is forgiven, and a further copy may come through.
+            core.promises.excuse(state.peer)
+            if core.gater is not None:
+                core.gater.throttled(now)
+            self._reject(state, message, reasons.VALIDATION_QUEUE_FULL)
+            return None
+        core.promises.fulfilled(message.id)
+        if core.gater is not None:
+            core.gater.validated()
+        core.out.effects.append(Validate(pending.ticket, message, state.peer, self._external))
+        return pending
+
+    def on_verdict(self, ticket: int, verdict: Verdict, now: float) -> None:
+        """An external validator has answered; too late or twice is nothing."""
+        pending = self._core.validating.finish(ticket)
+        if pending is None:
+            self._core.count("verdict too late")
+            return
+        self._finish(pending, verdict, now)
+
+    def expire(self, now: float) -> None:
+        """Validators that took too long have ignored their message, but a further copy may be tried."""
+        for pending in self._core.validating.expired(now):
+            self._core.count("validation timeout")
+            self._finish(pending, Verdict.THROTTLED, now)
+
+    def _finish(self, pending: PendingMessage, verdict: Verdict, now: float) -> None:
+        core = self._core
+        message = pending.message
+        topic = core.topics.get(message.topic)
+        state = core.peers.get(pending.peer)
+        if verdict is Verdict.ACCEPT and topic is not None and topic.inline is not None and state is not None:
+            verdict = self._run_inline(topic, state, message)
+        if verdict is not Verdict.ACCEPT:
+            self._refuse(state, message, verdict, now)
+            self._judge_others(pending, verdict, now)
+            return
+        if topic is None or not topic.joined:
+            core.count("drop: message of a topic not joined")
+            core.seen.add(message.id, now)
+            return
+        self._accept(topic, state, message, now, None, pending.peer)
+        for peer, copy in pending.others.items():
+            other = core.peers.get(peer)
+            delivered = core.deliveries.get(message.id)
+            if copy is None and other is not None and delivered is not None and peer not in delivered:
+                delivered[peer] = None
+                core.scores.near_first(other.stats, message.topic)
+
+    def _judge_others(self, pending: PendingMessage, verdict: Verdict, now: float) -> None:
+        """Who sent the same bad copy is at fault too; another copy under the id of a forged one gets its chance."""
+        core = self._core
+        if verdict is not Verdict.REJECT and verdict is not Verdict.BAD_SIGNATURE:
+            return
+        retried: PendingMessage | None = None
+        for peer, copy in pending.others.items():
+            state = core.peers.get(peer)
+            if state is None:
+                continue
+            if copy is None or verdict is Verdict.REJECT:
+                core.scores.invalid(state.stats, pending.message.topic)
+            elif retried is None:
+                retried = self._validate_externally(state, copy, now)
+            else:
+                retried.note(peer, copy)
+
+    def _accept(
+        self,
+        topic: TopicState,
+        state: PeerState | None,
+        message: Message,
+        now: float,
+        rpc: Rpc | None,
+        sender: PeerId | None = None,
+    ) -> None:
+        """Mark seen, deliver, forward. ``state`` is None when the sender has gone meanwhile."""
+        core = self._core
+        effects = core.out.effects
+        message_id = message.id
+        core.seen.add(message_id, now)
+        core.promises.fulfilled(message_id)
+        peer = sender
+        if state is not None:
+            peer = state.peer
+            if core.scores.enabled:
+                core.scores.first(state.stats, topic.name)
+                if topic.counts_deliveries:
+                    core.deliveries[message_id] = {peer: None}
+            if state.source is not None:
+                state.source.deliver += 1.0
+        if core.tracing:
+            effects.append(DeliverMessage(message, peer))
+        if topic.delivers:
+            effects.append(Deliver(message, peer))
+        core.mcache.put(message)
+        author = core.by_identity.get(message.author)
+        mesh = topic.mesh
+        targets = [
+            other
+            for other, other_state in mesh.items()
+            if other_state is not state and message_id not in other_state.unwanted and other_state is not author
+        ]
+        if topic.extra:
+            targets += [
+                other
+                for other, other_state in topic.extra.items()
+                if other_state is not state
+                and other_state is not author
+                and other not in mesh
+                and message_id not in other_state.unwanted
+            ]
+        if targets:
+            if rpc is None or not _holds_one_message_only(rpc):
+                rpc = Rpc((message,))
+            peers = tuple(targets)
+            effects.append(Send(peers, rpc, Lane.MESSAGE))
+            if core.tracing:
+                effects.append(SendRpc(peers, rpc))
+
+    def _refuse(self, state: PeerState | None, message: Message, verdict: Verdict, now: float) -> None:
+        """A validator said no."""
+        core = self._core
+        if verdict is Verdict.REJECT or verdict is Verdict.IGNORE:
+            core.seen.add(message.id, now, rejected=verdict is Verdict.REJECT)
+            core.promises.fulfilled(message.id)
+        elif verdict is Verdict.THROTTLED:
+            if core.gater is not None:
+                core.gater.throttled(now)
+            if state is not None:
+                core.promises.excuse(state.peer)
+        if state is None:
+            core.count(f"rejected: {_REASON_OF_VERDICT[verdict]}")
+            return
+        self._reject(state, message, _REASON_OF_VERDICT[verdict])
+
+    def _reject(self, state: PeerState, message: Message, reason: str) -> None:
+        """Count, trace and, where it is the forwarder's fault, score."""
+        core = self._core
+        core.count(f"rejected: {reason}")
+        if core.tracing:
+            core.out.effects.append(RejectMessage(message, state.peer, reason))
+        if reason in reasons.PUNISHED:
+            core.scores.invalid(state.stats, message.topic)
+            if state.source is not None:
+                state.source.reject += 1.0
+        elif state.source is not None and reason == reasons.VALIDATION_IGNORED:
+            state.source.ignore += 1.0
+
+
+def _holds_one_message_only(rpc: Rpc) -> bool:
+    """Then it can go on as it is: nothing to build, and its encoding is known."""
+    return len(rpc.messages) == 1 and not (
+        rpc.subscriptions or rpc.ihave or rpc.iwant or rpc.graft or rpc.prune or rpc.idontwant
+    )

@@ -1,0 +1,152 @@
+"""Own publishes: checked before anything is sent, to the mesh, a fanout, or everybody."""
+
+from dep2p.errors import MessageTooLargeError, NoPeersSubscribedError
+from dep2p.gossipsub.core import Core, PeerState, TopicState
+from dep2p.gossipsub.effects import Deliver, Lane, Published, PublishExpired
+from dep2p.gossipsub.events import Publish
+from dep2p.gossipsub.fanout import Fanout
+from dep2p.gossipsub.idontwant import IDontWant
+from dep2p.gossipsub.publish_limits import PendingPublishes, PublishRate
+from dep2p.gossipsub.rpc import Message, Rpc
+from dep2p.gossipsub.shuffle import sample
+from dep2p.gossipsub.signing import Compose, Seqnos
+from dep2p.gossipsub.trace import DeliverMessage, PublishMessage
+from dep2p.types import PeerId
+
+
+class Publisher:
+    """Turns a publish into a message and its recipients."""
+
+    __slots__ = ("_compose", "_core", "_fanout", "_idontwant", "_pending", "_rate", "seqnos")
+
+    def __init__(
+        self, core: Core, fanout: Fanout, idontwant: IDontWant, compose: Compose, seqnos: Seqnos, now: float
+    ) -> None:
+        self._core = core
+        self._fanout = fanout
+        self._idontwant = idontwant
+        self._compose = compose
+        self.seqnos = seqnos
+        self._pending = PendingPublishes(core.params)
+        self._rate = PublishRate(core.params.publish_rate_per_s, core.params.publish_burst, now)
+
+    @property
+    def pending(self) -> int:
+        """Publishes that wait for a peer."""
+        return len(self._pending)
+
+    def publish(self, event: Publish, now: float) -> None:
+        """Publish, or raise before anything has happened.
+
+        Raises :class:`MessageTooLargeError`, :class:`RateLimitedError`, :class:`NoPeersSubscribedError`, and
+        ``ValueError`` for a topic name that is empty or too long.
+        """
+        core = self._core
+        check_topic_name(event.topic, core.params.topic_bytes_max)
+        if len(event.data) > core.params.message_bytes_max:
+            raise MessageTooLargeError(
+                f"a message of {len(event.data)} bytes: at most {core.params.message_bytes_max} can be published"
+            )
+        self._rate.check(now)
+        topic = core.topics.get(event.topic)
+        targets = self._targets(topic, now) if topic is not None else {}
+        queued = False
+        if not targets:
+            if event.if_no_peers == "error":
+                self._release(topic)
+                raise NoPeersSubscribedError(f"no peer is subscribed to {event.topic!r}: nothing was sent")
+            if event.if_no_peers == "queue":
+                self._pending.check(len(event.data))
+                queued = True
+        message = self._compose(event.topic, event.data, self.seqnos.next())
+        if message.id in core.seen.times:
+            # Only content ids get here: this very content was published or received already.
+            core.count("publish of what was seen")
+            self._release(topic)
+            core.out.effects.append(Published(event.ref, message, ()))
+            return
+        self._rate.take()
+        core.seen.add(message.id, now)
+        if core.tracing:
+            core.out.effects.append(PublishMessage(message))
+            core.out.effects.append(DeliverMessage(message, None))
+        core.count("published")
+        if queued:
+            self._pending.add(message, event.ref, now)
+            core.out.effects.append(Published(event.ref, message, (), queued=True))
+        else:
+            self._send(message, event.ref, targets)
+        if topic is not None and topic.delivers and core.params.emit_self:
+            core.out.effects.append(Deliver(message, None))
+
+    def _targets(self, topic: TopicState, now: float) -> dict[PeerId, PeerState]:
+        """Who gets an own publish: the mesh, filled up to D while it is thin, and whoever gets everything."""
+        core = self._core
+        params = core.params
+        threshold = core.thresholds.publish
+        if params.flood_publish:
+            if not topic.joined:
+                topic.fanout_last = now
+            return {
+                peer: state
+                for peer, state in topic.peers.items()
+                if state.writable and (state.direct or state.stats.score >= threshold)
+            }
+        if not topic.joined:
+            return {**self._fanout.use(topic, now), **topic.extra}
+        targets = {**topic.mesh, **topic.extra}
+        missing = params.d - len(topic.mesh)
+        if len(topic.mesh) < params.d_lo or not targets:
+            others = [
+                state
+                for peer, state in topic.peers.items()
+                if peer not in targets and state.writable and state.is_gossip and state.stats.score >= threshold
+            ]
+            for state in sample(others, max(missing, 1), core.rng):
+                targets[state.peer] = state
+        return targets
+
+    def _send(self, message: Message, ref: int, targets: dict[PeerId, PeerState]) -> None:
+        core = self._core
+        core.mcache.put(message)
+        message_id = message.id
+        peers = tuple(peer for peer, state in targets.items() if message_id not in state.unwanted)
+        core.out.effects.append(Published(ref, message, peers))
+        if peers:
+            core.out.send(peers, Rpc((message,)), Lane.MESSAGE)
+        if core.params.idontwant_on_publish and len(message.data) >= core.params.idontwant_bytes_min:
+            topic = core.topics.get(message.topic)
+            if topic is not None:
+                self._idontwant.note(topic, message_id)
+                self._idontwant.flush(None)
+
+    def _release(self, topic: TopicState | None) -> None:
+        if topic is not None:
+            self._core.release(topic)
+
+    def on_reachable(self, topic: TopicState, now: float) -> None:
+        """A topic has got a peer: what waited for one goes out."""
+        for ref, message in self._pending.take(topic.name):
+            targets = self._targets(topic, now)
+            self._send(message, ref, targets)
+
+    def next_deadline(self) -> float | None:
+        """When a queued publish has waited too long."""
+        return self._pending.next_deadline()
+
+    def expire(self, now: float) -> None:
+        """Give up queued publishes that found no peer."""
+        core = self._core
+        for ref, message in self._pending.expired(now):
+            core.count("drop: publish without peers")
+            core.out.effects.append(PublishExpired(ref, message))
+
+
+def check_topic_name(name: str, bytes_max: int) -> None:
+    """Raises ``ValueError`` for a name that is empty, too long or not Unicode text."""
+    try:
+        size = len(name.encode("utf-8"))
+    except UnicodeEncodeError:
+        raise ValueError("a topic name must be text that UTF-8 can encode") from None
+    if not 0 < size <= bytes_max:
+        raise ValueError(f"a topic name of {size} bytes: it must have between 1 and {bytes_max}")

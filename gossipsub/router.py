@@ -1,0 +1,390 @@
+"""The router: one pure core over all parts. Events in, effects out; it knows neither bytes nor sockets nor clocks."""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from dep2p.errors import TooManyTopicsError
+from dep2p.gossipsub.core import Core
+from dep2p.gossipsub.direct import Direct
+from dep2p.gossipsub.effects import Disconnect, Effect, ResetStream
+from dep2p.gossipsub.events import (
+    ConfigureTopic,
+    Event,
+    Join,
+    Leave,
+    Malformed,
+    PeerDown,
+    PeerUp,
+    Publish,
+    Received,
+    SendDropped,
+    SetAppScore,
+    SetBlacklist,
+    SetDirect,
+    StreamDown,
+    StreamUp,
+    Validated,
+)
+from dep2p.gossipsub.fanout import Fanout
+from dep2p.gossipsub.gater import GaterParams
+from dep2p.gossipsub.gossip import Gossip
+from dep2p.gossipsub.idontwant import IDontWant
+from dep2p.gossipsub.inbound import Inbound
+from dep2p.gossipsub.mesh import Mesh
+from dep2p.gossipsub.params import GossipParams
+from dep2p.gossipsub.publisher import Publisher, check_topic_name
+from dep2p.gossipsub.px import PeerExchange
+from dep2p.gossipsub.rpc import Rpc
+from dep2p.gossipsub.score_params import ScoreParams
+from dep2p.gossipsub.signing import Authenticate, Compose, Seqnos, SigningPolicy
+from dep2p.gossipsub.streams import Streams
+from dep2p.gossipsub.subscriptions import SubscriptionFilter, Subscriptions
+from dep2p.gossipsub.trace import JoinTopic, LeaveTopic
+from dep2p.types import PeerId, Rng
+
+_BACKOFF_SWEEP_TICKS = 15
+
+
+class Router:
+    """GossipSub for one network.
+
+    - ``own``, ``identity``: this node's peer id as text and as multihash bytes.
+    - ``compose``: makes messages of own publishes, from a codec.
+    - ``authenticate``: checks MAC and signature inside the router; with ``external_authentication`` every message
+      becomes a `Validate` effect instead, and ``authenticate`` is not called.
+    - ``seqno_start``: see :class:`~dep2p.gossipsub.signing.Seqnos`.
+    - ``scores``, ``gater``: None turns them off.
+    - ``tracing``: libp2p's trace events among the effects.
+    - ``now``: the time at which it starts, of the clock that all later ``now`` come from.
+    """
+
+    __slots__ = (
+        "_core",
+        "_direct",
+        "_fanout",
+        "_gossip",
+        "_heartbeat_at",
+        "_idontwant",
+        "_inbound",
+        "_mesh",
+        "_publisher",
+        "_px",
+        "_streams",
+        "_subscriptions",
+        "receive",
+    )
+
+    receive: Callable[[PeerId, Rpc, float], list[Effect]]
+    """`receive(peer, rpc, now)` is `handle(Received(peer, rpc), now)` without the event object."""
+
+    def __init__(
+        self,
+        own: PeerId,
+        identity: bytes,
+        *,
+        params: GossipParams,
+        compose: Compose,
+        rng: Rng,
+        now: float,
+        seqno_start: int,
+        policy: SigningPolicy = SigningPolicy.STRICT_SIGN,
+        authenticate: Authenticate | None = None,
+        external_authentication: bool = False,
+        scores: ScoreParams | None = None,
+        gater: GaterParams | None = None,
+        subscription_filter: SubscriptionFilter | None = None,
+        tracing: bool = False,
+    ) -> None:
+        core = self._core = Core(own, identity, params, scores, gater, rng, now, tracing=tracing)
+        self._px = PeerExchange(core)
+        self._mesh = Mesh(core, self._px)
+        self._gossip = Gossip(core)
+        self._idontwant = IDontWant(core)
+        self._fanout = Fanout(core, self._gossip)
+        self._publisher = Publisher(core, self._fanout, self._idontwant, compose, Seqnos(seqno_start), now)
+        self._subscriptions = Subscriptions(core, self._mesh, subscription_filter, self._publisher.on_reachable)
+        self._streams = Streams(core, self._mesh, self._subscriptions)
+        self._direct = Direct(core)
+        self._inbound = Inbound(
+            core,
+            self._mesh,
+            self._gossip,
+            self._idontwant,
+            self._subscriptions,
+            self._publisher.seqnos,
+            policy,
+            authenticate,
+            external_authentication=external_authentication,
+        )
+        self.receive = self._inbound.receive
+        self._heartbeat_at = now + params.heartbeat_initial_delay_s
+
+    # The core's shape ------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take one event.
+
+        Raises, with nothing done: for `Publish` what :meth:`Publisher.publish` names, for `Join` ``ValueError`` (the
+        name) and :class:`TooManyTopicsError`. Other events never raise.
+        """
+        if isinstance(event, Received):
+            return self.receive(event.peer, event.rpc, now)
+        try:
+            self._HANDLERS[type(event)](self, event, now)
+        except BaseException:
+            self._core.out.take()
+            raise
+        return self._core.out.take()
+
+    def next_deadline(self) -> float | None:
+        """When `on_deadline` wants to be called."""
+        deadline = self._heartbeat_at
+        for other in (
+            self._core.validating.next_deadline(),
+            self._streams.next_deadline(),
+            self._publisher.next_deadline(),
+        ):
+            if other is not None and other < deadline:
+                deadline = other
+        return deadline
+
+    def on_deadline(self, now: float) -> list[Effect]:
+        """Do what is due. Early or repeated calls do nothing."""
+        self._streams.reopen(now)
+        self._publisher.expire(now)
+        self._inbound.expire(now)
+        if now >= self._heartbeat_at:
+            interval = self._core.params.heartbeat_interval_s
+            self._heartbeat_at += interval
+            if self._heartbeat_at <= now:
+                self._core.count("heartbeats missed", int((now - self._heartbeat_at) / interval) + 1)
+                self._heartbeat_at = now + interval
+            self._heartbeat(now)
+        return self._core.out.take()
+
+    # What can be asked -----------------------------------------------------------------------------------------------
+
+    def topics(self) -> list[str]:
+        """Joined topics."""
+        return [topic.name for topic in self._core.topics.values() if topic.joined]
+
+    def peers(self, topic: str | None = None) -> list[PeerId]:
+        """Connected peers, or a topic's subscribers."""
+        if topic is None:
+            return list(self._core.peers)
+        known = self._core.topics.get(topic)
+        return list(known.peers) if known is not None else []
+
+    def mesh(self, topic: str) -> list[PeerId]:
+        """The mesh of a topic."""
+        known = self._core.topics.get(topic)
+        return list(known.mesh) if known is not None else []
+
+    def scores(self) -> dict[PeerId, float]:
+        """The score of each connected peer."""
+        return {peer: state.stats.score for peer, state in self._core.peers.items()}
+
+    def set_peer_record(self, identity: bytes, record: bytes) -> None:
+        """A connected peer's signed record, for peer exchange; empty forgets it."""
+        if record and identity in self._core.by_identity:
+            self._px.records[identity] = record
+        else:
+            self._px.records.pop(identity, None)
+
+    @property
+    def last_seqno(self) -> int:
+        """The last sequence number in use: keep it where the clock is not trusted."""
+        return self._publisher.seqnos.last
+
+    def counters(self) -> dict[str, int]:
+        """What happened so far; drops are ``drop: reason``, refused messages ``rejected: reason``."""
+        core = self._core
+        return {
+            **core.counts,
+            "duplicates": core.duplicates,
+            "seen evicted": core.seen.evicted,
+            "mcache evicted": core.mcache.evicted,
+            "backoffs evicted": core.backoffs.evicted,
+        }
+
+    def sizes(self) -> dict[str, int]:
+        """How full each bounded part is."""
+        core = self._core
+        return {
+            "peers": len(core.peers),
+            "topics": len(core.topics),
+            "seen": len(core.seen),
+            "mcache": len(core.mcache),
+            "mcache bytes": core.mcache.payload_bytes,
+            "backoffs": len(core.backoffs),
+            "promises": len(core.promises),
+            "validating": len(core.validating),
+            "scored": len(core.scores),
+            "pending publishes": self._publisher.pending,
+            "unwanted": sum(len(state.unwanted) for state in core.peers.values()),
+        }
+
+    # Events ----------------------------------------------------------------------------------------------------------
+
+    def _on_validated(self, event: Validated, now: float) -> None:
+        self._inbound.on_verdict(event.ticket, event.verdict, now)
+
+    def _on_publish(self, event: Publish, now: float) -> None:
+        self._publisher.publish(event, now)
+
+    def _on_received(self, event: Received, now: float) -> None:
+        self._core.out.effects = self.receive(event.peer, event.rpc, now)
+
+    def _on_peer_up(self, event: PeerUp, now: float) -> None:
+        self._streams.on_peer_up(event)
+
+    def _on_peer_down(self, event: PeerDown, now: float) -> None:
+        state = self._core.peers.get(event.peer)
+        if state is not None:
+            self._px.records.pop(state.identity, None)
+        self._streams.on_peer_down(event.peer, now)
+
+    def _on_stream_up(self, event: StreamUp, now: float) -> None:
+        self._streams.on_stream_up(event, now)
+
+    def _on_stream_down(self, event: StreamDown, now: float) -> None:
+        self._streams.on_stream_down(event.peer, now)
+
+    def _on_send_dropped(self, event: SendDropped, now: float) -> None:
+        self._streams.on_send_dropped(event)
+
+    def _on_malformed(self, event: Malformed, now: float) -> None:
+        core = self._core
+        core.count("drop: malformed rpc")
+        state = core.peers.get(event.peer)
+        if state is not None:
+            core.scores.misbehaved(state.stats)
+        core.out.effects.append(ResetStream(event.peer, event.detail))
+
+    def _on_join(self, event: Join, now: float) -> None:
+        core = self._core
+        check_topic_name(event.topic, core.params.topic_bytes_max)
+        known = core.topics.get(event.topic)
+        if known is not None and known.joined:
+            known.delivers = event.deliver
+            return
+        if sum(1 for topic in core.topics.values() if topic.joined) >= core.params.topics_max:
+            raise TooManyTopicsError(
+                f"this node is in {core.params.topics_max} topics already: leave one, or raise topics_max"
+            )
+        topic = core.topic(event.topic)
+        topic.joined = True
+        topic.delivers = event.deliver
+        if core.tracing:
+            core.out.effects.append(JoinTopic(event.topic))
+        self._subscriptions.announce(event.topic, subscribe=True)
+        self._mesh.join(topic, now)
+
+    def _on_leave(self, event: Leave, now: float) -> None:
+        core = self._core
+        topic = core.topics.get(event.topic)
+        if topic is None or not topic.joined:
+            return
+        topic.joined = False
+        topic.delivers = False
+        if core.tracing:
+            core.out.effects.append(LeaveTopic(event.topic))
+        self._subscriptions.announce(event.topic, subscribe=False)
+        self._mesh.leave(topic, now)
+        core.release(topic)
+
+    def _on_configure(self, event: ConfigureTopic, now: float) -> None:
+        core = self._core
+        topic = core.topic(event.topic)
+        topic.inline = event.inline
+        topic.external = event.external
+        topic.is_configured = event.inline is not None or event.external
+        if event.score is not None:
+            core.scores.configure(event.topic, event.score)
+            topic.counts_deliveries = core.scores.counts_deliveries(event.topic)
+            core.watches_duplicates = core.watches_duplicates or topic.counts_deliveries
+        core.release(topic)
+
+    def _on_app_score(self, event: SetAppScore, now: float) -> None:
+        state = self._core.peers.get(event.peer)
+        if state is not None:
+            self._core.scores.set_app(state.stats, event.value)
+
+    def _on_direct(self, event: SetDirect, now: float) -> None:
+        self._direct.set_direct(event)
+
+    def _on_blacklist(self, event: SetBlacklist, now: float) -> None:
+        self._streams.set_blacklist(event, now)
+
+    # The heartbeat ---------------------------------------------------------------------------------------------------
+
+    def _heartbeat(self, now: float) -> None:
+        """In go's order; see docs/explanation/gossipsub.md."""
+        core = self._core
+        core.tick += 1
+        if core.tick % _BACKOFF_SWEEP_TICKS == 0:
+            core.backoffs.sweep(now)
+        core.seen.sweep(now)
+        for peer, count in core.promises.broken(now).items():
+            state = core.peers.get(peer)
+            if state is not None:
+                core.count("broken promise", count)
+                core.scores.misbehaved(state.stats, count)
+        core.scores.refresh(now)
+        if core.gater is not None:
+            core.gater.decay(now)
+        self._start_peers_anew()
+        self._direct.tick()
+        if core.deliveries:
+            self._forget_deliveries(now)
+        maintain, emit = self._mesh.maintain, self._gossip.emit
+        for topic in list(core.topics.values()):
+            if topic.joined:
+                maintain(topic, now)
+                emit(topic, topic.mesh)
+            elif topic.fanout_last is not None:
+                self._fanout.maintain(topic, now)
+        self._streams.retry()
+        core.mcache.shift()
+
+    def _start_peers_anew(self) -> None:
+        core = self._core
+        graylist = core.thresholds.graylist
+        for state in core.peers.values():
+            state.ihave_rpcs = state.asked_ids = state.iwant_ids = state.idontwant_ids = 0
+            if state.unwanted:
+                self._idontwant.age(state)
+            if state.pruned_topics:
+                state.pruned_topics.clear()
+            if state.stats.score < graylist and not state.direct:
+                if not state.is_graylisted:
+                    state.is_graylisted = True
+                    core.out.effects.append(Disconnect(state.peer, "graylisted"))
+            elif state.is_graylisted:
+                state.is_graylisted = False
+
+    def _forget_deliveries(self, now: float) -> None:
+        """Copies count for milliseconds; who delivered what is kept for a heartbeat."""
+        core = self._core
+        horizon = now - core.params.heartbeat_interval_s
+        over = [mid for mid in core.deliveries if core.seen.times.get(mid, 0.0) <= horizon]
+        for message_id in over:
+            del core.deliveries[message_id]
+
+    _HANDLERS: ClassVar[dict[type, Callable[..., None]]] = {
+        Publish: _on_publish,
+        Received: _on_received,
+        Validated: _on_validated,
+        PeerUp: _on_peer_up,
+        PeerDown: _on_peer_down,
+        StreamUp: _on_stream_up,
+        StreamDown: _on_stream_down,
+        SendDropped: _on_send_dropped,
+        Malformed: _on_malformed,
+        Join: _on_join,
+        Leave: _on_leave,
+        ConfigureTopic: _on_configure,
+        SetAppScore: _on_app_score,
+        SetDirect: _on_direct,
+        SetBlacklist: _on_blacklist,
+    }

@@ -1,0 +1,72 @@
+"""What routers say to each other, free of any encoding. Ids, authors and keys are bytes everywhere."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A published message.
+
+    ``author`` is the publisher's peer id as multihash bytes and ``seqno`` 8 bytes big-endian; both are empty when the
+    network does not sign. The codec fills in ``id`` by the topic's profile, and keeps in ``wire`` the bytes as they
+    came (or as they go out), so that forwarding encodes nothing; the part of them that signature and MAC cover is
+    ``wire[signed_start:signed_end]``.
+    """
+
+    id: bytes
+    author: bytes
+    seqno: bytes
+    topic: str
+    data: bytes
+    signature: bytes = b""
+    key: bytes = b""
+    mac: bytes = b""
+    wire: bytes = field(default=b"", compare=False, repr=False)
+    signed_start: int = field(default=0, compare=False, repr=False)
+    signed_end: int = field(default=0, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A peer's interest in a topic, or the end of it."""
+
+    topic: str
+    subscribe: bool
+
+
+@dataclass(frozen=True, slots=True)
+class IHave:
+    """Ids that the sender can give in a topic."""
+
+    topic: str
+    ids: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerInfo:
+    """A peer named in a PRUNE: multihash bytes, and its signed record when known."""
+
+    peer: bytes
+    record: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Prune:
+    """The end of a mesh link. ``backoff_s`` in whole seconds; 0 means none was given."""
+
+    topic: str
+    backoff_s: int = 0
+    peers: tuple[PeerInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rpc:
+    """One message between neighbours; every part may be empty. Graft holds topics; iwant and idontwant hold ids."""
+
+    messages: tuple[Message, ...] = ()
+    subscriptions: tuple[Subscription, ...] = ()
+    ihave: tuple[IHave, ...] = ()
+    iwant: tuple[bytes, ...] = ()
+    graft: tuple[str, ...] = ()
+    prune: tuple[Prune, ...] = ()
+    idontwant: tuple[bytes, ...] = ()

@@ -1,0 +1,203 @@
+"""A small network of routers under virtual time: a heap, fixed link delays, optional loss. No bytes, no crypto."""
+
+import hashlib
+import heapq
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from dep2p.gossipsub.effects import Deliver, Dial, Disconnect, Effect, OpenStream, Published, Send, Validate
+from dep2p.gossipsub.events import (
+    Event,
+    Join,
+    PeerDown,
+    PeerUp,
+    Publish,
+    Received,
+    StreamUp,
+    Validated,
+    Verdict,
+    Version,
+)
+from dep2p.gossipsub.params import GossipParams
+from dep2p.gossipsub.router import Router
+from dep2p.gossipsub.rpc import Message, Rpc, Subscription
+from dep2p.gossipsub.score_params import ScoreParams
+from dep2p.types import PeerId
+
+
+def peer(number: int) -> PeerId:
+    return PeerId(f"n{number}")
+
+
+def identity(number: int) -> bytes:
+    return b"id-%d" % number
+
+
+def composer(author: bytes) -> Callable[[str, bytes, bytes], Message]:
+    """Unsigned messages with an id as the realm wire has them, and a signature that is only there."""
+
+    def compose(topic: str, data: bytes, seqno: bytes) -> Message:
+        message_id = hashlib.sha256(author + seqno).digest()[:16]
+        return Message(message_id, author, seqno, topic, data, b"signed")
+
+    return compose
+
+
+def make_router(number: int = 0, *, seed: int = 1, now: float = 0.0, **options: object) -> Router:
+    """A router of its own, for tests of one node."""
+    arguments: dict[str, object] = {
+        "params": GossipParams(),
+        "compose": composer(identity(number)),
+        "rng": random.Random(seed),
+        "now": now,
+        "seqno_start": 1_000,
+    }
+    arguments.update(options)
+    return Router(peer(number), identity(number), **arguments)  # type: ignore[arg-type]
+
+
+def connect(router: Router, number: int, now: float, *topics: str, **options: object) -> list[Effect]:
+    """Bring a peer up with an open stream and subscriptions. The effects of all of it."""
+    effects = router.handle(PeerUp(peer(number), identity(number), **options), now)  # type: ignore[arg-type]
+    effects += router.handle(StreamUp(peer(number)), now)
+    if topics:
+        subscriptions = tuple(Subscription(topic, True) for topic in topics)
+        effects += router.handle(Received(peer(number), Rpc(subscriptions=subscriptions)), now)
+    return effects
+
+
+def sends(effects: Sequence[Effect], to: PeerId | None = None) -> list[Rpc]:
+    """The RPCs sent, all of them or those to one peer."""
+    return [effect.rpc for effect in effects if isinstance(effect, Send) and (to is None or to in effect.peers)]
+
+
+def run_until(router: Router, until: float) -> list[Effect]:
+    """Let the router's deadlines pass."""
+    effects: list[Effect] = []
+    while (deadline := router.next_deadline()) is not None and deadline <= until:
+        effects += router.on_deadline(deadline)
+    return effects
+
+
+def message_from(number: int, seqno: int, topic: str = "t", data: bytes = b"data") -> Message:
+    """A message as another node would publish it."""
+    return composer(identity(number))(topic, data, seqno.to_bytes(8, "big"))
+
+
+@dataclass
+class Network:
+    """Nodes 0 to n-1."""
+
+    seed: int = 1
+    loss: float = 0.0
+    now: float = 0.0
+    heap: list[tuple[float, int, int, Event | None]] = field(default_factory=list)
+    routers: list[Router] = field(default_factory=list)
+    latency: list[dict[int, float]] = field(default_factory=list)
+    delivered: dict[bytes, dict[int, float]] = field(default_factory=dict)
+    copies: int = 0
+    events: int = 0
+    sequence: int = 0
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.digest = hashlib.sha256()
+        self.ticking: dict[int, float] = {}
+        self.verdict: Callable[[Message], Verdict] = lambda message: Verdict.ACCEPT
+
+    def add(
+        self, count: int, params: GossipParams | None = None, scores: ScoreParams | None = None, **options: object
+    ) -> None:
+        for _ in range(count):
+            number = len(self.routers)
+            start = self.now + self.rng.random()
+            router = make_router(
+                number,
+                seed=self.rng.randrange(1 << 30),
+                now=start,
+                params=params or GossipParams(),
+                scores=scores,
+                **options,
+            )
+            self.routers.append(router)
+            self.latency.append({})
+            self.schedule(router.next_deadline() or 0.0, number, None)
+
+    def link(self, degree: int, low_s: float = 0.01, high_s: float = 0.15) -> None:
+        """A random graph: each node dials half of ``degree`` others."""
+        for number in range(len(self.routers)):
+            dialed = 0
+            while dialed < degree // 2:
+                other = self.rng.randrange(len(self.routers))
+                if other == number or other in self.latency[number]:
+                    if len(self.latency[number]) >= len(self.routers) - 1:
+                        break
+                    continue
+                self.dial(number, other, self.rng.uniform(low_s, high_s))
+                dialed += 1
+
+    def dial(self, number: int, other: int, delay_s: float) -> None:
+        self.latency[number][other] = self.latency[other][number] = delay_s
+        for me, they, outbound in ((number, other, True), (other, number, False)):
+            self.schedule(self.now, me, PeerUp(peer(they), identity(they), Version.V1_2, outbound))
+            self.schedule(self.now, me, StreamUp(peer(they), "/meshsub/1.2.0"))
+
+    def cut(self, number: int, other: int) -> None:
+        del self.latency[number][other], self.latency[other][number]
+        self.schedule(self.now, number, PeerDown(peer(other)))
+        self.schedule(self.now, other, PeerDown(peer(number)))
+
+    def schedule(self, at: float, number: int, event: Event | None) -> None:
+        self.sequence += 1
+        heapq.heappush(self.heap, (at, self.sequence, number, event))
+
+    def join_all(self, topic: str) -> None:
+        for number in range(len(self.routers)):
+            self.schedule(self.now, number, Join(topic))
+
+    def publish(self, at: float, number: int, topic: str, data: bytes) -> None:
+        self.schedule(at, number, Publish(topic, data, if_no_peers="ignore"))
+
+    def run(self, until: float) -> None:
+        while self.heap and self.heap[0][0] <= until:
+            self.now, _, number, event = heapq.heappop(self.heap)
+            self.events += 1
+            router = self.routers[number]
+            if event is None:
+                effects = router.on_deadline(self.now)
+                self.schedule(router.next_deadline() or 0.0, number, None)
+            elif isinstance(event, Received):
+                effects = router.receive(event.peer, event.rpc, self.now)
+            else:
+                effects = router.handle(event, self.now)
+            for effect in effects:
+                self.perform(number, effect)
+        self.now = until
+
+    def perform(self, number: int, effect: Effect) -> None:
+        if isinstance(effect, Send):
+            links = self.latency[number]
+            event = Received(peer(number), effect.rpc)
+            is_message = bool(effect.rpc.messages)
+            for name in effect.peers:
+                other = int(name[1:])
+                delay_s = links.get(other)
+                if delay_s is None:
+                    continue
+                if is_message:
+                    self.copies += len(effect.rpc.messages)
+                    if self.loss and self.rng.random() < self.loss:
+                        continue
+                self.schedule(self.now + delay_s, other, event)
+        elif isinstance(effect, Deliver):
+            self.delivered.setdefault(effect.message.id, {})[number] = self.now
+            self.digest.update(b"%d %r %.9f;" % (number, effect.message.id, self.now))
+        elif isinstance(effect, Published):
+            self.delivered.setdefault(effect.message.id, {})[number] = self.now
+        elif isinstance(effect, Validate):
+            self.schedule(self.now + 0.02, number, Validated(effect.ticket, self.verdict(effect.message)))
+        elif isinstance(effect, OpenStream):
+            self.schedule(self.now, number, StreamUp(effect.peer))
+        else:
+            assert not isinstance(effect, Dial | Disconnect), effect
