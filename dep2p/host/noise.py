@@ -80,6 +80,7 @@ class NoiseSession(ISecureConn):
     ) -> None:
         self.is_initiator = is_initiator
         self.is_closed = False
+        self.negotiated_security_protocol = PROTOCOL_ID  # py-libp2p's swarm looks for it
         self._raw = raw
         self._result = result
         self._local_peer = local_peer

@@ -110,6 +110,8 @@ class YamuxConnection(IMuxedConn):
         self.peer_id = peer_id
         self.on_close = on_close
         self.close_reason = ""
+        self.negotiated_muxer_protocol: str | None = None  # py-libp2p's swarm looks for these two
+        self.negotiated_security_protocol: str | None = None
         self.rtt_s: float | None = None
         self.event_started = trio.Event()
         self.event_closed = trio.Event()

@@ -98,7 +98,6 @@ class HardenedUpgrader(TransportUpgrader):
                 else:
                     session = await self._noise.secure_inbound(raw_conn)
                 done = True
-                setattr(session, "negotiated_security_protocol", noise.PROTOCOL_ID)  # noqa: B010 - read by py-libp2p
                 return session
             except _FAILURES as error:
                 self._tell("security_failed")
@@ -117,8 +116,8 @@ class HardenedUpgrader(TransportUpgrader):
                 await self._agree(conn, yamux.PROTOCOL_ID, conn.is_initiator)
                 done = True
                 muxed = YamuxConnection(conn, peer_id, limits=self._limits)
-                setattr(muxed, "negotiated_muxer_protocol", yamux.PROTOCOL_ID)  # noqa: B010 - read by py-libp2p
-                setattr(muxed, "negotiated_security_protocol", noise.PROTOCOL_ID)  # noqa: B010
+                muxed.negotiated_muxer_protocol = yamux.PROTOCOL_ID
+                muxed.negotiated_security_protocol = noise.PROTOCOL_ID
                 return muxed
             except _FAILURES as error:
                 self._tell("muxer_failed")
