@@ -1,5 +1,6 @@
 """How a command is declared: the options that all of them share, their manual, and what happens to their errors."""
 
+import contextlib
 import functools
 import inspect
 import os
@@ -113,10 +114,36 @@ class Invocation:
 
 
 def run_async(main: Callable[[], Awaitable[T]]) -> T:
-    """Run an async function to its end on asyncio; Ctrl-C cancels it and raises KeyboardInterrupt."""
+    """Run an async function to its end on asyncio.
+
+    Ctrl-C cancels it and raises KeyboardInterrupt; SIGTERM cancels it, too, so that nothing it started is left behind,
+    and raises ``typer.Exit`` with 143.
+    """
+    import asyncio
+    import signal
+
     import anyio
 
-    return anyio.run(main, backend="asyncio")
+    async def guarded_main() -> T:
+        task = asyncio.current_task()
+        terminated = False
+
+        def terminate() -> None:
+            nonlocal terminated
+            terminated = True
+            if task is not None:
+                task.cancel()
+
+        with contextlib.suppress(RuntimeError, ValueError):  # not the main thread: a test's affair
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+        try:
+            return await main()
+        except asyncio.CancelledError:
+            if terminated:
+                raise typer.Exit(128 + signal.SIGTERM) from None
+            raise
+
+    return anyio.run(guarded_main, backend="asyncio")
 
 
 def _shared_parameters(*, root: bool) -> list[inspect.Parameter]:
@@ -131,7 +158,7 @@ def _shared_parameters(*, root: bool) -> list[inspect.Parameter]:
         "shared_data_dir": (
             Annotated[
                 Path | None,
-                option("--data-dir", metavar="DIR", help="The node's data directory.", env="DEP2P_DATA_DIR"),
+                option("--data-dir", metavar="DIR", help="The node's data directory (else DEP2P_DATA_DIR)."),
             ],
             None,
         ),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TextIO, cast
 
+from dep2p.cli.render import printable
 from dep2p.client_errors import ControlError, code_of
 from dep2p.error_codes import (
     ERRORS,
@@ -60,11 +61,11 @@ class Failure:
 
     def text(self) -> str:
         """The lines ``error:``, ``cause:``, ``try:`` and ``code:``; those without content are left out."""
-        lines = [f"error: {self.message}"]
+        lines = [f"error: {printable(self.message)}"]
         if self.cause:
-            lines.append(f"  cause: {self.cause}")
+            lines.append(f"  cause: {printable(self.cause)}")
         if self.tries:
-            lines.append("  try:   " + "   or   ".join(self.tries))
+            lines.append("  try:   " + printable("   or   ".join(self.tries)))
         lines.append(f"  code:  {self.code} (dep2p errors show {self.code})")
         return "\n".join(lines)
 

@@ -18,6 +18,8 @@ from dep2p.protocols.file_transfer import DATA_ITEM_BYTES_MAX, Offer, VerdictCod
 
 BATCH_ITEMS: Final = 8
 """Items read or written per hop to a thread: 2 MiB, so that the hop costs little beside the hashing."""
+PARTS_MAX: Final = 1_000
+"""Unfinished files in one directory: a sender cannot make any number of them."""
 _HASH_CHUNK_BYTES: Final = 1 << 20
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -119,6 +121,8 @@ class PartialFile:
             raise Declined(VerdictCode.EXISTS, f"{offer.name} exists already")
         key = hashlib.sha256(f"{peer}\0{offer.name}\0{offer.size}".encode()).hexdigest()[:16]
         part = directory / f".dep2p-{key}.part"
+        if not part.exists() and sum(1 for _ in directory.glob(".dep2p-*.part")) >= PARTS_MAX:
+            raise Declined(VerdictCode.REFUSED, f"{PARTS_MAX} unfinished files are here already")
         while True:
             descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:

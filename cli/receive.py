@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
 
 TRANSFERS_MAX: Final = 16
 _END_S: Final = 5.0
-_IDLE_S: Final = 600.0
-"""A sender that sends nothing for so long is given up."""
+TRANSFERS_PER_PEER_MAX: Final = 4
+_OFFER_S: Final = 30.0
+_IDLE_S: Final = 120.0
+"""A sender that sends nothing for so long is given up; before START it has to read back what it sent earlier."""
+_HASH_BYTES_PER_S_MIN: Final = 20_000_000
 
 
 def receive(
@@ -108,6 +112,7 @@ class Inbox:
         self._only = only
         self._wanted = wanted
         self._done = 0
+        self._running: Counter[str] = Counter()
 
     @property
     def complete(self) -> bool:
@@ -121,8 +126,11 @@ class Inbox:
 
         peer = str(stream.peer)
         core = FileReceiver()
+        self._running[peer] += 1
         try:
             try:
+                if self._running[peer] > TRANSFERS_PER_PEER_MAX:
+                    raise Declined(VerdictCode.BUSY, f"{TRANSFERS_PER_PEER_MAX} of your transfers are running already")
                 await self._receive(stream, core, peer)
             except Declined as reason:
                 self._report(peer, core.offer, reason.code.value, str(reason))
@@ -137,6 +145,9 @@ class Inbox:
             interrupted = isinstance(error, StreamClosedError)
             self._report(peer, core.offer, "interrupted" if interrupted else "failed", str(error))
         finally:
+            self._running[peer] -= 1
+            if not self._running[peer]:
+                del self._running[peer]
             with suppress(Dep2pError):
                 await stream.aclose()
 
@@ -144,7 +155,7 @@ class Inbox:
         from dep2p.cli.partial import Declined, already_there
         from dep2p.protocols.file_transfer import Offer, VerdictCode
 
-        offer = core.on_item(await _next(stream))
+        offer = core.on_item(await _next(stream, _OFFER_S))
         assert isinstance(offer, Offer)  # the core takes nothing else first
         if self._only is not None and peer != self._only:
             raise Declined(VerdictCode.REFUSED, "files of this peer are not taken here")
@@ -168,11 +179,12 @@ class Inbox:
         await stream.send(core.answer_item(partial.received, partial.digest()))
         progress = Progress(printable(offer.name), offer.size, shown=not self._run.quiet and not self._run.json)
         started_at = 0
+        idle_s = _IDLE_S + offer.size / _HASH_BYTES_PER_S_MIN
         batch: list[bytes] = []
         try:
             while True:
                 try:
-                    event = core.on_item(await _next(stream))
+                    event = core.on_item(await _next(stream, idle_s))
                 except Dep2pError:
                     await _in_thread(partial.write, batch)  # keep what came before the interruption
                     raise
@@ -183,6 +195,7 @@ class Inbox:
                     progress.add(sum(map(len, batch)))
                     batch = []
                 if isinstance(event, Start):
+                    idle_s = _IDLE_S
                     started_at = event.offset
                     if started_at != partial.received:
                         await _in_thread(partial.restart)
@@ -270,14 +283,14 @@ async def _conclude(stream: "ClientStream", core: "FileReceiver", verdict: "Verd
             pass
 
 
-async def _next(stream: "ClientStream") -> bytes:
+async def _next(stream: "ClientStream", idle_s: float = _IDLE_S) -> bytes:
     import anyio
 
-    with anyio.move_on_after(_IDLE_S):
+    with anyio.move_on_after(idle_s):
         async for item in stream:
             return item
         raise StreamClosedError("the sender ended the stream")
-    raise StreamClosedError(f"the sender sent nothing for {_IDLE_S:g} s")
+    raise StreamClosedError(f"the sender sent nothing for {idle_s:g} s")
 
 
 async def _in_thread(function: Any, *arguments: Any) -> Any:

@@ -100,6 +100,12 @@ def test_what_the_client_raises_becomes_the_exit_code(cli: Callable[..., Any], f
     assert done.code == 5 and "error: no answer in 0.5 s" in done.err
 
 
+def test_texts_of_the_peer_in_an_error_cannot_steer_the_terminal(cli: Callable[..., Any], fake: Any) -> None:
+    fake.answers["request"] = HandlerError("\x1b[2Jgone")
+    done = cli("request", PEER, "greet")
+    assert done.code == 1 and "error: \\x1b[2Jgone\n" in done.err
+
+
 def test_self_unknown_and_ambiguous_peers_are_told_apart(cli: Callable[..., Any], fake: Any) -> None:
     done = cli("request", "self", "greet")
     assert done.code == 2 and "self is not a peer" in done.err

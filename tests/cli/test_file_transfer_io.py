@@ -297,6 +297,25 @@ def test_files_of_others_are_refused_with_from(world: World) -> None:
     assert "not taken here" in raised.value.cause and list(world.inbox.iterdir()) == []
 
 
+def test_a_peer_has_only_so_many_transfers_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receive, "TRANSFERS_PER_PEER_MAX", 0)
+    with pytest.raises(CliError) as raised:
+        go(world.transfer)
+    assert "running already" in raised.value.cause
+
+
+def test_only_so_many_unfinished_files_are_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partial, "PARTS_MAX", 1)
+    with pytest.raises(CliError):
+        go(lambda: world.transfer(break_after=4))
+    other = world.source.with_name("other.mkv")
+    other.write_bytes(CONTENT)
+    with pytest.raises(CliError) as raised:
+        go(lambda: world.transfer(path=other))
+    assert "unfinished files are here already" in raised.value.cause
+    assert go(world.transfer).started_at > 0
+
+
 def test_the_same_file_twice_at_once_is_refused(world: World) -> None:
     from dep2p.protocols.file_transfer import Offer
 

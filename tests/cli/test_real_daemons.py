@@ -89,7 +89,8 @@ class Person:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for child in [*self.children, *([self.daemon] if self.daemon else [])]:
+        children: list[subprocess.Popen[Any]] = [*self.children]
+        for child in children + ([self.daemon] if self.daemon else []):
             if child.poll() is None:
                 child.kill()
             child.wait(WAIT_S)
@@ -170,6 +171,26 @@ def test_failures_have_their_exit_codes(people: tuple[Person, Person]) -> None:
         _, err = finish(child, 130)
         assert "Traceback" not in err
     assert "D5012" in _taken(bob)
+
+
+def test_sigterm_ends_reply_with_143_and_what_it_started(people: tuple[Person, Person], tmp_path: Path) -> None:
+    ann, bob = people
+    replying = bob.background("reply", "slow", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 50")
+    asking = subprocess.Popen(
+        [*DEP2P, "request", bob.peer_id, "slow"],
+        env=ann.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    pid = int(wait_for("the command", lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip()))
+    replying.terminate()
+    _, err = finish(replying, 143)
+    assert "Traceback" not in err
+    status = Path(f"/proc/{pid}/stat")
+    wait_for(
+        "the command's end", lambda: not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+    )
+    assert asking.wait(WAIT_S) != 0
 
 
 def _taken(bob: Person) -> str:

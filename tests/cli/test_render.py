@@ -1,5 +1,7 @@
 """Pure text forms."""
 
+import io
+
 import pytest
 
 from dep2p.cli.progress import Progress
@@ -47,6 +49,26 @@ def test_printable_keeps_lines_and_escapes_the_rest() -> None:
 def test_percentile() -> None:
     assert percentile([], 0.5) == 0
     assert [percentile([1, 2, 3, 4, 5], share) for share in (0, 0.5, 0.99, 1)] == [1, 3, 5, 5]
+
+
+class FakeTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_drawn_on_a_terminal_and_wiped(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = FakeTerminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    progress = Progress("photo.raw", 1000)
+    progress.add(500)
+    progress.add(1)  # too soon to draw again
+    assert terminal.getvalue().count("\r") == 1 and "photo.raw" in terminal.getvalue()
+    progress.clear()
+    assert terminal.getvalue().endswith("\r\x1b[K")
+    hidden = FakeTerminal()
+    monkeypatch.setattr("sys.stderr", hidden)
+    Progress("photo.raw", 1000, shown=False).add(500)
+    assert hidden.getvalue() == ""
 
 
 def test_progress_line_and_silence_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
