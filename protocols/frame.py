@@ -81,6 +81,10 @@ def encode_header(type_: int, payload_bytes: int, *, flags: int = 0, req_id: int
     return _HEADER.pack(VERSION, type_, flags, req_id, payload_bytes)
 
 
+_LARGE_BYTES: Final = 4_096
+_new_frame = tuple.__new__  # NamedTuple's own constructor costs twice as much
+
+
 class FrameDecoder:
     """Turns received bytes into frames.
 
@@ -88,11 +92,22 @@ class FrameDecoder:
     violation :attr:`error` is set, the frames in front of it have been returned, and feeding on is a misuse.
     """
 
-    __slots__ = ("_buffer", "_payload_bytes_max", "_skip_bytes", "error", "error_req_id", "skipped_frames")
+    __slots__ = (
+        "_large",
+        "_large_bytes",
+        "_payload_bytes_max",
+        "_rest",
+        "_skip_bytes",
+        "error",
+        "error_req_id",
+        "skipped_frames",
+    )
 
     def __init__(self, payload_bytes_max: int) -> None:
         self._payload_bytes_max = payload_bytes_max
-        self._buffer = bytearray()
+        self._rest = b""  # the start of a frame; less than a small frame
+        self._large = bytearray()  # the start of a large frame, whose header has been checked
+        self._large_bytes = 0
         self._skip_bytes = 0
         self.error: ProtocolError | None = None
         self.error_req_id = 0
@@ -102,7 +117,7 @@ class FrameDecoder:
     @property
     def buffered_bytes(self) -> int:
         """Bytes of an incomplete frame; at most the payload cap plus the header."""
-        return len(self._buffer)
+        return len(self._rest) + len(self._large)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
         """Take received bytes, give the frames that they complete, in order.
@@ -111,72 +126,71 @@ class FrameDecoder:
         """
         if self.error is not None:
             raise LocalProtocolError("feed() after a protocol error: close the stream instead")
-        buffer = self._buffer
-        if buffer or self._skip_bytes:
-            return self._feed_buffered(data)
-        frames, consumed = self._parse(data)
-        if self.error is None and consumed < len(data):
-            buffer += memoryview(data)[consumed:]
-        return frames
-
-    def _feed_buffered(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        buffer = self._buffer
-        if self._skip_bytes:
+        frames: list[Frame] = []
+        if self._large_bytes:
+            large = self._large
+            missing = self._large_bytes - len(large)
+            if len(data) < missing:
+                large += data
+                return frames
+            view = memoryview(data)
+            large += view[:missing]
+            _, type_, flags, req_id, _ = _HEADER.unpack_from(large)
+            with memoryview(large) as whole:
+                frames.append(Frame(type_, flags, req_id, bytes(whole[HEADER_BYTES:])))
+            self._large = bytearray()
+            self._large_bytes = 0
+            data = view[missing:]
+        elif self._skip_bytes:
             skipped = min(self._skip_bytes, len(data))
             self._skip_bytes -= skipped
             data = memoryview(data)[skipped:]
-        buffer += data
-        if len(buffer) >= HEADER_BYTES:
-            length = int.from_bytes(buffer[8:12], "big")
-            # Wait for the whole body without parsing again and again, unless the header itself is to be refused.
-            if length <= self._payload_bytes_max and len(buffer) < HEADER_BYTES + length and buffer[1] < 0x80:
-                if self._header_error(buffer[0], buffer[1], int.from_bytes(buffer[2:4], "big"), length) is None:
-                    return []
-        frames, consumed = self._parse(buffer)
-        if self.error is not None:
-            buffer.clear()
-        elif consumed == len(buffer):
-            buffer.clear()
-        elif consumed:
-            del buffer[:consumed]
+        if len(data):
+            self._parse(data, frames)
         return frames
 
-    def _parse(self, data: bytes | bytearray | memoryview) -> tuple[list[Frame], int]:
-        frames: list[Frame] = []
+    def _parse(self, data: bytes | bytearray | memoryview, frames: list[Frame]) -> None:
+        # One copy of all, then slices of bytes: cheaper than a memoryview per frame, and frames keep no buffer alive.
+        data = b"".join((self._rest, data)) if self._rest else bytes(data)
+        self._rest = b""
         append = frames.append
         unpack = _HEADER.unpack_from
         size = len(data)
+        last = size - HEADER_BYTES
         position = 0
         length_max = self._payload_bytes_max
-        with memoryview(data) as view:
-            while size - position >= HEADER_BYTES:
-                version, type_, flags, req_id, length = unpack(data, position)
-                if version != VERSION or type_ not in _KNOWN_TYPES or flags & ~_KNOWN_FLAGS or length > length_max:
-                    error = self._header_error(version, type_, flags, length)
-                    if error is not None:
-                        self.error = error
-                        if error.code == ErrorCode.MESSAGE_TOO_LARGE:
-                            self.error_req_id = req_id
-                        return frames, size
-                    # An extension type: skip its payload without buffering it.
-                    self.skipped_frames += 1
-                    end = position + HEADER_BYTES + length
-                    if end > size:
-                        self._skip_bytes = end - size
-                        return frames, size
-                    position = end
-                    continue
-                start = position + HEADER_BYTES
-                end = start + length
+        while position <= last:
+            version, type_, flags, req_id, length = unpack(data, position)
+            start = position + HEADER_BYTES
+            end = start + length
+            if version != VERSION or type_ not in _KNOWN_TYPES or flags & ~_KNOWN_FLAGS or length > length_max:
+                error = self._header_error(version, type_, flags, length)
+                if error is not None:
+                    self.error = error
+                    if error.code == ErrorCode.MESSAGE_TOO_LARGE:
+                        self.error_req_id = req_id
+                    return
+                # An extension type: skip its payload without buffering it.
+                self.skipped_frames += 1
                 if end > size:
-                    break
-                append(Frame(type_, flags, req_id, bytes(view[start:end])))
+                    self._skip_bytes = end - size
+                    return
                 position = end
-        if size - position and self.error is None and size - position < HEADER_BYTES and data[position] != VERSION:
-            # The first byte of a header already tells that the rest is not for us.
-            self.error = self._header_error(data[position], 0, 0, 0)
-            return frames, size
-        return frames, position
+                continue
+            if end > size:
+                if length > _LARGE_BYTES:
+                    self._large += memoryview(data)[position:]
+                    self._large_bytes = HEADER_BYTES + length
+                    return
+                break
+            append(_new_frame(Frame, (type_, flags, req_id, data[start:end])))
+            position = end
+        if position < size:
+            if position > last and data[position] != VERSION:
+                # The first byte of a header already tells that the rest is not for us.
+                self.error = self._header_error(data[position], 0, 0, 0)
+                return
+            self._rest = data[position:]
 
     def _header_error(self, version: int, type_: int, flags: int, length: int) -> ProtocolError | None:
         if version != VERSION:

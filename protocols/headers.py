@@ -125,26 +125,32 @@ class HeaderReader:
     The returned maps are shared: read, never change them.
     """
 
-    __slots__ = ("_bytes_max", "_recent")
+    __slots__ = ("_bytes_max", "_last", "_last_headers", "_recent")
     _RECENT_MAX: Final = 8
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._recent: list[tuple[bytes, HeaderMap]] = []
+        self._last = b""  # the map of the last payload: usually that of the next one, too
+        self._last_headers: HeaderMap = {}
 
     def split(self, payload: bytes) -> tuple[HeaderMap, bytes]:
         """Headers and body of a payload whose frame has the flag HEADERS. Raises :class:`ProtocolError`."""
+        last = self._last
+        if last and payload.startswith(last):
+            return self._last_headers, payload[len(last) :]
         recent = self._recent
         for index, (prefix, headers) in enumerate(recent):
             if payload.startswith(prefix):
-                if index:
-                    recent.insert(0, recent.pop(index))
+                recent.insert(0, recent.pop(index))
+                self._last, self._last_headers = prefix, headers
                 return headers, payload[len(prefix) :]
         end = item_end(payload, 0, self._bytes_max)
         prefix = payload[:end]
         headers = decode_headers(prefix)
         recent.insert(0, (prefix, headers))
         del recent[self._RECENT_MAX :]
+        self._last, self._last_headers = prefix, headers
         return headers, payload[end:]
 
 

@@ -61,6 +61,8 @@ class PayloadReader:
 
     def read(self, frame: Frame) -> tuple[HeaderMap, bytes]:
         """Headers (shared: never change them) and the decompressed body. Raises :class:`ProtocolError`."""
+        if frame[1] == HEADERS and len(frame[3]) <= self._body_bytes_max:  # nearly all
+            return self._headers.split(frame[3])
         headers, body = self.split(frame)
         return headers, self.content(frame.flags, body)
 

@@ -1,5 +1,6 @@
 """The answering end of a link: request handlers in worker tasks, notify handlers one after the other."""
 
+import itertools
 import logging
 from collections import Counter
 from typing import Final
@@ -110,7 +111,7 @@ class InboundLink(Link):
         self._notify_task: trio.lowlevel.Task | None = None
         self._notify_asleep = False
         self._inbox_closed = False
-        self._handling_notify = False
+        self._has_notify_rate = limits.notifies_per_peer_per_s > 0
 
     # Frames
 
@@ -227,23 +228,25 @@ class InboundLink(Link):
             self._nursery.start_soon(self._handle_notifies)
         if inbox.must_pause:
             self.pause(PAUSED_BY_INBOX)
-        if inbox.violation is not None:
-            self.violate(inbox.violation)
 
     @property
     def notifies_pending(self) -> int:
         """Queued or being handled."""
-        return len(self.inbox) + self._handling_notify
+        return len(self.inbox) + (self._has_notify_task and not self._notify_asleep and not self._inbox_closed)
 
     async def _handle_notifies(self) -> None:
         """The one task that calls notify handlers for this link, in order, until it is over and all is handled."""
-        inbox = self.inbox
+        inbox, notifies, connection = self.inbox, self._registry.notifies, self.connection
+        is_verified = self.gate.is_verified
         self._notify_task = trio.lowlevel.current_task()
         known: HeaderMap | None = None
         name = ""
         headers: dict[str, object] = {}
-        steps = 0
-        while True:
+        for step in itertools.count(1):
+            if not step % _NOTIFIES_PER_STEP:
+                await trio.lowlevel.checkpoint()
+            if self._paused and inbox.may_resume:
+                self.resume(PAUSED_BY_INBOX)
             item = inbox.take()
             if item is None:
                 if inbox.violation is not None:
@@ -257,17 +260,31 @@ class InboundLink(Link):
                 known = item[0]
                 name = required_name(known)
                 headers = app_headers(known)
-            steps += 1
-            self._handling_notify = True
+            entry = notifies.get(name)
+            if entry is None:
+                self.counters["notifies_dropped_no_handler"] += 1
+                continue
+            if entry.rate_per_s or self._has_notify_rate:
+                await self._pace(name, entry.rate_per_s)
+            if entry.running < entry.concurrency and not entry.waiters:
+                entry.running += 1
+            else:
+                await entry.take_place()
             try:
-                await self._handle_notify(name, item[1], headers)
+                if is_verified(connection):
+                    await entry.fn(Notice(self.peer, name, item[1], dict(headers) if headers else {}))
+                else:
+                    self.counters["notifies_dropped_not_member"] += 1
+            except Exception:
+                self.counters["handlers_failed"] += 1
+                logger.exception("the handler of notifies %r failed", name)
             finally:
-                self._handling_notify = False
-            if steps >= _NOTIFIES_PER_STEP:
-                steps = 0
-                await trio.lowlevel.checkpoint()
-            if self._paused and inbox.may_resume:
-                self.resume(PAUSED_BY_INBOX)
+                entry.give_place()
+
+    async def _pace(self, name: str, rate_per_s: float) -> None:
+        while wait_s := self._load.notify_wait_s(name, rate_per_s, trio.current_time()):
+            self.counters["notifies_delayed_rate"] += 1
+            await trio.sleep(wait_s)
 
     def _wake_notify_task(self) -> None:
         if self._notify_asleep and self._notify_task is not None:
@@ -277,29 +294,6 @@ class InboundLink(Link):
     def _abort_sleep(self, _raise_cancel: object) -> trio.lowlevel.Abort:
         self._notify_asleep = False
         return trio.lowlevel.Abort.SUCCEEDED
-
-    async def _handle_notify(self, name: str, data: bytes, headers: dict[str, object]) -> None:
-        entry = self._registry.notifies.get(name)
-        if entry is None:
-            self.counters["notifies_dropped_no_handler"] += 1
-            return
-        while wait_s := self._load.notify_wait_s(name, entry.rate_per_s, trio.current_time()):
-            self.counters["notifies_delayed_rate"] += 1
-            await trio.sleep(wait_s)
-        if entry.running < entry.concurrency and not entry.waiters:
-            entry.running += 1
-        else:
-            await entry.take_place()
-        try:
-            if not self.gate.is_verified(self.connection):
-                self.counters["notifies_dropped_not_member"] += 1
-                return
-            await entry.fn(Notice(self.peer, name, data, dict(headers) if headers else {}))
-        except Exception:
-            self.counters["handlers_failed"] += 1
-            logger.exception("the handler of notifies %r failed", name)
-        finally:
-            entry.give_place()
 
     # Deadlines and the end
 

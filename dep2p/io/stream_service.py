@@ -170,7 +170,7 @@ class StreamService:
     async def _handle(self, stream: MessageStream, entry: StreamEntry) -> None:
         self._counters["streams_accepted"] += 1
         try:
-            with trio.CancelScope() as scope:  # pyright: ignore[reportCallIssue]
+            with trio.CancelScope() as scope:
                 stream.accept(scope)
                 await entry.fn(stream)
         except HandlerError as error:

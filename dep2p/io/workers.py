@@ -59,7 +59,7 @@ class Workers:
 
     async def _serve_in_one_scope(self, box: list[Work]) -> None:
         """Until a work is cancelled or the worker is not needed any more. One scope serves many works."""
-        with trio.CancelScope() as scope:  # pyright: ignore[reportCallIssue]
+        with trio.CancelScope() as scope:
             while box:
                 await self._run(box.pop(), scope)
                 if scope.cancel_called:

@@ -94,6 +94,7 @@ def test_what_cannot_be_decompressed_is_a_violation_when_it_is_taken() -> None:
 def test_a_malformed_notify_is_a_violation_that_keeps_earlier_ones(frame: Frame) -> None:
     core = inbox()
     core.handle([notify(b"1"), frame, notify(b"2")], 0.0)
-    assert isinstance(core.violation, ProtocolError)
     assert core.take() == ({1: "n"}, b"1")
+    assert core.violation is None
     assert core.take() is None
+    assert isinstance(core.violation, ProtocolError)
