@@ -53,6 +53,7 @@ class Limits:
     close_timeout_s: float = 5.0
     handshake_timeout_s: float = 5.0
     liveness_interval_s: float = 15.0
+    """Between probes of a connection; 0 turns probing off."""
     liveness_timeout_s: float = 10.0
     """A silent peer is noticed after at most interval + timeout."""
     drain_timeout_s: float = 10.0
