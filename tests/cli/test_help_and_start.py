@@ -89,13 +89,15 @@ def test_a_client_command_does_not_load_the_node(tmp_path: Path) -> None:
 
 @pytest.mark.real
 def test_help_answers_in_a_blink() -> None:
-    import time
+    import resource
 
     best = 9.0
     for _ in range(5):
-        started = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert run("-m", "dep2p.cli.main", "--help").returncode == 0
-        best = min(best, time.perf_counter() - started)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        # CPU time: what it takes on a quiet machine, whatever else runs here at the moment.
+        best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert best < 0.4
 
 
