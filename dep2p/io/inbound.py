@@ -7,7 +7,7 @@ from typing import Final
 
 import trio
 
-from dep2p.errors import Dep2pError, ErrorCode, HandlerError, StreamClosedError
+from dep2p.errors import Dep2pError, ErrorCode, HandlerError, NotMemberError, StreamClosedError
 from dep2p.host.interface import ByteStream
 from dep2p.io.driver import DeadlineTimer
 from dep2p.io.link import PAUSED_BY_INBOX, Link
@@ -250,6 +250,7 @@ class InboundLink(Link):
             item = inbox.take()
             if item is None:
                 if inbox.violation is not None:
+                    self.counters["notifies_dropped_behind_violation"] += inbox.clear()
                     self.violate(inbox.violation)
                 if self._inbox_closed:
                     return
@@ -319,7 +320,7 @@ class InboundLink(Link):
 
     def ended(self, error: Dep2pError) -> None:
         self._perform(self.responder.close(str(error)))
-        if not isinstance(error, StreamClosedError):
-            self.counters["notifies_dropped_link_refused"] += self.inbox.clear()
+        if isinstance(error, NotMemberError):
+            self.counters["notifies_dropped_not_member"] += self.inbox.clear()
         self._inbox_closed = True
         self._wake_notify_task()

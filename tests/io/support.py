@@ -1,13 +1,13 @@
 """Two or more nodes' messaging in memory, under the virtual clock, behind a gate that a test can close."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from random import Random
 
 import trio
 import trio.testing
 
-from dep2p.errors import NotMemberError
+from dep2p.errors import Dep2pError, NotMemberError
 from dep2p.host.interface import Connection
 from dep2p.io.messaging import Messaging
 from dep2p.io.requests import OutboundLink
@@ -92,6 +92,12 @@ class Side:
 
     def count(self, name: str) -> int:
         return self.messaging.counters().get(name, 0)
+
+
+async def quietly(a: Side, b: Side, name: str) -> None:
+    """A request whose failure does not matter."""
+    with suppress(Dep2pError):
+        await a.messaging.request(b.peer, name, b"")
 
 
 async def settled() -> None:
