@@ -1,0 +1,46 @@
+"""What a wire has to offer the router, and the caps that both codecs put on a decoded RPC."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from dep2p.gossipsub.rpc import Message, Rpc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeLimits:
+    """More of anything is a protocol error: one RPC must not cost more than its size suggests."""
+
+    subscriptions_max: int = 5_000
+    messages_max: int = 5_000
+    ids_max: int = 25_000
+    """Over all IHAVE, IWANT and IDONTWANT. A full IHAVE RPC of go with 46-byte ids has some 22,000."""
+    grafts_max: int = 5_000
+    prunes_max: int = 5_000
+    px_peers_max: int = 5_000
+    """Over all PRUNE."""
+    topic_bytes_max: int = 1_024
+    id_bytes_max: int = 4_096
+    record_bytes_max: int = 16_384
+    author_bytes_max: int = 128
+    key_bytes_max: int = 4_096
+    signature_bytes_max: int = 2_048
+
+
+class Codec(Protocol):
+    """Translates RPCs. `compose` and `authenticate` are what the router takes."""
+
+    def encode(self, rpc: Rpc) -> list[bytes]:
+        """The RPC as payloads, none longer than the network's limit; empty for an empty RPC."""
+        ...
+
+    def decode(self, payload: bytes) -> Rpc:
+        """One payload. Raises :class:`~dep2p.errors.ProtocolError` only."""
+        ...
+
+    def compose(self, topic: str, data: bytes, seqno: bytes) -> Message:
+        """An own message, signed as the network wants it."""
+        ...
+
+    def authenticate(self, message: Message) -> str | None:
+        """Why a message is not its author's; None when it is."""
+        ...
