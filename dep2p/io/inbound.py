@@ -61,7 +61,7 @@ class RequestWork:
             data = await self.entry.fn(
                 Request(link.peer, job.name, job.data, app_headers(job.headers), job.deadline, job.idempotent)
             )
-            if not isinstance(data, bytes):
+            if type(data) is not bytes:
                 raise TypeError(f"the handler {job.name!r} gave {type(data).__name__}: it must give bytes")
         except HandlerError as error:
             link.counters["handlers_failed"] += 1
@@ -318,7 +318,14 @@ class InboundLink(Link):
         if self._half_closed and not self._works:
             self.end(StreamClosedError("the peer closed the link"))
 
+    def collect_counts(self) -> None:
+        """Move what the responder has counted into the common counters."""
+        for name, count in self.responder.refused.items():
+            self.counters[f"requests_refused_{name.lower()}"] += count
+        self.responder.refused.clear()
+
     def ended(self, error: Dep2pError) -> None:
+        self.collect_counts()
         self._perform(self.responder.close(str(error)))
         if isinstance(error, NotMemberError):
             self.counters["notifies_dropped_not_member"] += self.inbox.clear()

@@ -77,6 +77,10 @@ class Link(ABC):
         """Something waits to be sent or answered."""
         return bool(self.out.items)
 
+    @abstractmethod
+    def collect_counts(self) -> None:
+        """Move what the core has counted into the common counters."""
+
     # Receiving
 
     def start(self) -> None:

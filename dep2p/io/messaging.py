@@ -377,8 +377,9 @@ class Messaging:
 
     def counters(self) -> dict[str, int]:
         """Monotonic counts by name; each drop and refusal has its reason in its name."""
-        unmatched = sum(link.requester.unmatched for link in self._pool.links.values())
-        return {**self._counters, "responses_unmatched": self._counters["responses_unmatched"] + unmatched}
+        for link in [*self._pool.links.values(), *self._inbound]:
+            link.collect_counts()
+        return dict(self._counters)
 
     def stats(self) -> list[PeerStats]:
         """What every peer with a link has in flight and queued at this moment."""

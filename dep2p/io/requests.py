@@ -138,7 +138,13 @@ class OutboundLink(Link):
     def peer_half_closed(self) -> None:
         self.end(StreamClosedError("the peer closed the link"))
 
+    def collect_counts(self) -> None:
+        """Move what the requester has counted into the common counters."""
+        self.counters["responses_unmatched"] += self.requester.unmatched
+        self.requester.unmatched = 0
+
     def ended(self, error: Dep2pError) -> None:
+        self.collect_counts()
         for task in self.requester.close():
             trio.lowlevel.reschedule(task, Error(_again(error)))
         self._places.unpark_all()
@@ -267,9 +273,11 @@ def _timeout_ms(timeout_s: float) -> int:
     return min(max(1, int(timeout_s * 1000)), TIMEOUT_MS_MAX)
 
 
-def _as_bytes(data: bytes) -> bytes:
+def _as_bytes(data: object) -> bytes:
     if isinstance(data, bytes):
         return data
-    if isinstance(data, (bytearray, memoryview)):
+    if isinstance(data, bytearray):
         return bytes(data)
+    if type(data) is memoryview:
+        return data.tobytes()
     raise TypeError(f"a message must be bytes, not {type(data).__name__}")

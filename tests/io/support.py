@@ -1,6 +1,6 @@
 """Two or more nodes' messaging in memory, under the virtual clock, behind a gate that a test can close."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from random import Random
 
@@ -9,7 +9,7 @@ import trio.testing
 
 from dep2p.errors import Dep2pError, NotMemberError
 from dep2p.host.interface import Connection
-from dep2p.io.messaging import Messaging
+from dep2p.io.messaging import Messaging, message_protocol
 from dep2p.io.requests import OutboundLink
 from dep2p.io.stream_service import stream_protocol
 from dep2p.limits import Limits
@@ -69,6 +69,7 @@ class Side:
         self.gate = FakeGate(self.host, features)
         self.limits = limits
         self.messaging = Messaging(self.host, self.gate, REALM, limits, rng=Random(1))
+        self.message_protocol = message_protocol(REALM)
         self.stream_protocol = stream_protocol(REALM)
         self._scope = trio.CancelScope()
 
@@ -113,7 +114,7 @@ async def sides(
     limits: Limits | Sequence[Limits] | None = None,
     features: frozenset[str] = frozenset({"zstd"}),
     network: MemoryNetwork | None = None,
-) -> AsyncIterator[list[Side]]:
+) -> AsyncGenerator[list[Side], None]:
     """That many nodes, running, each able to dial the others."""
     network = network or MemoryNetwork()
     each = [limits or Limits()] * count if limits is None or isinstance(limits, Limits) else list(limits)

@@ -58,9 +58,13 @@ class Echo:
 
 async def test_a_core_is_driven_by_events_and_deadlines_in_order(autojump_clock: trio.abc.Clock) -> None:
     said: list[str] = []
+
+    def perform(effect: Say) -> None:
+        said.append(effect.text)
+
     send, receive = trio.open_memory_channel[str](0)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(drive, Echo(), receive, lambda effect: said.append(effect.text))
+        nursery.start_soon(drive, Echo(), receive, perform)
         await send.send("a")
         await trio.sleep(0.5)
         await send.send("b")

@@ -50,6 +50,7 @@ async def test_over_the_concurrency_requests_wait_and_over_the_line_they_are_ref
         assert most == 2
         assert results.count(b"ok") == 5
         assert results.count("overloaded") == 4
+        assert b.count("requests_refused_overloaded") == 4
 
 
 async def test_a_waiting_request_that_is_given_up_never_runs(autojump_clock: trio.abc.Clock) -> None:
