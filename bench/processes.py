@@ -88,7 +88,7 @@ class Worker:
 
     async def stop(self) -> None:
         """End the process: it leaves when its input ends, or is killed."""
-        with trio.CancelScope(shield=True):  # pyright: ignore[reportCallIssue]
+        with trio.CancelScope(shield=True):
             assert self._process.stdin is not None
             await self._process.stdin.aclose()
             with trio.move_on_after(_STOP_TIMEOUT_S):
@@ -154,7 +154,7 @@ async def other_process(command: list[str], env: Mapping[str, str]) -> AsyncGene
     try:
         yield process
     finally:
-        with trio.CancelScope(shield=True):  # pyright: ignore[reportCallIssue]
+        with trio.CancelScope(shield=True):
             process.terminate()
             with trio.move_on_after(_STOP_TIMEOUT_S):
                 await process.wait()
