@@ -34,9 +34,7 @@ def test_headers_and_body_come_back_whole(own: dict[int, int], app: dict[str, ob
     for _ in range(2):  # decoded, then from memory
         headers, rest = reader.split(encoded + body)
         assert rest == body
-        expected: dict[int | str, object] = dict(own)
-        expected.update(app)
-        assert headers == expected
+        assert {key: value for key, value in headers.items() if isinstance(key, int)} == own
         assert app_headers(headers) == app
 
 
