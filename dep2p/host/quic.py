@@ -12,10 +12,8 @@ from typing import Any, Self, cast
 
 import trio
 from libp2p.crypto.keys import KeyPair
-from libp2p.network.stream.exceptions import StreamEOF
 from libp2p.transport.quic.config import QUICTransportConfig
 from libp2p.transport.quic.connection import QUICConnection
-from libp2p.transport.quic.exceptions import QUICStreamClosedError
 from libp2p.transport.quic.listener import QUICListener
 from libp2p.transport.quic.transport import QUICTransport
 from multiaddr import Multiaddr
@@ -34,6 +32,7 @@ from dep2p.types import PeerId
 logger = logging.getLogger("dep2p.host")
 
 _NEVER_S = 1e9
+_GOODBYE_S = 0.2
 _RECEIVE_BYTES_MAX = 8_388_608
 """Unread bytes of one stream; aioquic grants window without asking, so over this the stream is reset."""
 _STREAM_WINDOW_BYTES = 1_048_576
@@ -57,34 +56,46 @@ class _ExclusiveListener(QUICListener):
 
 
 class _QuicByteStream(MuxedByteStream):
-    """Tells the peer's real end of a stream from a lost connection, and never loses data from its middle.
+    """Takes what arrives itself, as soon as aioquic has it in order.
 
-    py-libp2p closes a stream in the same way for both, and drops what comes while its receive buffer is full.
+    py-libp2p's own read loses the last bytes when they come with the end of the stream at the wrong moment, takes a
+    lost connection for such an end, and drops what comes while its receive buffer is full.
     """
 
-    _has_fin = False
-
     def watch(self) -> Self:
-        """Look at what arrives before py-libp2p's stream does."""
+        """Take over from py-libp2p's stream; before anything else is awaited."""
         muxed = self._muxed
         if muxed.is_initiator:
             # aioquic takes a stream for finished when a later one was written to first, and py-libp2p's writes race.
             muxed._connection._quic.send_stream_data(int(muxed.stream_id), b"")
-        take = muxed.handle_data_received
+        self._received = muxed._receive_buffer
         self._has_fin = bool(muxed._read_closed)
+        self._arrived = trio.Event()
+        take, handle_reset = muxed.handle_data_received, muxed.handle_reset
 
-        async def checked(data: bytes, end_stream: bool) -> None:
-            if data and len(muxed._receive_buffer) + len(data) > muxed.MAX_RECEIVE_BUFFER_SIZE:
-                self._fail(f"the reader is over {muxed.MAX_RECEIVE_BUFFER_SIZE} bytes behind")
+        async def take_data(data: bytes, end_stream: bool) -> None:
+            if len(self._received) + len(data) > _RECEIVE_BYTES_MAX:
+                self._fail(f"the reader is over {_RECEIVE_BYTES_MAX} bytes behind")
                 return
+            self._received += data
             self._has_fin = self._has_fin or end_stream
-            await take(data, end_stream)
+            self._arrived.set()
+            await take(b"", end_stream)
 
-        muxed.handle_data_received = checked
+        async def take_reset(error_code: int) -> None:
+            self._fail(f"the peer reset the stream (code {error_code})")
+            await handle_reset(error_code)
+
+        muxed.handle_data_received, muxed.handle_reset = take_data, take_reset
         return self
 
-    def _is_end(self, error: Exception) -> bool:
-        return self._has_fin and isinstance(error, QUICStreamClosedError | StreamEOF) and not self._muxed.is_reset()
+    async def _pull(self, max_bytes: int) -> bytes:
+        while not self._received and not self._has_fin:
+            self._arrived = trio.Event()
+            await self._arrived.wait()
+        data = bytes(self._received[:max_bytes])
+        del self._received[:max_bytes]
+        return data
 
 
 def _quic_stream(*args: Any, **kwargs: Any) -> _QuicByteStream:
@@ -105,6 +116,15 @@ class _QuicMuxer(UpstreamMuxer):
                 self._connection.abort("the peer closed the connection")
 
         quic._signal_activity = observed
+
+    async def close(self) -> None:
+        # First, so that py-libp2p cannot end each stream in good order: the peer would take what it has for everything.
+        quic = self._muxed
+        if not quic.is_closed:
+            quic._quic.close()
+            with trio.move_on_after(_GOODBYE_S):
+                await quic._transmit()
+        await super().close()
 
 
 class QuicEndpoint:

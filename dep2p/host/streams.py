@@ -170,18 +170,16 @@ class MuxedByteStream:
             return None
         try:
             with new_scope() as self._read_scope:  # so that a lost connection ends a read that would wait on
-                return bytes(await self._muxed.read(max_bytes))
+                return await self._pull(max_bytes)
         except MuxedStreamEOF:
             return b""
         except Exception as error:
-            if self._is_end(error):
-                return b""
             self._fail(f"the stream was reset or its connection lost: {error!r}")
         return None
 
-    def _is_end(self, error: Exception) -> bool:
-        """Whether what the muxed stream raised means that the peer has ended its side, all of it read."""
-        return isinstance(error, EOFError)
+    async def _pull(self, max_bytes: int) -> bytes:
+        """Bytes from the muxed stream; b"" or MuxedStreamEOF at the peer's half-close."""
+        return bytes(await self._muxed.read(max_bytes))
 
     def set_receiver(self, on_data: ReceiveCallback, on_end: EndCallback) -> None:
         if self._on_data is not None:
