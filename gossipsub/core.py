@@ -60,7 +60,7 @@ class PeerState:
         self.unwanted: dict[bytes, int] = {}
         """Ids that it has or is about to have (IDONTWANT), and the tick until which that counts."""
         self.is_graylisted = False
-        # What it did since the last heartbeat:
+        # What it did since the last heartbeat; whoever counts here puts the peer into `Core.busy`:
         self.ihave_rpcs = 0
         self.asked_ids = 0
         self.iwant_ids = 0
@@ -112,6 +112,7 @@ class Core:
         "backoffs",
         "blocked_authors",
         "blocked_peers",
+        "busy",
         "by_identity",
         "counts",
         "deliveries",
@@ -155,6 +156,8 @@ class Core:
         self.tracing = tracing
         self.out = Outbox(tracing=tracing)
         self.peers: dict[PeerId, PeerState] = {}
+        self.busy: dict[PeerId, PeerState] = {}
+        """Peers with something to count anew at the heartbeat: see the end of `PeerState`."""
         self.by_identity: dict[bytes, PeerState] = {}
         self.topics: dict[str, TopicState] = {}
         self.seen = SeenCache(params.seen_ttl_s, params.seen_items_max, refresh=params.seen_refresh)

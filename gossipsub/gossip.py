@@ -53,6 +53,7 @@ class Gossip:
             core.count("drop: gossip of a low score")
             return
         state.ihave_rpcs += 1
+        core.busy[state.peer] = state
         if state.ihave_rpcs > params.ihave_rpcs_max:
             core.count("drop: ihave flood")
             return
@@ -99,6 +100,7 @@ class Gossip:
             core.count("drop: iwant flood", len(ids) - room)
             ids = ids[:room]
         state.iwant_ids += len(ids)
+        core.busy[state.peer] = state
         found: dict[bytes, Message] = {}
         for message_id in ids:
             message = core.mcache.get(message_id)

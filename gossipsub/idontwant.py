@@ -51,6 +51,7 @@ class IDontWant:
             core.count("drop: idontwant flood", len(ids) - room)
         until = core.tick + params.idontwant_ticks
         unwanted = state.unwanted
+        core.busy[state.peer] = state
         id_bytes_max = params.message_id_bytes_max
         for message_id in islice(ids, room):
             state.idontwant_ids += 1

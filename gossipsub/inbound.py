@@ -39,9 +39,14 @@ class Inbound:
         "_core",
         "_external",
         "_gossip",
+        "_graylist",
         "_idontwant",
         "_mesh",
+        "_out",
+        "_peers",
         "_policy",
+        "_rejected",
+        "_seen",
         "_seqnos",
         "_subscriptions",
     )
@@ -60,6 +65,12 @@ class Inbound:
         external_authentication: bool,
     ) -> None:
         self._core = core
+        # Short ways to what every RPC needs; none of it is ever replaced.
+        self._out = core.out
+        self._peers = core.peers
+        self._seen = core.seen.times
+        self._rejected = core.seen.rejected
+        self._graylist = core.thresholds.graylist
         self._mesh = mesh
         self._gossip = gossip
         self._idontwant = idontwant
@@ -72,8 +83,8 @@ class Inbound:
     def receive(self, peer: PeerId, rpc: Rpc, now: float) -> list[Effect]:
         """One RPC of one peer."""
         core = self._core
-        out = core.out
-        state = core.peers.get(peer)
+        out = self._out
+        state = self._peers.get(peer)
         if state is None:
             core.count("drop: rpc of an unknown peer")
             return out.take()
@@ -81,16 +92,16 @@ class Inbound:
             out.effects.append(RecvRpc(peer, rpc))
         if rpc.subscriptions:
             self._subscriptions.on_subscriptions(state, rpc.subscriptions, now)
-        if state.stats.score < core.thresholds.graylist and not state.direct:
+        if state.stats.score < self._graylist and not state.direct:
             core.count("drop: rpc of a graylisted peer")
             return out.take()
         messages = rpc.messages
         if messages and (state.source is None or self._passes_gater(state, now)):
-            seen = core.seen.times
+            seen = self._seen
             for message in messages:
                 if message.id in seen:
                     core.duplicates += 1
-                    if core.watches_duplicates or core.seen.rejected:
+                    if core.watches_duplicates or self._rejected:
                         self._duplicate(state, message, now)
                 else:
                     self._new(state, message, now, rpc)
@@ -98,7 +109,7 @@ class Inbound:
                 self._idontwant.flush(state)
         if rpc.ihave or rpc.iwant or rpc.graft or rpc.prune or rpc.idontwant:
             self._control(state, rpc, now)
-        return out.take()
+        return out.take() if out.effects or out.grafts or out.prunes else []
 
     def _control(self, state: PeerState, rpc: Rpc, now: float) -> None:
         if rpc.ihave:
@@ -252,7 +263,7 @@ class Inbound:
             core.count("drop: message of a topic not joined")
             core.seen.add(message.id, now)
             return
-        self._accept(topic, state, message, now, None, pending.peer)
+        self._accept(topic, state, message, now, None, pending)
         for peer, copy in pending.others.items():
             other = core.peers.get(peer)
             delivered = core.deliveries.get(message.id)
@@ -284,15 +295,16 @@ class Inbound:
         message: Message,
         now: float,
         rpc: Rpc | None,
-        sender: PeerId | None = None,
+        pending: PendingMessage | None = None,
     ) -> None:
         """Mark seen, deliver, forward. ``state`` is None when the sender has gone meanwhile."""
         core = self._core
         effects = core.out.effects
         message_id = message.id
         core.seen.add(message_id, now)
-        core.promises.fulfilled(message_id)
-        peer = sender
+        if core.promises.by_id:
+            core.promises.fulfilled(message_id)
+        peer = pending.peer if pending is not None else None
         if state is not None:
             peer = state.peer
             if core.scores.enabled:
@@ -322,6 +334,8 @@ class Inbound:
                 and other not in mesh
                 and message_id not in other_state.unwanted
             ]
+        if pending is not None and pending.others:
+            targets = [other for other in targets if other not in pending.others]
         if targets:
             if rpc is None or not _holds_one_message_only(rpc):
                 rpc = Rpc((message,))

@@ -133,6 +133,7 @@ class Mesh:
             self._core.backoffs.set(topic.name, state.peer, now + self._core.params.prune_backoff_s)
             return
         state.pruned_topics[topic.name] = None
+        self._core.busy[state.peer] = state
         self._refuse(topic, state, now, self._core.params.prune_backoff_s, px=px)
 
     def on_prune(self, state: PeerState, prunes: Iterable[Prune], now: float) -> None:

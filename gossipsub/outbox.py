@@ -9,13 +9,13 @@ from dep2p.types import PeerId
 class Outbox:
     """Collects effects until `take`. Hot paths append to `effects` themselves."""
 
-    __slots__ = ("_grafts", "_prunes", "effects", "tracing")
+    __slots__ = ("effects", "grafts", "prunes", "tracing")
 
     def __init__(self, *, tracing: bool) -> None:
         self.effects: list[Effect] = []
         self.tracing = tracing
-        self._grafts: dict[PeerId, list[str]] = {}
-        self._prunes: dict[PeerId, list[Prune]] = {}
+        self.grafts: dict[PeerId, list[str]] = {}
+        self.prunes: dict[PeerId, list[Prune]] = {}
 
     def send(self, peers: tuple[PeerId, ...], rpc: Rpc, lane: Lane) -> None:
         """Queue an RPC for some peers."""
@@ -25,7 +25,7 @@ class Outbox:
 
     def graft(self, peer: PeerId, topic: str) -> None:
         """Tell a peer at the end of this call that it is in our mesh."""
-        self._grafts.setdefault(peer, []).append(topic)
+        self.grafts.setdefault(peer, []).append(topic)
 
     def prune(self, peer: PeerId, prune: Prune, *, is_known: bool = True) -> None:
         """Tell it that it is not.
@@ -33,7 +33,7 @@ class Outbox:
         ``is_known``: the peer is subscribed. Those come first, since js-libp2p reads no further than the first topic
         that it has not joined.
         """
-        prunes = self._prunes.setdefault(peer, [])
+        prunes = self.prunes.setdefault(peer, [])
         if is_known:
             prunes.insert(0, prune)
         else:
@@ -41,15 +41,15 @@ class Outbox:
 
     def take(self) -> list[Effect]:
         """Everything collected since the last time."""
-        if self._grafts or self._prunes:
+        if self.grafts or self.prunes:
             self._flush()
         effects = self.effects
         self.effects = []
         return effects
 
     def _flush(self) -> None:
-        grafts, prunes = self._grafts, self._prunes
-        self._grafts, self._prunes = {}, {}
+        grafts, prunes = self.grafts, self.prunes
+        self.grafts, self.prunes = {}, {}
         for peer, topics in grafts.items():
             self.send((peer,), Rpc(graft=tuple(topics), prune=tuple(prunes.pop(peer, ()))), Lane.CONTROL)
         for peer, items in prunes.items():

@@ -6,21 +6,24 @@ from dep2p.types import PeerId
 
 
 class Promises:
-    """Open promises by message id. All last equally long, so they end in the order in which they were made."""
+    """Open promises by message id. All last equally long, so they end in the order in which they were made.
 
-    __slots__ = ("_by_id", "_followup_s", "_queue")
+    `by_id` is read in the hot path; change it only here.
+    """
+
+    __slots__ = ("_followup_s", "_queue", "by_id")
 
     def __init__(self, followup_s: float) -> None:
-        self._by_id: dict[bytes, dict[PeerId, float]] = {}
+        self.by_id: dict[bytes, dict[PeerId, float]] = {}
         self._queue: deque[tuple[float, bytes, PeerId]] = deque()
         self._followup_s = followup_s
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        return len(self.by_id)
 
     def add(self, peer: PeerId, message_id: bytes, now: float) -> None:
         """The peer was asked for an id it told of; an open promise keeps its first end."""
-        peers = self._by_id.setdefault(message_id, {})
+        peers = self.by_id.setdefault(message_id, {})
         if peer not in peers:
             end = now + self._followup_s
             peers[peer] = end
@@ -28,15 +31,15 @@ class Promises:
 
     def fulfilled(self, message_id: bytes) -> None:
         """The message came, valid or not: everybody who promised it is free."""
-        self._by_id.pop(message_id, None)
+        self.by_id.pop(message_id, None)
 
     def excuse(self, peer: PeerId) -> None:
         """We dropped something of this peer, or our asking never left: what it promised no longer counts."""
-        for message_id in [message_id for message_id, peers in self._by_id.items() if peer in peers]:
-            peers = self._by_id[message_id]
+        for message_id in [message_id for message_id, peers in self.by_id.items() if peer in peers]:
+            peers = self.by_id[message_id]
             del peers[peer]
             if not peers:
-                del self._by_id[message_id]
+                del self.by_id[message_id]
 
     def broken(self, now: float) -> dict[PeerId, int]:
         """Take out the promises whose time is over: how many each peer broke."""
@@ -44,11 +47,11 @@ class Promises:
         queue = self._queue
         while queue and queue[0][0] <= now:
             end, message_id, peer = queue.popleft()
-            peers = self._by_id.get(message_id)
+            peers = self.by_id.get(message_id)
             if peers is None or peers.get(peer) != end:
                 continue
             del peers[peer]
             if not peers:
-                del self._by_id[message_id]
+                del self.by_id[message_id]
             counts[peer] = counts.get(peer, 0) + 1
         return counts

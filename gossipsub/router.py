@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from dep2p.errors import TooManyTopicsError
-from dep2p.gossipsub.core import Core
+from dep2p.gossipsub.core import Core, PeerState
 from dep2p.gossipsub.direct import Direct
 from dep2p.gossipsub.effects import Disconnect, Effect, ResetStream
 from dep2p.gossipsub.events import (
@@ -63,6 +63,7 @@ class Router:
         "_direct",
         "_fanout",
         "_gossip",
+        "_has_graylisted",
         "_heartbeat_at",
         "_idontwant",
         "_inbound",
@@ -117,6 +118,7 @@ class Router:
             external_authentication=external_authentication,
         )
         self.receive = self._inbound.receive
+        self._has_graylisted = False
         self._heartbeat_at = now + params.heartbeat_initial_delay_s
 
     # The core's shape ------------------------------------------------------------------------------------------------
@@ -330,7 +332,8 @@ class Router:
             if state is not None:
                 core.count("broken promise", count)
                 core.scores.misbehaved(state.stats, count)
-        core.scores.refresh(now)
+        if core.scores.refresh(now) < core.thresholds.graylist or self._has_graylisted:
+            self._hint_at_graylisted()
         if core.gater is not None:
             core.gater.decay(now)
         self._start_peers_anew()
@@ -349,19 +352,29 @@ class Router:
 
     def _start_peers_anew(self) -> None:
         core = self._core
-        graylist = core.thresholds.graylist
-        for state in core.peers.values():
+        still_busy: dict[PeerId, PeerState] = {}
+        for peer, state in core.busy.items():
             state.ihave_rpcs = state.asked_ids = state.iwant_ids = state.idontwant_ids = 0
+            state.pruned_topics.clear()
             if state.unwanted:
                 self._idontwant.age(state)
-            if state.pruned_topics:
-                state.pruned_topics.clear()
-            if state.stats.score < graylist and not state.direct:
-                if not state.is_graylisted:
-                    state.is_graylisted = True
-                    core.out.effects.append(Disconnect(state.peer, "graylisted"))
-            elif state.is_graylisted:
+                if state.unwanted:
+                    still_busy[peer] = state
+        core.busy = still_busy
+
+    def _hint_at_graylisted(self) -> None:
+        """Once for each time that a peer falls below the threshold."""
+        core = self._core
+        graylist = core.thresholds.graylist
+        self._has_graylisted = False
+        for state in core.peers.values():
+            if state.stats.score >= graylist or state.direct:
                 state.is_graylisted = False
+                continue
+            self._has_graylisted = True
+            if not state.is_graylisted:
+                state.is_graylisted = True
+                core.out.effects.append(Disconnect(state.peer, "graylisted"))
 
     def _forget_deliveries(self, now: float) -> None:
         """Copies count for milliseconds; who delivered what is kept for a heartbeat."""

@@ -256,10 +256,14 @@ class ScoreBook:
             total += params.slow_weight * (stats.slow - params.slow_threshold)
         return total
 
-    def refresh(self, now: float) -> None:
-        """Let the counters decay by the intervals that passed, forget who left long ago, compute all scores."""
+    def refresh(self, now: float) -> float:
+        """Let the counters decay by the intervals that passed, forget who left long ago, compute all scores.
+
+        Returns the lowest score of a connected peer, at most 0.
+        """
+        lowest = 0.0
         if not self.enabled:
-            return
+            return lowest
         steps = int((now - self._last_decay) / self._params.decay_interval_s + 1e-9)
         if steps > 0:
             self._last_decay += steps * self._params.decay_interval_s
@@ -269,11 +273,16 @@ class ScoreBook:
                 self._decay(stats, steps, now)
         for stats in self.peers.values():
             if stats.is_quiet:
+                if stats.score < lowest:
+                    lowest = stats.score
                 continue
             if steps > 0:
                 self._decay(stats, steps, now)
                 stats.is_quiet = self._is_quiet(stats)
-            stats.score = self._score(stats)
+            score = stats.score = self._score(stats)
+            if score < lowest:
+                lowest = score
+        return lowest
 
     def _is_quiet(self, stats: PeerStats) -> bool:
         if stats.behaviour or stats.slow or (stats.ips and self._params.colocation_weight):

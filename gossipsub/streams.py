@@ -66,6 +66,7 @@ class Streams:
         """Forget everything about a peer but a bad score."""
         core = self._core
         state = core.peers.pop(peer, None)
+        core.busy.pop(peer, None)
         if state is None:
             return
         if core.by_identity.get(state.identity) is state:
