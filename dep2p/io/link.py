@@ -240,8 +240,8 @@ class LinkPool(Generic[L]):
         self._opening: dict[PeerId, _Opening[L]] = {}
         self._nursery: trio.Nursery | None = None
 
-    def serve_in(self, nursery: trio.Nursery) -> None:
-        """Where links and attempts to open them live."""
+    def serve_in(self, nursery: trio.Nursery | None) -> None:
+        """Where links and attempts to open them live; None: nothing is opened any more."""
         self._nursery = nursery
 
     @property

@@ -127,6 +127,8 @@ class Messaging:
                 await self._timer.run()
         finally:
             self._nursery = None
+            self._pool.serve_in(None)
+            self._streams.serve_in(None)
             unsubscribe()
             self._host.remove_stream_handler(self._protocol)
             self._host.remove_stream_handler(self._streams.protocol)
@@ -159,23 +161,23 @@ class Messaging:
                 stream.lose_membership()
 
     async def drain(self) -> None:
-        """Refuse new inbound work from now on (OVERLOADED), and wait for what is in flight.
+        """Refuse new inbound work from now on (OVERLOADED), and wait for what is in flight or was sent.
 
         Waits at most ``Limits.drain_timeout_s``; what is left then is counted as ``drain_abandoned``.
         """
         self._is_draining = self._streams.is_draining = True
-        for link in self._inbound:
-            link.drain()
+        for inbound in self._inbound:
+            inbound.drain()
         with trio.move_on_after(self._limits.drain_timeout_s):
             while self._work_left():  # noqa: ASYNC110  (many parts end work, and this happens once in a life)
                 await trio.sleep(0.02)
-            for link in list(self._inbound):
+            for link in [*self._inbound, *self._pool.links.values()]:
                 await link.flush()
         self._counters["drain_abandoned"] += self._work_left()
 
     def _work_left(self) -> int:
         jobs = sum(load.jobs + load.streams for load in self._loads.values())
-        return jobs + sum(link.notifies_pending for link in self._inbound)
+        return jobs + self._streams.lingering + sum(link.notifies_pending for link in self._inbound)
 
     # Links
 
@@ -308,8 +310,9 @@ class Messaging:
     ) -> bytes:
         """Ask ``peer`` and wait for its answer.
 
-        ``timeout_s`` (``Limits.request_timeout_s`` by default) bounds the whole call: finding the peer, and all
-        tries. Only an ``idempotent`` request is tried again, after TIMEOUT, OVERLOADED, RATE_LIMITED or a lost link.
+        ``timeout_s`` (``Limits.request_timeout_s`` by default; ``math.inf`` for no limit) bounds the whole call:
+        finding the peer, and all tries. Only an ``idempotent`` request is tried again: after TIMEOUT, OVERLOADED,
+        RATE_LIMITED or a lost link.
         Cancelling the call cancels the handler on the other side.
 
         Raises the :class:`~dep2p.errors.WireError` that the peer answered, RequestTimeoutError, StreamClosedError

@@ -182,6 +182,8 @@ class Caller:
         data = _as_bytes(data)
         check_body(data, self._limits.message_bytes_max)
         timeout_s = self._limits.request_timeout_s if timeout_s is None else timeout_s
+        if not timeout_s >= 0:
+            raise ValueError(f"timeout_s is {timeout_s}: it cannot be negative")
         deadline = trio.current_time() + timeout_s
         self._counters["requests_sent"] += 1
         if not idempotent:
@@ -270,7 +272,7 @@ class Caller:
 
 
 def _timeout_ms(timeout_s: float) -> int:
-    return min(max(1, int(timeout_s * 1000)), TIMEOUT_MS_MAX)
+    return int(min(max(1.0, timeout_s * 1000), TIMEOUT_MS_MAX))
 
 
 def _as_bytes(data: object) -> bytes:

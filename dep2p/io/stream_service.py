@@ -7,7 +7,15 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from dep2p.errors import Dep2pError, ErrorCode, HandlerError, NoHandlerError, OverloadedError, RateLimitedError
+from dep2p.errors import (
+    Dep2pError,
+    ErrorCode,
+    HandlerError,
+    NoHandlerError,
+    OverloadedError,
+    RateLimitedError,
+    StreamClosedError,
+)
 from dep2p.host.interface import ByteStream, Connection
 from dep2p.io.driver import DeadlineTimer
 from dep2p.io.registry import Registry, StreamEntry
@@ -55,9 +63,11 @@ class StreamService:
         self._load_of = load_of
         self._streams: dict[MessageStream, None] = {}
         self._nursery: trio.Nursery | None = None
+        self.lingering = 0
+        """Streams that their openers have left and whose other sides have not ended yet."""
 
-    def serve_in(self, nursery: trio.Nursery) -> None:
-        """Where streams live on that their openers have left."""
+    def serve_in(self, nursery: trio.Nursery | None) -> None:
+        """Where streams live on that their openers have left; None: nothing is opened any more."""
         self._nursery = nursery
 
     @property
@@ -83,6 +93,9 @@ class StreamService:
         self, peer: PeerId, name: str, data: bytes, headers: Mapping[str, object] | None
     ) -> AsyncGenerator[MessageStream, None]:
         """See `Messaging.stream`."""
+        nursery = self._nursery
+        if nursery is None:
+            raise StreamClosedError("messaging is not running")
         check_body(data, self._limits.message_bytes_max)
         head = self._encoder.encode(name, app=headers)
         connection = await self._gate.connect(peer, timeout_s=self._limits.dial_timeout_s)
@@ -95,19 +108,21 @@ class StreamService:
             yield stream
             await stream.aclose()
             stream.raise_untold()
-            if not stream.is_over and self._nursery is not None:
+            if not stream.is_over and self._nursery is nursery:  # still running
                 lingers = True
-                self._nursery.start_soon(self._linger, stream)
+                nursery.start_soon(self._linger, stream)
         finally:
             if not lingers:
                 self._forget(stream)
 
     async def _linger(self, stream: MessageStream) -> None:
         """The app has left it; what it sent must still reach the peer."""
+        self.lingering += 1
         try:
             with trio.move_on_after(self._limits.stream_item_timeout_s):
                 await stream.finish()
         finally:
+            self.lingering -= 1
             if not stream.is_over:
                 self._counters["streams_closed_unfinished"] += 1
             self._forget(stream)

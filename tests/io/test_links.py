@@ -1,9 +1,12 @@
 """The life of links: they die, idle, drain, and lose their members."""
 
+import math
+
 import pytest
 import trio
 
 from dep2p.errors import (
+    Dep2pError,
     NotMemberError,
     OverloadedError,
     PeerNotFoundError,
@@ -11,7 +14,7 @@ from dep2p.errors import (
     StreamClosedError,
 )
 from dep2p.identity import Identity
-from dep2p.io.messaging import Request
+from dep2p.io.messaging import Notice, Request
 from dep2p.limits import Limits
 from dep2p.testing.memory import MemoryNetwork
 from tests.io.support import quietly, settled, sides
@@ -226,3 +229,41 @@ async def test_we_do_not_ask_a_peer_that_is_no_member_any_more(autojump_clock: t
             await a.messaging.notify(b.peer, "echo", b"secret")
         await settled()
         assert b.count("requests_received") == 1
+
+
+async def test_draining_waits_until_what_was_sent_is_with_the_transport(autojump_clock: trio.abc.Clock) -> None:
+    async with sides(limits=Limits(compress_bytes_min=0)) as (a, b):
+        got = 0
+
+        async def slow(notice: Notice) -> None:
+            nonlocal got
+            await trio.sleep(0.01)
+            got += 1
+
+        b.messaging.on_notify("n", slow)
+        for _ in range(100):
+            await a.messaging.notify(b.peer, "n", bytes(10_000))
+        await a.messaging.drain()
+        a.stop()
+        await trio.sleep(5)
+        assert got == 100
+
+
+async def test_calls_before_and_after_it_runs_are_refused(autojump_clock: trio.abc.Clock) -> None:
+    async with sides() as (a, b):
+        a.messaging.on_request("echo", echo)
+        b.messaging.on_request("echo", echo)
+        assert await a.messaging.request(b.peer, "echo", b"x", timeout_s=math.inf) == b"x"
+        with pytest.raises(ValueError, match="timeout_s"):
+            await a.messaging.request(b.peer, "echo", b"x", timeout_s=-1)
+        a.stop()
+        await settled()
+        with pytest.raises(StreamClosedError, match="not running"):
+            await a.messaging.request(b.peer, "echo", b"x")
+        with pytest.raises(StreamClosedError, match="not running"):
+            await a.messaging.notify(b.peer, "echo", b"x")
+        with pytest.raises(StreamClosedError, match="not running"):
+            async with a.messaging.stream(b.peer, "echo"):
+                pass
+        with pytest.raises(Dep2pError):
+            await b.messaging.request(a.peer, "echo", b"x", timeout_s=2)
