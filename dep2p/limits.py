@@ -19,6 +19,7 @@ class Limits:
 
     # Connections
     connections_max: int = 512
+    """All connections; an eighth of them is kept for dials of our own, so that strangers cannot take every place."""
     connections_per_peer_max: int = 4
     connections_inbound_pending_max: int = 128
     """Inbound connections that have not finished their handshake."""

@@ -92,6 +92,11 @@ class Swarm:
 
     # Admission
 
+    def _is_full(self, direction: Direction) -> bool:
+        """Inbound connections leave room for our own dials: strangers cannot take every place."""
+        most = self.limits.connections_max
+        return self._total >= (most if direction == "outbound" else most - most // 8)
+
     def admit(self, muxer: Muxer, peer: PeerId, direction: Direction, remote_addr: str) -> PeerConnection:
         """Take an upgraded connection into the table and start serving it.
 
@@ -100,7 +105,7 @@ class Swarm:
         nursery = self.nursery
         if nursery is None or self.closing:
             raise StreamClosedError("the host is closing")
-        if self._total >= self.limits.connections_max:
+        if self._is_full(direction):
             self.counters.add(f"{direction}_refused_connections_max")
             raise StreamClosedError(f"this host has {self._total} connections, its limit (connections_max)")
         same_peer = self._connections.get(peer, ())
@@ -145,7 +150,7 @@ class Swarm:
 
     async def accept(self, raw: Any, remote_addr: str, prepare: Callable[[Any], Awaitable[Any]] | None) -> None:
         """Upgrade one inbound transport connection and admit it. Never raises for what the remote does."""
-        if self.closing or self._total >= self.limits.connections_max:
+        if self.closing or self._is_full("inbound"):
             self.counters.add("inbound_refused_connections_max")
             await self._close_raw(raw)
             return

@@ -3,7 +3,7 @@
 import os
 import signal
 import socket
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
 import pytest
@@ -103,6 +103,18 @@ async def test_limit_of_connections_refuses_and_counts(open_host: Any, eventuall
             await two.disconnect(host.peer_id)
             await eventually(lambda: len(host.connections()) == 1)
             await three.dial(host.peer_id, host.listen_addrs())  # the slot came back
+
+
+async def test_inbound_connections_leave_room_for_our_own_dials(open_host: Any, eventually: Any) -> None:
+    async with AsyncExitStack() as stack:
+        host = await stack.enter_async_context(open_host(limits=Limits(connections_max=8)))
+        others = [await stack.enter_async_context(open_host()) for _ in range(9)]
+        for other in others[:7]:
+            await other.dial(host.peer_id, host.listen_addrs())
+        await eventually(lambda: len(host.connections()) == 7)
+        with pytest.raises(PeerNotFoundError):
+            await others[7].dial(host.peer_id, host.listen_addrs(), timeout_s=2)
+        await host.dial(others[8].peer_id, others[8].listen_addrs())
 
 
 async def test_limit_per_peer_refuses_and_counts(open_host: Any, eventually: Any) -> None:
