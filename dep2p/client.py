@@ -6,6 +6,7 @@ no daemon answers, a :class:`DaemonUnreachableError`; any call may raise these t
 """
 
 import base64
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -87,17 +88,17 @@ class Client:
 
     async def metrics(self) -> str:
         """The metrics in Prometheus' text format."""
-        return (await self._transport.raw("GET", "/metrics")).text
+        return (await self._transport.raw("GET", "/metrics"))[1].decode("utf-8")
 
     async def healthy(self) -> bool:
         """Whether the node inside the daemon runs."""
-        return (await self._transport.raw("GET", "/healthz", accept_statuses=(503,))).status_code == 200
+        return (await self._transport.raw("GET", "/healthz", accept_statuses=(503,)))[0] == 200
 
     async def ready(self) -> tuple[bool, list[str]]:
         """Whether it takes work, and if not, the reasons."""
-        response = await self._transport.raw("GET", "/readyz", accept_statuses=(503,))
-        answer = cast(dict[str, Any], response.json())
-        return response.status_code == 200, [str(reason) for reason in answer.get("reasons", ())]
+        status, content = await self._transport.raw("GET", "/readyz", accept_statuses=(503,))
+        answer = cast(dict[str, Any], json.loads(content))
+        return status == 200, [str(reason) for reason in answer.get("reasons", ())]
 
     async def drain(self) -> dict[str, Any]:
         """Take no new work from now on; returns when what was in flight is done, at most after drain_timeout_s."""
@@ -343,13 +344,8 @@ class Client:
         body: Mapping[str, object] | None = None,
         params: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[NdjsonLines, None]:
-        async with self._transport.opened(method, path, body=body, params=params) as response:
-            lines = NdjsonLines(self._transport, response)
-            try:
-                yield lines
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await lines.aclose()
+        async with self._transport.opened(method, path, body=body, params=params) as answer:
+            yield NdjsonLines(answer)
 
 
 @asynccontextmanager

@@ -10,10 +10,9 @@ from typing import Any, Final, Self, cast
 import anyio
 import anyio.abc
 import anyio.lowlevel
-import httpx
 
 from dep2p.client_errors import error_from_problem
-from dep2p.client_transport import Transport
+from dep2p.client_transport import Body, Transport
 from dep2p.control_wire import ItemSplitter, encode_item
 from dep2p.errors import Dep2pError, StreamClosedError
 from dep2p.types import Headers, PeerId, RealmId
@@ -58,7 +57,7 @@ class ClientStream:
         self._eof = False
         self._send_error: BaseException | None = None
         self._download = AsyncExitStack()
-        self._pieces: AsyncGenerator[bytes, None] | None = None
+        self._body: Body | None = None
         self._splitter = ItemSplitter(_ITEM_BYTES_MAX)
         self._items: deque[bytes] = deque()
         self._ended = False
@@ -70,6 +69,9 @@ class ClientStream:
         return self._closed
 
     async def __aenter__(self) -> Self:
+        # At once, so that the daemon sees when this program dies, and resets the stream.
+        self._check_open()
+        self._start_upload()
         return self
 
     async def __aexit__(
@@ -77,7 +79,7 @@ class ClientStream:
     ) -> None:
         """Send the rest and the end; after an error, abort."""
         try:
-            if error is None and self._upload_scope is not None and not self._closed and self._send_error is None:
+            if error is None and not self._closed and self._send_error is None:
                 await self.send_eof()
         finally:
             await self.aclose()
@@ -167,22 +169,15 @@ class ClientStream:
         return self._items.popleft()
 
     async def _read_more(self) -> None:
-        if self._pieces is None:
+        if self._body is None:
             opened = self._transport.opened("GET", f"/v1/streams/{self.id}/items")
-            response = await self._download.enter_async_context(opened)
-            self._pieces = cast(AsyncGenerator[bytes, None], response.aiter_raw())
-            self._download.push_async_callback(self._pieces.aclose)
-        try:
-            piece = await anext(self._pieces)
-        except StopAsyncIteration:
+            self._body = await self._download.enter_async_context(opened)
+        piece = await self._body.piece()
+        if not piece:
             self._ended = True
             if self._splitter.is_inside_item:
-                raise StreamClosedError("the stream ended inside an item") from None
+                raise StreamClosedError("the stream ended inside an item")
             return
-        except httpx.RemoteProtocolError:
-            raise StreamClosedError("the daemon ended the stream early") from None
-        except httpx.HTTPError as error:
-            raise self._transport.unreachable(error) from error
         self._items.extend(self._splitter.feed(piece))
         if self._splitter.aborted and not self._splitter.is_inside_item and self._items:
             self._ended = True

@@ -1,4 +1,4 @@
-"""HTTP to the daemon, over its Unix socket or loopback TCP, on asyncio or trio: calls, NDJSON, item streams."""
+"""The daemon's control API as calls, NDJSON and bodies that go on, over its Unix socket or loopback TCP."""
 
 import errno
 import json
@@ -8,43 +8,37 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, cast
+from urllib.parse import urlencode
 
 import anyio
-import httpx
 
 from dep2p.client_errors import ControlError, DaemonUnreachableError, error_from_problem
+from dep2p.client_http import LOST, Address, Exchange, HttpPool
 from dep2p.control_wire import LineSplitter
+from dep2p.errors import ConfigError, Dep2pError
 
-LINE_BYTES_MAX: Final = 268_435_456
-_CONNECT_TIMEOUT_S: Final = 5.0
+_LINE_BYTES_MAX: Final = 268_435_456
 _ANSWER_TIMEOUT_S: Final = 60.0
-_KEEPALIVE_EXPIRY_S: Final = 5.0  # shorter than the daemon's own, so that no call meets a connection it just closed
 
 
 class Transport:
     """One daemon's control API. Any number of calls and streams at once; each stream has a connection of its own."""
 
     def __init__(self, socket: Path | None, tcp: str | None, token: str | None) -> None:
+        """Raises ConfigError when ``tcp`` is not HOST:PORT."""
         self._socket = socket
         self.where = f"http://{tcp}" if socket is None else str(socket)
-        headers = {"user-agent": "dep2p-client"} | ({} if token is None else {"authorization": f"Bearer {token}"})
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=8, keepalive_expiry=_KEEPALIVE_EXPIRY_S)
-        # No TLS on a loopback socket: loading the certificate bundle would only slow each start. trust_env=False: a
-        # library reads no environment, and a proxy has no part in this.
-        self._http = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(
-                uds=None if socket is None else str(socket), limits=limits, verify=False, trust_env=False
-            ),
-            base_url="http://dep2p" if socket is not None else self.where,
-            headers=headers,
-            timeout=httpx.Timeout(_ANSWER_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S, pool=None),
-            trust_env=False,
-        )
+        self._headers = [("user-agent", "dep2p-client")]
+        if token is not None:
+            self._headers.append(("authorization", f"Bearer {token}"))
+        host, _, port = (tcp or ":0").rpartition(":")
+        if not port.isdecimal() or int(port) > 65_535 or (socket is None and not host):
+            raise ConfigError(f"{tcp!r} is not HOST:PORT: write it like 127.0.0.1:4780")
+        self._pool = HttpPool(Address(socket, host.strip("[]"), int(port)))
 
     async def aclose(self) -> None:
-        """Close every connection."""
-        with anyio.CancelScope(shield=True):
-            await self._http.aclose()
+        """Close the connections that are idle; those in use end with their calls."""
+        await self._pool.aclose()
 
     async def call(
         self,
@@ -59,7 +53,14 @@ class Transport:
 
         Raises the exception of the daemon's problem, or DaemonUnreachableError.
         """
-        return self._object(await self.raw(method, path, body, params=params, timeout_s=timeout_s))
+        status, content = await self.raw(method, path, body, params=params, timeout_s=timeout_s)
+        try:
+            value: object = json.loads(content) if content else {}
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise ControlError({"code": "D3007", "status": status, "detail": f"{self.where} did not answer with JSON"})
+        return cast(dict[str, Any], value)
 
     async def raw(
         self,
@@ -70,21 +71,17 @@ class Transport:
         params: Mapping[str, str] | None = None,
         timeout_s: float = _ANSWER_TIMEOUT_S,
         accept_statuses: tuple[int, ...] = (),
-    ) -> httpx.Response:
-        """As :meth:`call`, with the whole response; problems with other than ``accept_statuses`` are raised."""
+    ) -> tuple[int, bytes]:
+        """Status and body of one call; problems with other than ``accept_statuses`` are raised as by `call`."""
         try:
-            response = await self._http.request(
-                method,
-                path,
-                json=body,
-                params=params,
-                timeout=httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S, pool=None),
-            )
-        except httpx.HTTPError as error:
-            raise self.unreachable(error) from error
-        if response.status_code >= 400 and response.status_code not in accept_statuses:
-            raise _problem(response)
-        return response
+            with anyio.fail_after(timeout_s):
+                async with self._exchange(method, path, body, params) as exchange:
+                    content = await exchange.body()
+        except TimeoutError as error:
+            raise self._unreachable(error) from error
+        if exchange.status >= 400 and exchange.status not in accept_statuses:
+            raise _problem(exchange.status, content)
+        return exchange.status, content
 
     @asynccontextmanager
     async def opened(
@@ -94,75 +91,100 @@ class Transport:
         *,
         body: Mapping[str, object] | None = None,
         params: Mapping[str, str] | None = None,
-    ) -> AsyncGenerator[httpx.Response, None]:
-        """A response whose body is read as it comes, without a time limit. Raises as :meth:`call`."""
-        request = self._http.build_request(
-            method, path, json=body, params=params, timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S, pool=None)
-        )
-        response = await self._send(request)
-        try:
-            yield response
-        finally:
-            with anyio.CancelScope(shield=True):
-                await response.aclose()
+    ) -> AsyncGenerator["Body", None]:
+        """An answer whose body is read as it comes, without a time limit. Raises as `call`."""
+        async with self._exchange(method, path, body, params) as exchange:
+            if exchange.status >= 400:
+                raise _problem(exchange.status, await exchange.body())
+            yield Body(self, exchange)
 
-    async def upload(self, path: str, content: AsyncIterator[bytes], *, params: Mapping[str, str]) -> None:
-        """POST a body as it is made. Raises as :meth:`call`."""
-        request = self._http.build_request(
-            "POST",
-            path,
-            content=content,
-            params=params,
-            headers={"content-type": "application/octet-stream"},
-            timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S, pool=None),
-        )
-        response = await self._send(request)
-        await response.aclose()
-
-    async def _send(self, request: httpx.Request) -> httpx.Response:
+    async def upload(self, path: str, pieces: AsyncIterator[bytes], *, params: Mapping[str, str]) -> None:
+        """POST a body as it is made. An answer that comes before its end is an error, and ends it. Raises as `call`."""
+        failed: list[Exception] = []
+        done = False
+        exchange: Exchange | None = None
         try:
-            response = await self._http.send(request, stream=True)
-            if response.status_code >= 400:
+            exchange = await self._pool.take()
+            headers = [*self._headers, ("content-type", "application/octet-stream"), ("transfer-encoding", "chunked")]
+            await exchange.send_head("POST", f"{path}?{urlencode(params)}", headers)
+            async with anyio.create_task_group() as tasks:
+
+                async def send(scope: anyio.CancelScope) -> None:
+                    assert exchange is not None
+                    try:
+                        await exchange.send_pieces(pieces)
+                    except LOST:
+                        return  # the answer, which the other task waits for, says why
+                    except Exception as error:
+                        failed.append(error)
+                        scope.cancel()
+
+                tasks.start_soon(send, tasks.cancel_scope)
                 try:
-                    await response.aread()
-                finally:
-                    await response.aclose()
-                raise _problem(response)
-        except httpx.HTTPError as error:
-            raise self.unreachable(error) from error
-        return response
+                    await exchange.receive_head()
+                    content = await exchange.body()
+                    done = True
+                    if exchange.status >= 400:
+                        failed.append(_problem(exchange.status, content))
+                except LOST as error:
+                    failed.append(self._unreachable(error))
+                tasks.cancel_scope.cancel()
+        except (TimeoutError, *LOST) as error:
+            failed.append(self._unreachable(error))
+        finally:
+            if exchange is not None:
+                await self._pool.give_back(exchange)
+        if failed:
+            raise failed[0]
+        assert done
 
-    def _object(self, response: httpx.Response) -> dict[str, Any]:
+    @asynccontextmanager
+    async def _exchange(
+        self, method: str, path: str, body: Mapping[str, object] | None, params: Mapping[str, str] | None
+    ) -> AsyncGenerator[Exchange, None]:
+        """A call up to the head of its answer. What is lost later inside the block is reported in the same way."""
+        content = b"" if body is None else json.dumps(body, separators=(",", ":")).encode("ascii")
+        headers = list(self._headers)
+        if body is not None or method == "POST":
+            headers += [("content-type", "application/json"), ("content-length", str(len(content)))]
+        target = f"{path}?{urlencode(params)}" if params else path
+        exchange: Exchange | None = None
         try:
-            value: object = response.json() if response.content else {}
-        except ValueError:
-            value = None
-        if not isinstance(value, dict):
-            raise ControlError(
-                {"code": "D3007", "status": response.status_code, "detail": f"{self.where} did not answer with JSON"}
-            )
-        return cast(dict[str, Any], value)
+            exchange = await self._pool.take()
+            await exchange.send_head(method, target, headers)
+            try:
+                await exchange.send_body(content)
+            except LOST:
+                pass  # an early answer: it says why
+            await exchange.receive_head()
+            yield exchange
+        except (TimeoutError, *LOST) as error:
+            if isinstance(error, Dep2pError):
+                raise  # RequestTimeoutError is a TimeoutError, too: the caller's own
+            raise self._unreachable(error) from error
+        finally:
+            if exchange is not None:
+                await self._pool.give_back(exchange)
 
-    def unreachable(self, error: httpx.HTTPError) -> DaemonUnreachableError:
-        """Say why, as far as it can be known from here."""
-        if isinstance(error, httpx.ReadTimeout | httpx.WriteTimeout):
+    def _unreachable(self, error: Exception) -> DaemonUnreachableError:
+        if not isinstance(error, OSError):
+            return DaemonUnreachableError(f"the daemon at {self.where} went away during the call")
+        if isinstance(error, TimeoutError) and error.errno is None:
             return DaemonUnreachableError(f"the daemon at {self.where} does not answer")
-        if not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-            return DaemonUnreachableError(f"the daemon at {self.where} went away during the call ({error or 'closed'})")
         return DaemonUnreachableError(f"cannot reach the daemon at {self.where}: {self._cause(error)}")
 
     def _cause(self, error: BaseException) -> str:
-        found: BaseException | None = error
-        while found is not None and not isinstance(found, OSError):
-            found = found.__cause__ or found.__context__
+        found: BaseException = error
+        while (not isinstance(found, OSError) or found.errno is None) and (found.__cause__ or found.__context__):
+            found = cast(BaseException, found.__cause__ or found.__context__)
         number = found.errno if isinstance(found, OSError) else None
         if self._socket is not None and not os.path.exists(self._socket):
             return "no such socket; no daemon runs for that data directory" + self._lock_holder()
-        if number == errno.ECONNREFUSED or (number is None and self._socket is not None):
+        if number == errno.ECONNREFUSED:
             return "nothing listens there any more" + self._lock_holder()
         if number in (errno.EACCES, errno.EPERM):
             return "it belongs to another user"
-        return str(found.strerror or found) if isinstance(found, OSError) else str(error) or type(error).__name__
+        return str(found)
 
     def _lock_holder(self) -> str:
         if self._socket is None:
@@ -179,23 +201,40 @@ class Transport:
             return f" (the lock names pid {pid}, of another user)"
         return f" (the lock names pid {pid}, which runs: it may still be starting or stopping)"
 
+    async def piece(self, exchange: Exchange) -> bytes:
+        """A part of an opened answer; b"" at its end. Raises DaemonUnreachableError."""
+        try:
+            return await exchange.piece()
+        except LOST as error:
+            raise self._unreachable(error) from error
+
+
+class Body:
+    """The body of an answer, as it comes."""
+
+    def __init__(self, transport: Transport, exchange: Exchange) -> None:
+        self._transport = transport
+        self._exchange = exchange
+
+    async def piece(self) -> bytes:
+        """A part; b"" at the end. Raises DaemonUnreachableError."""
+        return await self._transport.piece(self._exchange)
+
 
 class NdjsonLines:
-    """The lines of one response, parsed. An ``error`` line is raised."""
+    """The lines of a body, parsed. An ``error`` line is raised."""
 
-    def __init__(self, transport: Transport, response: httpx.Response) -> None:
-        self._transport = transport
-        self._pieces = cast(AsyncGenerator[bytes, None], response.aiter_raw())
-        self._splitter = LineSplitter(LINE_BYTES_MAX)
+    def __init__(self, body: Body) -> None:
+        self._body = body
+        self._splitter = LineSplitter(_LINE_BYTES_MAX)
         self._ready: deque[bytes] = deque()
 
     async def next_line(self) -> dict[str, object]:
         """The next object; raises StopAsyncIteration at the end, or the exception of an ``error`` line."""
         while not self._ready:
-            try:
-                piece = await anext(self._pieces)
-            except httpx.HTTPError as error:
-                raise self._transport.unreachable(error) from error
+            piece = await self._body.piece()
+            if not piece:
+                raise StopAsyncIteration
             self._ready = self._splitter.feed(piece)
         line = cast(dict[str, object], json.loads(self._ready.popleft()))
         problem = line.get("error")
@@ -203,15 +242,11 @@ class NdjsonLines:
             raise error_from_problem(cast(dict[str, Any], problem))
         return line
 
-    async def aclose(self) -> None:
-        """Stop reading."""
-        await self._pieces.aclose()
 
-
-def _problem(response: httpx.Response) -> Exception:
+def _problem(status: int, content: bytes) -> Exception:
     try:
-        value: object = response.json()
+        value: object = json.loads(content)
     except ValueError:
         value = None
-    problem = cast(dict[str, Any], value) if isinstance(value, dict) else {"detail": response.text[:200]}
-    return error_from_problem(problem, response.status_code)
+    problem = cast(dict[str, Any], value) if isinstance(value, dict) else {"detail": content[:200].decode("latin-1")}
+    return error_from_problem(problem, status)
