@@ -183,6 +183,7 @@ class YamuxConnection(IMuxedConn):
         self._is_started = True
         self.event_started.set()
         if self._core.error is not None:
+            await self._finish()
             return
         try:
             async with trio.open_nursery() as nursery:

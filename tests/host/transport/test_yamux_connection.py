@@ -455,6 +455,15 @@ async def test_closing_a_stuck_connection_takes_a_bounded_time(
         assert one.unsent_bytes == 0
 
 
+async def test_a_connection_that_failed_before_it_was_started_ends_when_it_is(open_pair: Any) -> None:
+    with trio.fail_after(10):
+        async with open_pair(start_other=False) as (_one, other):
+            other.fail("lost before the start")
+            await other.start()
+            await other.close()
+            assert other.event_closed.is_set()
+
+
 async def test_a_connection_closed_before_it_was_started_never_runs(open_pair: Any) -> None:
     with trio.fail_after(10):
         async with open_pair(start_other=False) as (one, other):
