@@ -8,7 +8,12 @@ from dep2p.config_values import Key, nearest
 from dep2p.errors import ConfigError
 
 _ADDRESS_STARTS: Final = ("ip4", "ip6", "dns", "dns4", "dns6", "dnsaddr")
-_MAY_BE_ZERO: Final = ("compress_bytes_min", "requests_per_peer_per_s", "notifies_per_peer_per_s")
+_MAY_BE_ZERO: Final = (
+    "compress_bytes_min",
+    "requests_per_peer_per_s",
+    "notifies_per_peer_per_s",
+    "liveness_interval_s",
+)
 
 
 def check(key: Key, value: object, where: str) -> None:

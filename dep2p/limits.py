@@ -11,7 +11,9 @@ class Limits:
     message_bytes_max: int = 1_048_576
     """A request, response, notify or stream part, decompressed (seed: 1 MB)."""
     headers_bytes_max: int = 16_384
+    """All headers of one message, encoded."""
     error_text_bytes_max: int = 1_024
+    """The text of an error that goes to a peer; longer ones are cut."""
     stream_item_bytes_max: int = 16_777_216
     """One item of a stream, put together from its parts."""
     compress_bytes_min: int = 4_096
@@ -21,46 +23,71 @@ class Limits:
     connections_max: int = 512
     """All connections; an eighth of them is kept for dials of our own, so that strangers cannot take every place."""
     connections_per_peer_max: int = 4
+    """Two are usual for a moment when both sides dial at once."""
     connections_inbound_pending_max: int = 128
     """Inbound connections that have not finished their handshake."""
     streams_per_connection_max: int = 1_024
+    """Open streams of one connection."""
     peers_known_max: int = 4_096
+    """Peers whose addresses are kept, in memory and on disk."""
 
     # Links (one pooled stream per peer and protocol)
     link_out_items_max: int = 4_096
+    """Messages that wait to be sent to one peer; above it senders wait."""
     link_out_bytes_max: int = 8_388_608
+    """The same in bytes."""
     link_in_items_max: int = 4_096
+    """Notifies of one peer that wait for their handler; above it the peer is held back."""
     link_in_bytes_max: int = 8_388_608
+    """The same in bytes."""
     requests_in_flight_per_peer_max: int = 4_096
+    """Requests to one peer that wait for an answer; above it a request fails with OverloadedError."""
     handlers_per_peer_max: int = 1_024
     """Request handlers at work for one peer; above it requests get OVERLOADED."""
     requests_per_peer_per_s: float = 0.0
     """Token bucket for inbound requests of one peer; 0 means no limit."""
     notifies_per_peer_per_s: float = 0.0
+    """Token bucket for inbound notifies of one peer; 0 means no limit."""
     streams_inbound_per_peer_max: int = 256
+    """Streams that one peer may have open to this node; above it they are refused."""
 
     # Realm
     realms_max: int = 16
+    """Realms that this node may be in at once."""
     members_per_realm_max: int = 10_000
+    """Members of one realm that are remembered."""
     handshake_failures_per_address_per_min: int = 10
+    """Failed proofs of membership that are heard from one address in a minute."""
 
     # Times, seconds
     dial_timeout_s: float = 10.0
+    """To connect to a peer, over all its addresses together."""
     stream_open_timeout_s: float = 10.0
+    """To open a stream on a connection and agree on its protocol."""
     request_timeout_s: float = 30.0
+    """For a request that names no timeout, over all its tries together."""
     stream_first_item_timeout_s: float = 10.0
+    """For the first item of a stream to arrive."""
     stream_item_timeout_s: float = 60.0
+    """For each later item; a stream that is silent for longer is aborted."""
     link_idle_timeout_s: float = 300.0
+    """A link that carries nothing for so long is closed, and opened again by the next message; 0 keeps it open."""
     close_timeout_s: float = 5.0
+    """For a stream or connection to close in good order; then it is cut."""
     handshake_timeout_s: float = 5.0
+    """For a peer to prove its membership of a realm."""
     liveness_interval_s: float = 15.0
     """Between probes of a connection; 0 turns probing off."""
     liveness_timeout_s: float = 10.0
     """A silent peer is noticed after at most interval + timeout."""
     drain_timeout_s: float = 10.0
+    """For what is in flight to finish when the node stops."""
     request_retry_initial_s: float = 0.1
+    """Before the second try of a request; doubled for each further one."""
     request_retry_max_s: float = 30.0
+    """The longest wait between two tries."""
     request_tries_max: int = 5
+    """Tries of an idempotent request, the first one included."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
