@@ -4,7 +4,7 @@ import hashlib
 import heapq
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dep2p.gossipsub.effects import Deliver, Dial, Disconnect, Effect, OpenStream, Published, Send, Validate
 from dep2p.gossipsub.events import (
@@ -92,18 +92,17 @@ class Network:
     seed: int = 1
     loss: float = 0.0
     now: float = 0.0
-    heap: list[tuple[float, int, int, Event | None]] = field(default_factory=list)
-    routers: list[Router] = field(default_factory=list)
-    latency: list[dict[int, float]] = field(default_factory=list)
-    delivered: dict[bytes, dict[int, float]] = field(default_factory=dict)
     copies: int = 0
     events: int = 0
     sequence: int = 0
 
     def __post_init__(self) -> None:
+        self.heap: list[tuple[float, int, int, Event | None]] = []
+        self.routers: list[Router] = []
+        self.latency: list[dict[int, float]] = []
+        self.delivered: dict[bytes, dict[int, float]] = {}
         self.rng = random.Random(self.seed)
         self.digest = hashlib.sha256()
-        self.ticking: dict[int, float] = {}
         self.verdict: Callable[[Message], Verdict] = lambda message: Verdict.ACCEPT
 
     def add(

@@ -138,6 +138,8 @@ def _message(author: bytes = AUTHOR, topic: object = "t", data: object = b"", si
     return {2: [[[author, 1, topic, data], signature, bytes(16)]]}
 
 
+_NO_PEERS: list[object] = []
+
 HOSTILE: dict[str, bytes] = {
     "empty": b"",
     "no map": b"\x80",
@@ -164,7 +166,7 @@ HOSTILE: dict[str, bytes] = {
     "data too long": cbor2.dumps(_message(data=bytes(1_048_577))),
     "short signature": cbor2.dumps(_message(signature=bytes(63))),
     "message of two": cbor2.dumps({2: [[[AUTHOR, 1, "t", b""], bytes(64)]]}),
-    "negative backoff": cbor2.dumps({6: [["t", -1, []]]}),
+    "negative backoff": cbor2.dumps({6: [["t", -1, _NO_PEERS]]}),
 }
 
 
@@ -186,14 +188,15 @@ def test_counts_above_the_limits_are_a_protocol_error() -> None:
     small = codec(subscriptions_max=1, messages_max=1, ids_max=2, grafts_max=1, prunes_max=1, px_peers_max=1)
     small.decode(cbor2.dumps({3: [["t", [b"a"]]], 4: [b"b"]}, canonical=True))
     signed = [[AUTHOR, 1, "t", b""], bytes(64), bytes(16)]
-    for value in (
+    values: tuple[object, ...] = (
         {1: [["t", True], ["u", True]]},
         {2: [signed, signed]},
         {3: [["t", [b"a"]]], 4: [b"b"], 7: [b"c"]},
         {5: ["t", "u"]},
-        {6: [["t", 0, []], ["u", 0, []]]},
+        {6: [["t", 0, _NO_PEERS], ["u", 0, _NO_PEERS]]},
         {6: [["t", 0, [[b"p", b""], [b"q", b""]]]]},
-    ):
+    )
+    for value in values:
         with pytest.raises(ProtocolError):
             small.decode(cbor2.dumps(value, canonical=True))
 
@@ -206,8 +209,14 @@ def test_keys_of_later_versions_are_skipped() -> None:
 _topics = st.text(min_size=1, max_size=20).filter(lambda text: text.isprintable())
 _ids = st.lists(st.binary(max_size=40), max_size=5).map(tuple)
 _uint64s = st.integers(0, (1 << 64) - 1)
+
+
+def _compose(topic: str, data: bytes, seqno: int) -> Message:
+    return codec().compose(topic, data, seqno.to_bytes(8, "big"))
+
+
 _composed = st.builds(
-    lambda topic, data, seqno: codec().compose(topic, data, seqno.to_bytes(8, "big")),
+    _compose,
     _topics,
     st.binary(max_size=300),
     _uint64s,

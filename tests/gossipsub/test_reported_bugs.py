@@ -4,9 +4,20 @@ js-libp2p-gossipsub J, js-libp2p JL, py-libp2p P, nim-libp2p N."""
 import pytest
 
 from dep2p.errors import MessageTooLargeError, NoPeersSubscribedError
-from dep2p.gossipsub.effects import Deliver, Disconnect, Lane, OpenStream, Published, PublishExpired, Send, Validate
+from dep2p.gossipsub.effects import (
+    Deliver,
+    Disconnect,
+    Effect,
+    Lane,
+    OpenStream,
+    Published,
+    PublishExpired,
+    Send,
+    Validate,
+)
 from dep2p.gossipsub.events import (
     ConfigureTopic,
+    Event,
     Join,
     Leave,
     PeerDown,
@@ -45,7 +56,7 @@ def deliver(router: Router, message: Message, now: float, sender: int = 1) -> bo
     return any(isinstance(effect, Deliver) for effect in effects)
 
 
-def grafts(router_effects: list[object]) -> int:
+def grafts(router_effects: list[Effect]) -> int:
     return sum(len(effect.rpc.graft) for effect in router_effects if isinstance(effect, Send))
 
 
@@ -95,14 +106,14 @@ def test_own_seqnos_grow_strictly_also_over_a_restart_and_pass_a_seqno_validator
 # J#413 ---------------------------------------------------------------------------------------------------------------
 
 
-def told(router: Router, number: int, message: Message, now: float) -> list[object]:
+def told(router: Router, number: int, message: Message, now: float) -> list[Effect]:
     return list(router.handle(Received(peer(number), Rpc(ihave=(IHave("t", (message.id,)),))), now))
 
 
 def test_a_promise_is_kept_by_whoever_delivers_the_message() -> None:
     router = joined(2, scores=standard_scores())
     message = message_from(9, 1)
-    assert sends(told(router, 1, message, 1.0))[0].iwant == (message.id,)  # type: ignore[arg-type]
+    assert sends(told(router, 1, message, 1.0))[0].iwant == (message.id,)
     assert deliver(router, message, 1.5, sender=2)
     run_until(router, 10.0)
     assert "broken promise" not in router.counters()
@@ -122,7 +133,7 @@ def test_a_promise_is_void_when_our_asking_or_their_answer_was_dropped_by_us() -
     router = joined(2, scores=standard_scores(), params=GossipParams(validation_max=1))
     router.handle(ConfigureTopic("t", external=True), 0.0)
     effects = told(router, 1, message_from(9, 1), 1.0)
-    (asked,) = sends(effects)  # type: ignore[arg-type]
+    (asked,) = sends(effects)
     router.handle(SendDropped(peer(1), asked), 1.0)
     answer = message_from(9, 2)
     told(router, 2, answer, 1.0)
@@ -136,6 +147,15 @@ def test_a_promise_is_void_when_our_asking_or_their_answer_was_dropped_by_us() -
 # J#456, JL#677, JL PR693, JL PR3531 ----------------------------------------------------------------------------------
 
 
+def next_opening(router: Router) -> float:
+    """Let deadlines pass until a stream is asked for; when that was."""
+    while True:
+        deadline = router.next_deadline()
+        assert deadline is not None
+        if any(isinstance(effect, OpenStream) for effect in router.on_deadline(deadline)):
+            return deadline
+
+
 def test_a_lost_stream_is_asked_for_again_with_growing_pauses_and_announced_and_grafted_anew() -> None:
     router = joined(1)
     router.handle(StreamDown(peer(1)), 1.0)
@@ -143,13 +163,9 @@ def test_a_lost_stream_is_asked_for_again_with_growing_pauses_and_announced_and_
     assert router.peers("t") == [peer(1)], "what it told us on its own stream still holds"
     pauses: list[float] = []
     now = 1.0
+    last: list[Effect] = []
     for _ in range(4):
-        effects: list[object] = []
-        while not any(isinstance(effect, OpenStream) for effect in effects):
-            deadline = router.next_deadline()
-            assert deadline is not None
-            effects = list(router.on_deadline(deadline))
-            opened = deadline
+        opened = next_opening(router)
         pauses.append(opened - now)
         now = opened
         last = router.handle(StreamDown(peer(1)), now)
@@ -157,7 +173,7 @@ def test_a_lost_stream_is_asked_for_again_with_growing_pauses_and_announced_and_
     assert 0.05 <= pauses[0] <= 0.1
     assert [type(effect) for effect in last] == [Disconnect]
     effects = list(router.handle(StreamUp(peer(1)), now))
-    (hello, graft) = sends(effects)  # type: ignore[arg-type]
+    (hello, graft) = sends(effects)
     assert hello.subscriptions == (Subscription("t", True),)
     assert graft.graft == ("t",)
     assert router.mesh("t") == [peer(1)]
@@ -196,7 +212,7 @@ def test_a_new_subscriber_is_grafted_at_once_and_gets_the_next_publish(order: st
     router.handle(PeerUp(peer(1), b"id-1"), 0.2)
     stream = StreamUp(peer(1))
     subscription = Received(peer(1), Rpc(subscriptions=(Subscription("t", True),)))
-    events = [stream, subscription] if order == "stream first" else [subscription, stream]
+    events: list[Event] = [stream, subscription] if order == "stream first" else [subscription, stream]
     effects = [effect for event in events for effect in router.handle(event, 0.2)]
     assert [rpc.graft for rpc in sends(effects) if rpc.graft] == [("t",)]
     (published,) = [e for e in router.handle(Publish("t", b"x"), 0.2) if isinstance(e, Published)]

@@ -114,7 +114,11 @@ def test_ignored_and_rejected_messages_are_neither_delivered_nor_tried_again(
     verdict: Verdict, reason: str, external: bool
 ) -> None:
     router = joined(3, scores=standard_scores())
-    inline = None if external else lambda sender, message: verdict
+
+    def judge(sender: PeerId, message: Message) -> Verdict:
+        return verdict
+
+    inline = None if external else judge
     router.handle(ConfigureTopic("t", inline=inline, external=external), 0.0)
     effects = receive(router, message_from(9, 1))
     if external:

@@ -25,7 +25,7 @@ PARAMS = ScoreParams(
 
 
 def book(**topic: float) -> tuple[ScoreBook, PeerStats]:
-    scores = ScoreBook(replace(PARAMS, default_topic=replace(TOPIC, **topic)), 0.0)  # type: ignore[arg-type]
+    scores = ScoreBook(replace(PARAMS, default_topic=replace(TOPIC, **topic)), 0.0)
     return scores, scores.connect(peer(1), ())
 
 
