@@ -13,6 +13,7 @@ _MAY_BE_ZERO: Final = (
     "requests_per_peer_per_s",
     "notifies_per_peer_per_s",
     "liveness_interval_s",
+    "link_idle_timeout_s",
 )
 
 

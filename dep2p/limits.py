@@ -41,7 +41,7 @@ class Limits:
     link_in_bytes_max: int = 8_388_608
     """The same in bytes."""
     requests_in_flight_per_peer_max: int = 4_096
-    """Requests to one peer that wait for an answer; above it a request fails with OverloadedError."""
+    """Requests to one peer that wait for an answer; above it further ones wait."""
     handlers_per_peer_max: int = 1_024
     """Request handlers at work for one peer; above it requests get OVERLOADED."""
     requests_per_peer_per_s: float = 0.0

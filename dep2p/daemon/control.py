@@ -42,6 +42,8 @@ class Control:
     started_unix_s: float = field(default_factory=time.time)
     connections: Callable[[], int] = lambda: 0
     """Open control connections."""
+    refused: Callable[[], int] = lambda: 0
+    """Control connections refused because too many were open."""
     log_lines_dropped: Callable[[], int] = lambda: 0
     problems: list[str] = field(default_factory=list[str])
     """What is wrong although the daemon runs, for people: shown by the status."""

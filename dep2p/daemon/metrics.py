@@ -15,6 +15,8 @@ from dep2p.daemon.control import Control
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 _PARTS: Final = ("host", "realm", "messaging")
+_VALUES: Final = ("host_connections", "host_inbound_pending", "host_peers_known")
+"""Among the node's counts, those that also fall."""
 
 
 def render(control: Control) -> bytes:
@@ -68,10 +70,14 @@ class _NodeCollector(Collector):
             "What the node counted: messages, bytes, drops and refusals, each with its reason.",
             labels=["part", "event"],
         )
+        values = GaugeMetricFamily("dep2p_node_values", "What the node holds at this moment.", labels=["part", "name"])
         for name, count in sorted(self._control.node.counters().items()):
             part, _, event = name.partition("_")
-            family.add_metric([part, event] if part in _PARTS else ["node", name], count)
+            (values if name in _VALUES else family).add_metric(
+                [part, event] if part in _PARTS else ["node", name], count
+            )
         yield family
+        yield values
 
     def _api(self) -> Iterator[Metric]:
         control = self._control
@@ -88,6 +94,9 @@ class _NodeCollector(Collector):
             counted.add_metric([event], count)
         yield counted
         yield _gauge("dep2p_control_connections", "Open control connections.", control.connections())
+        refused = CounterMetricFamily("dep2p_control_refused", "Control connections refused: too many were open.")
+        refused.add_metric([], control.refused())
+        yield refused
         yield _gauge("dep2p_control_streams", "Streams that control clients drive.", len(control.streams))
         yield _gauge("dep2p_control_in_flight", "Control calls and streams at work.", control.lifecycle.in_flight)
         yield _gauge("dep2p_control_replies_pending", "Requests that wait for a client.", control.replies.pending_count)

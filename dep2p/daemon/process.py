@@ -68,7 +68,10 @@ def _raise_open_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES_WANTED)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError) as error:  # a sandbox may forbid it; fewer connections are no reason to stop
+            _logger.warning("the limit of open files stays", extra={"soft": soft, "reason": str(error)})
 
 
 class _Daemon:
@@ -140,7 +143,7 @@ class _Daemon:
         from dep2p.daemon.listeners import load_token, open_tcp, open_unix
 
         config, server = self._config, HttpServer(control.bounds)
-        control.connections = lambda: server.connection_count
+        control.connections, control.refused = lambda: server.connection_count, lambda: server.refused
         app = build_app(control)
         edges: list[tuple[Edge, trio.SocketListener]] = [(Edge(app, control), open_unix(config.socket_path))]
         if config.control.tcp:
@@ -237,7 +240,8 @@ def _report(error: BaseException) -> int:
         f"  code:  {code} (dep2p errors show {code})",
     ]
     try:
-        print("\n".join(lines), file=sys.stderr, flush=True)
+        sys.stderr.write("\n".join(lines) + "\n")
+        sys.stderr.flush()
     except OSError:
         return info.exit_code  # nobody reads stderr; the exit code still tells
     return info.exit_code
