@@ -136,9 +136,9 @@ class GossipParams:
     """Topics that this node joins."""
     topic_bytes_max: int = 1_024
     """UTF-8 bytes of a topic name."""
-    topics_per_peer_max: int = 1_000
-    """Topics remembered for one peer."""
-    topic_bytes_per_peer_max: int = 1_048_576
+    topics_per_peer_max: int = 256
+    """Topics remembered for one peer, some 800 bytes each. Raise where nodes join more."""
+    topic_bytes_per_peer_max: int = 262_144
     """Their names together."""
 
     # Seen cache ------------------------------------------------------------------------------------------------------

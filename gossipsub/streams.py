@@ -4,7 +4,7 @@ from typing import Final
 
 from dep2p.gossipsub.core import Core, PeerState
 from dep2p.gossipsub.effects import Disconnect, OpenStream
-from dep2p.gossipsub.events import PeerUp, SendDropped, SetBlacklist, StreamUp
+from dep2p.gossipsub.events import PeerUp, SendDropped, SetBlacklist, StreamUp, Version
 from dep2p.gossipsub.mesh import Mesh
 from dep2p.gossipsub.rpc import Prune
 from dep2p.gossipsub.subscriptions import Subscriptions
@@ -41,11 +41,14 @@ class Streams:
         self._retries: dict[PeerId, _Retry] = {}
 
     def on_peer_up(self, event: PeerUp) -> None:
-        """Take a peer in; a second event for it changes nothing but its version and direction."""
+        """Take a peer in. A second event may make it outbound, and until its stream is open change its version."""
         core = self._core
         known = core.peers.get(event.peer)
         if known is not None:
             known.outbound = known.outbound or event.outbound
+            if not known.writable:
+                known.version = event.version
+                known.is_gossip = event.version > Version.FLOODSUB
             return
         if event.peer in core.blocked_peers:
             core.out.effects.append(Disconnect(event.peer, "blacklisted"))

@@ -7,6 +7,9 @@ from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.rpc import Message
 from dep2p.types import PeerId
 
+OTHERS_MAX: Final = 64
+"""Further senders remembered of one message under validation."""
+
 DIFFERING_MAX: Final = 4
 """Differing copies kept of one message under validation."""
 
@@ -27,7 +30,7 @@ class PendingMessage:
 
     def note(self, peer: PeerId, message: Message) -> None:
         """The peer sent a copy too. A few differing ones are kept, of a peer the first."""
-        if peer == self.peer or peer in self.others:
+        if peer == self.peer or peer in self.others or len(self.others) >= OTHERS_MAX:
             return
         if message == self.message:
             self.others[peer] = None

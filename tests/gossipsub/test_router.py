@@ -15,6 +15,7 @@ from dep2p.gossipsub.events import (
     Join,
     Leave,
     Malformed,
+    PeerDown,
     PeerUp,
     Publish,
     Received,
@@ -32,6 +33,7 @@ from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.router import Router
 from dep2p.gossipsub.rpc import IHave, Message, PeerInfo, Prune, Rpc, Subscription
 from dep2p.gossipsub.score_params import TopicScoreParams, standard_scores
+from dep2p.gossipsub.signing import SigningPolicy
 from dep2p.gossipsub.subscriptions import allow_pattern, allow_topics
 from dep2p.types import PeerId
 from tests.gossipsub.network import connect, identity, make_router, message_from, peer, run_until, sends
@@ -202,6 +204,35 @@ def test_an_own_message_of_an_earlier_run_is_nobody_s_fault_but_a_new_one_in_our
     assert router.scores()[peer(1)] < 0
 
 
+def test_a_verdict_on_what_has_gone_meanwhile_does_no_harm() -> None:
+    for verdict in (Verdict.ACCEPT, Verdict.REJECT):
+        router = joined(3)
+        router.handle(ConfigureTopic("t", external=True), 0.0)
+        tickets: list[int] = []
+        for seqno in (1, 2):
+            effects = receive(router, message_from(9, seqno))
+            tickets += [effect.ticket for effect in effects if isinstance(effect, Validate)]
+        router.handle(PeerDown(peer(1)), 0.6)
+        effects = router.handle(Validated(tickets[0], verdict), 0.7)
+        assert forwarded(effects) == ({peer(2), peer(3)} if verdict is Verdict.ACCEPT else set())
+        router.handle(Leave("t"), 0.8)
+        assert delivered(router.handle(Validated(tickets[1], verdict), 0.9)) == []
+
+
+def test_copies_that_come_while_the_first_is_validated_count_as_delivered() -> None:
+    topic = TopicScoreParams(delivery_weight=-1.0, delivery_threshold=2.0, delivery_activation_s=1.0)
+    router = joined(3, scores=standard_scores())
+    router.handle(ConfigureTopic("t", external=True, score=topic), 0.0)
+    for seqno in range(3):
+        (ticket,) = [e.ticket for e in receive(router, message_from(9, seqno), 1) if isinstance(e, Validate)]
+        receive(router, message_from(9, seqno), 2, 0.9)
+        router.handle(Validated(ticket, Verdict.ACCEPT), 1.0)
+    run_until(router, 1.5)
+    scores = router.scores()
+    assert scores[peer(3)] < 0 < scores[peer(1)]
+    assert scores[peer(2)] > scores[peer(3)]
+
+
 # Publishing ----------------------------------------------------------------------------------------------------------
 
 
@@ -272,6 +303,24 @@ def test_the_fanout_is_kept_while_it_is_used_then_forgotten_and_becomes_the_mesh
     assert set(published(router.handle(Publish("t", b"4"), 113.0))) != set(again)
 
 
+def test_idontwant_for_own_publishes_is_an_option() -> None:
+    for wanted in (False, True):
+        router = joined(3, params=GossipParams(idontwant_on_publish=wanted))
+        effects = router.handle(Publish("t", bytes(2_000)), 0.1)
+        assert bool([rpc for rpc in sends(effects) if rpc.idontwant]) is wanted
+
+
+def test_the_same_content_is_published_once_where_ids_come_from_the_content() -> None:
+    def compose(topic: str, data: bytes, seqno: bytes) -> Message:
+        return Message(b"id of " + data, b"", b"", topic, data)
+
+    router = joined(1, compose=compose, policy=SigningPolicy.STRICT_NO_SIGN)
+    assert published(router.handle(Publish("t", b"x"), 0.1)) == (peer(1),)
+    assert published(router.handle(Publish("t", b"x"), 0.2)) == ()
+    assert router.counters()["publish of what was seen"] == 1
+    assert delivered(receive(router, compose("t", b"y", b""))) == [b"y"]
+
+
 # Direct peers, floodsub, blacklist, filters --------------------------------------------------------------------------
 
 
@@ -287,7 +336,13 @@ def test_a_direct_peer_gets_everything_is_in_no_mesh_and_is_dialed_when_away() -
     assert forwarded(receive(router, message_from(9, 1), sender=2)) == {peer(1), peer(3)}
     (refusal,) = sends(router.handle(Received(peer(1), Rpc(graft=("t",))), 5.5))
     assert refusal.prune == (Prune("t", 60),)
+    assert forwarded(receive(router, message_from(9, 5), sender=1)) == {peer(2), peer(3)}
+    router.handle(SetDirect(peer(2)), 5.8)
+    assert set(router.mesh("t")) == {peer(3)}
+    assert forwarded(receive(router, message_from(9, 6), sender=3)) == {peer(1), peer(2)}
     router.handle(SetDirect(peer(1), direct=False), 6.0)
+    router.handle(SetDirect(peer(2), direct=False), 6.0)
+    run_until(router, 7.2)
     assert forwarded(receive(router, message_from(9, 2), sender=2)) == {peer(3)}
 
 
@@ -403,6 +458,32 @@ def test_gossip_goes_to_peers_outside_the_mesh_of_good_standing() -> None:
     low = outsiders[0]
     assert router.handle(Received(low, Rpc(ihave=(IHave("t", (b"new",)),))), 2.5) == []
     assert router.handle(Received(low, Rpc(iwant=(message.id,))), 2.5) == []
+
+
+def test_more_ids_than_an_ihave_may_hold_are_told_in_different_parts() -> None:
+    router = joined(
+        params=GossipParams(graft_on_subscribe=False, d_lazy=4, ihave_ids_max=10, opportunistic_graft_ticks=0)
+    )
+    for number in range(1, 5):
+        connect(router, number, 0.0, "t")
+        router.handle(Received(peer(number), Rpc(prune=(Prune("t", 60),))), 0.0)
+    connect(router, 9, 0.0)
+    ids = {message_from(9, seqno).id for seqno in range(30)}
+    for seqno in range(30):
+        receive(router, message_from(9, seqno), sender=9)
+    told = [item.ids for rpc in sends(run_until(router, 0.2)) for item in rpc.ihave]
+    assert [len(part) for part in told] == [10] * 4
+    assert len(set(told)) == 4
+    assert {message_id for part in told for message_id in part} <= ids
+
+
+def test_a_graft_of_a_peer_with_a_bad_score_is_refused() -> None:
+    router = joined(3, scores=standard_scores())
+    connect(router, 4, 0.0)
+    router.handle(SetAppScore(peer(4), -1.0), 0.1)
+    (refusal,) = sends(router.handle(Received(peer(4), Rpc(graft=("t",))), 0.2))
+    assert refusal.prune == (Prune("t", 60),)
+    assert peer(4) not in router.mesh("t")
 
 
 def test_idontwant_goes_out_before_validation_for_large_messages_and_only_to_those_who_know_it() -> None:
