@@ -96,12 +96,21 @@ class RealmCodec:
 
     def authenticate(self, message: Message) -> str | None:
         """The cheap MAC first: who is not in the realm costs no signature check."""
+        return self.check_mac(message) or self.check_signature(message)
+
+    def check_mac(self, message: Message) -> str | None:
+        """The first half of `authenticate`: microseconds, so that a shell can do it at once."""
         covered = SIGN_PREFIX + message.wire[message.signed_start : message.signed_end]
         mac = hmac.digest(self._mac_key, covered, "sha256")[:MAC_BYTES]
-        if not hmac.compare_digest(mac, message.mac):
-            return reasons.INVALID_MAC
+        return None if hmac.compare_digest(mac, message.mac) else reasons.INVALID_MAC
+
+    def check_signature(self, message: Message) -> str | None:
+        """The second half: some 60 µs, to be done in batches."""
+        signed = message.wire[message.signed_start : message.signed_end]
         try:
-            nacl.bindings.crypto_sign_open(message.signature + covered, message.author[len(_AUTHOR_PREFIX) :])
+            nacl.bindings.crypto_sign_open(
+                b"".join((message.signature, SIGN_PREFIX, signed)), message.author[len(_AUTHOR_PREFIX) :]
+            )
         except nacl.exceptions.BadSignatureError:
             return reasons.INVALID_SIGNATURE
         return None

@@ -66,5 +66,8 @@ class IDontWant:
             if until > tick:
                 break
             over.append(message_id)
+        if len(over) == len(state.unwanted):
+            state.unwanted.clear()
+            return
         for message_id in over:
             del state.unwanted[message_id]

@@ -67,6 +67,8 @@ class SeenCache:
         times, rejected = self.times, self.rejected
         for message_id in message_ids:
             del times[message_id]
+        if message_ids and not times:
+            times.clear()  # an emptied dict is still walked hole by hole; a cleared one is not
         if rejected:
             for message_id in message_ids:
                 rejected.pop(message_id, None)
