@@ -76,8 +76,10 @@ class Transport:
         try:
             with anyio.fail_after(timeout_s):
                 async with self._exchange(method, path, body, params) as exchange:
-                    content = await exchange.body()
+                    content = await self._whole(exchange)
         except TimeoutError as error:
+            if isinstance(error, Dep2pError):
+                raise
             raise self._unreachable(error) from error
         if exchange.status >= 400 and exchange.status not in accept_statuses:
             raise _problem(exchange.status, content)
@@ -95,7 +97,7 @@ class Transport:
         """An answer whose body is read as it comes, without a time limit. Raises as `call`."""
         async with self._exchange(method, path, body, params) as exchange:
             if exchange.status >= 400:
-                raise _problem(exchange.status, await exchange.body())
+                raise _problem(exchange.status, await self._whole(exchange))
             yield Body(self, exchange)
 
     async def upload(self, path: str, pieces: AsyncIterator[bytes], *, params: Mapping[str, str]) -> None:
@@ -142,7 +144,7 @@ class Transport:
     async def _exchange(
         self, method: str, path: str, body: Mapping[str, object] | None, params: Mapping[str, str] | None
     ) -> AsyncGenerator[Exchange, None]:
-        """A call up to the head of its answer. What is lost later inside the block is reported in the same way."""
+        """A call up to the head of its answer."""
         content = b"" if body is None else json.dumps(body, separators=(",", ":")).encode("ascii")
         headers = list(self._headers)
         if body is not None or method == "POST":
@@ -150,18 +152,20 @@ class Transport:
         target = f"{path}?{urlencode(params)}" if params else path
         exchange: Exchange | None = None
         try:
-            exchange = await self._pool.take()
-            await exchange.send_head(method, target, headers)
             try:
-                await exchange.send_body(content)
-            except LOST:
-                pass  # an early answer: it says why
-            await exchange.receive_head()
+                exchange = await self._pool.take()
+                await exchange.send_head(method, target, headers)
+                try:
+                    await exchange.send_body(content)
+                except LOST:
+                    pass  # an early answer: it says why
+                await exchange.receive_head()
+            except (TimeoutError, *LOST) as error:
+                if isinstance(error, Dep2pError):
+                    raise  # RequestTimeoutError is a TimeoutError, too: the caller's own
+                raise self._unreachable(error) from error
+            # Outside: an OSError of the caller's own block is none of the connection.
             yield exchange
-        except (TimeoutError, *LOST) as error:
-            if isinstance(error, Dep2pError):
-                raise  # RequestTimeoutError is a TimeoutError, too: the caller's own
-            raise self._unreachable(error) from error
         finally:
             if exchange is not None:
                 await self._pool.give_back(exchange)
@@ -200,6 +204,12 @@ class Transport:
         except OSError:
             return f" (the lock names pid {pid}, of another user)"
         return f" (the lock names pid {pid}, which runs: it may still be starting or stopping)"
+
+    async def _whole(self, exchange: Exchange) -> bytes:
+        try:
+            return await exchange.body()
+        except LOST as error:
+            raise self._unreachable(error) from error
 
     async def piece(self, exchange: Exchange) -> bytes:
         """A part of an opened answer; b"" at its end. Raises DaemonUnreachableError."""

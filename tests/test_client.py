@@ -179,6 +179,20 @@ def test_listen(served: Served, run: Run) -> None:
     run(body)
 
 
+@pytest.mark.parametrize("mistake", [BrokenPipeError(32, "gone"), ConnectionResetError(104, "reset"), TimeoutError()])
+def test_an_os_error_of_the_callers_own_block_stays_what_it_is(served: Served, run: Run, mistake: OSError) -> None:
+    async def body(client: Client) -> None:
+        with pytest.raises(BaseException) as caught:
+            async with client.listen("seen"):
+                raise mistake
+        found: BaseException = caught.value
+        while isinstance(found, BaseExceptionGroup):
+            (found,) = found.exceptions
+        assert found is mistake
+
+    run(body)
+
+
 def test_a_slow_listener_gets_lagged() -> None:
     async def body(served: Served) -> None:
         async with Client.open(served.socket) as client, client.listen("seen") as notices:
