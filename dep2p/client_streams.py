@@ -186,7 +186,7 @@ class ClientStream:
     # Closing
 
     async def aclose(self) -> None:
-        """End it now; what was not sent or read yet is dropped, and the peer is told. Idempotent."""
+        """End it now: what was not sent or read yet is dropped; before :meth:`send_eof`, by a reset. Idempotent."""
         if self._closed:
             return
         self._closed = True

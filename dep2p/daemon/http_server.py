@@ -24,10 +24,10 @@ from starlette.types import ASGIApp, Message
 from dep2p.daemon.bounds import ControlBounds
 
 _logger = logging.getLogger("dep2p.daemon.http")
-_READ_BYTES = 65_536
+_READ_BYTES = 262_144
 _HANGUP_INTERVAL_S = 1.0
 _HANGUP_EVENTS = select.POLLHUP | select.POLLERR | select.POLLRDHUP
-_BODY_PIECES_MAX = 4
+_BODY_PIECES_MAX = 2
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 

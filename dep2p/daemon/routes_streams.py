@@ -40,13 +40,16 @@ async def accept(control: Control, request: Request) -> ASGIApp:
 
 @asynccontextmanager
 async def _attached(control: Control, entry: Entry, direction: str) -> AsyncGenerator[None, None]:
-    """Attach; leaving by cancellation or an error resets the stream, since what was on its way is lost."""
+    """Attach; leaving by a failure ends the stream, since what was on its way is lost."""
     scope = control.streams.attach(entry, direction)
     try:
         with scope:
             yield
-    except BaseException as error:
-        entry.abort(error if isinstance(error, Dep2pError) else StreamClosedError("the control client went away"))
+    except Dep2pError as error:
+        entry.abort(error)
+        raise
+    except BaseException:
+        entry.leave(StreamClosedError("the control client went away"))
         raise
     finally:
         control.streams.detach(entry, direction)
@@ -126,9 +129,9 @@ async def receive_items(control: Control, request: Request) -> ASGIApp:
 
 
 async def close(control: Control, request: Request) -> ASGIApp:
-    """End a stream now, whatever is on its way."""
+    """End a stream now. What was sent up to its end still arrives; without its end, the peer gets a reset."""
     entry = control.streams.get(path_text(request, "id"))
-    entry.abort(StreamClosedError("the control client closed the stream"))
+    entry.leave(StreamClosedError("the control client closed the stream"))
     return json_response({"id": entry.id, "closed": True})
 
 

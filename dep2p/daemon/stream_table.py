@@ -45,11 +45,22 @@ class Entry:
     def abort(self, error: Dep2pError) -> None:
         """Reset the stream; the attached calls end with ``error``. Idempotent."""
         if not self.done.is_set():
-            self.error = error
             self.stream.reset()
-            self.done.set()
-            for scope in list(self.scopes.values()):
-                scope.cancel()
+            self._finish(error)
+
+    def leave(self, error: Dep2pError) -> None:
+        """Nobody is interested any more. What was sent whole still reaches the peer; else it must not take a part for
+        the whole: reset."""
+        if "send" not in self.ended:
+            self.abort(error)
+        elif not self.done.is_set():
+            self._finish(error)  # its owner closes it in good order
+
+    def _finish(self, error: Dep2pError) -> None:
+        self.error = error
+        self.done.set()
+        for scope in list(self.scopes.values()):
+            scope.cancel()
 
 
 @dataclass(slots=True, eq=False)
@@ -209,4 +220,4 @@ class StreamTable:
             for entry in list(self._entries.values()):
                 if not entry.scopes and entry.unattached_since_s < latest:
                     self._counts["streams_reset_unattached"] += 1
-                    entry.abort(StreamClosedError("no client was attached to the stream for too long"))
+                    entry.leave(StreamClosedError("no client was attached to the stream for too long"))

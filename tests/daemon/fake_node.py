@@ -374,7 +374,7 @@ class FakeNode:
                 on_event(event)
 
     def counters(self) -> dict[str, int]:
-        return {"host_dials": 3, "messaging_requests_in": 7, "realm_handshakes": 1}
+        return {"host_dials": 3, "host_peers_known": 2, "messaging_requests_in": 7, "realm_handshakes": 1}
 
     def stats(self) -> dict[str, object]:
         return {"uptime_s": 12.5, "connections": 0, "realms": {"team": {"links": 0}}}

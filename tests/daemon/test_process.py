@@ -15,7 +15,9 @@ from typing import Any
 
 import httpx
 import pytest
+import trio
 
+from dep2p.client import Client, ClientStream
 from dep2p.identity import Identity
 from dep2p.realm.secret import Realm
 from tests.daemon.processes import DaemonProcess, NotifySocket
@@ -250,3 +252,52 @@ def test_open_files_are_raised_to_the_hard_limit(data_dir: Path, start: Start) -
     soft, hard = next(line for line in limits.splitlines() if line.startswith("Max open files")).split()[3:5]
     assert int(soft) >= min(int(hard), 65_536)
     assert os.getpid() != daemon.pid
+
+
+def test_megabytes_through_two_daemons_arrive_intact(data_dir: Path, start: Start) -> None:
+    ann, bob = two_members(data_dir, start)
+    content = os.urandom(24 * 1024 * 1024)
+    peer = bob.get("/v1/status")["peer_id"]
+
+    async def main() -> tuple[bytes, bytes]:
+        async with Client.open(ann.socket) as a, Client.open(bob.socket) as b:
+            echoed, received = bytearray(), bytearray()
+            async with b.accept("file") as incoming, trio.open_nursery() as nursery:
+
+                async def echo() -> None:
+                    async with await anext(incoming) as stream:
+                        async for item in stream:
+                            received.extend(item)
+                            await stream.send(item)
+
+                async def send(stream: ClientStream) -> None:
+                    for at in range(0, len(content), 262_144):
+                        await stream.send(content[at : at + 262_144])
+                    await stream.send_eof()
+
+                nursery.start_soon(echo)
+                async with a.stream(peer, "file") as stream:
+                    nursery.start_soon(send, stream)
+                    async for item in stream:
+                        echoed.extend(item)
+            return bytes(echoed), bytes(received)
+
+    echoed, received = trio.run(main)
+    assert received == content
+    assert echoed == content
+
+
+def test_a_whole_stream_arrives_though_its_sender_leaves_at_once(data_dir: Path, start: Start) -> None:
+    ann, bob = two_members(data_dir, start)
+    peer = bob.get("/v1/status")["peer_id"]
+
+    async def main() -> int:
+        async with Client.open(ann.socket) as a, Client.open(bob.socket) as b, b.accept("file") as incoming:
+            async with a.stream(peer, "file") as stream:
+                for _ in range(40):
+                    await stream.send(bytes(100_000))
+            async with await anext(incoming) as arriving:
+                return sum([len(item) async for item in arriving])
+
+    for _ in range(3):
+        assert trio.run(main) == 4_000_000

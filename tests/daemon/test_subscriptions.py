@@ -199,6 +199,16 @@ def test_a_reader_that_leaves_resets_the_stream(served: Served) -> None:
     served.wait_until(lambda: far.was_reset, "what was on its way is lost, so the peer is told")
 
 
+def test_what_was_sent_up_to_its_end_arrives_though_the_client_leaves(served: Served) -> None:
+    stream_id = open_stream(served, "x")
+    far = served.node.opened[-1]
+    assert served.http.post(f"/v1/streams/{stream_id}/items?eof=1", content=framed(b"whole")).status_code == 200
+    assert served.http.delete(f"/v1/streams/{stream_id}").status_code == 200
+    served.wait_until(lambda: len(served.control.streams) == 0, "it is over")
+    assert not far.was_reset
+    assert served.call(far.sent.receive) == b"whole"
+
+
 def test_wrong_stream_bodies(served: Served) -> None:
     far: list[FakeStream] = served.node.opened
     cut = served.http.post(f"/v1/streams/{open_stream(served)}/items", content=framed(b"abc")[:-1])
