@@ -181,6 +181,11 @@ class Swarm:
         except (UpgradeError, IOException) as error:
             self.counters.add("inbound_handshake_failed")
             logger.debug("inbound connection from %s: %s", remote_addr, error)
+        except Exception:
+            # Whatever a library lets pass: one connection must not end the listener, and with it the host.
+            if not self.counters["inbound_crashed"]:
+                logger.exception("an inbound connection from %s failed in an unexpected way", remote_addr)
+            self.counters.add("inbound_crashed")
         finally:
             if not admitted:
                 await self._close_raw(raw)

@@ -82,7 +82,7 @@ class WebSocketStream(ReadWriteCloser):
         try:
             self._ws.receive_data(data)
             return list(self._ws.events())
-        except WSProtocolError as error:
+        except (WSProtocolError, ValueError) as error:  # wsproto lets a UnicodeDecodeError of a hostile header pass
             raise ConnectionClosedError(f"WebSocket: {error}") from error
 
     async def _send(self, event: Any) -> None:

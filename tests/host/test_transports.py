@@ -234,6 +234,35 @@ async def test_junk_to_a_websocket_port_costs_its_connection_only(open_host: Any
         await other.dial(host.peer_id, host.listen_addrs())
 
 
+_UPGRADE = (
+    b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        _UPGRADE.replace(b"Connection: Upgrade", b"Connection: Upgrade\xff") + b"\r\n",
+        _UPGRADE.replace(b"Host: a", b"Host: \xff") + b"\r\n",
+        _UPGRADE + b"Sec-WebSocket-Protocol: \xff\r\n\r\n",
+        _UPGRADE + b"Sec-WebSocket-Extensions: \xff\r\n\r\n",
+    ],
+    ids=["connection", "host", "protocol", "extensions"],
+)
+async def test_one_websocket_request_with_bytes_outside_ascii_does_not_end_the_host(
+    open_host: Any, junk: bytes
+) -> None:
+    """wsproto raises UnicodeDecodeError for it, which is no error of its own."""
+    async with open_host(listen=[WS]) as host, open_host() as other:
+        async with await trio.open_tcp_stream("127.0.0.1", int(host.listen_addrs()[0].split("/")[4])) as stream:
+            await stream.send_all(junk)
+            with trio.fail_after(5):
+                assert await stream.receive_some() == b""
+        await other.dial(host.peer_id, host.listen_addrs())
+        assert host.counters()["inbound_handshake_failed"] == 1
+
+
 async def test_junk_to_a_quic_port_costs_nothing(open_host: Any) -> None:
     async with open_host(listen=[QUIC]) as host, open_host(listen=[]) as other:
         port = int(host.listen_addrs()[0].split("/")[4])
