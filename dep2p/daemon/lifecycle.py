@@ -19,8 +19,6 @@ class Lifecycle:
         self.state: Literal["running", "draining", "stopping"] = "running"
         self.stop_requested = trio.Event()
         """Set by POST /v1/shutdown."""
-        self.stopping = trio.Event()
-        """Set when subscriptions have to end."""
         self.drained = trio.Event()
         self._drain_node = drain_node
         self._drain_timeout_s = drain_timeout_s
@@ -32,11 +30,15 @@ class Lifecycle:
         """Control calls and streams at work."""
         return self._in_flight
 
+    def require_running(self) -> None:
+        """Raises :class:`Problem` D3006 when no new work is taken."""
+        if self.state != "running":
+            raise Problem("D3006", "the daemon is draining and takes no new work")
+
     @contextmanager
     def work(self) -> Generator[None, None, None]:
         """A piece of work that a drain waits for. Raises :class:`Problem` D3006 when no new one is taken."""
-        if self.state != "running":
-            raise Problem("D3006", "the daemon is draining and takes no new work")
+        self.require_running()
         self._in_flight += 1
         try:
             yield
@@ -70,7 +72,6 @@ class Lifecycle:
             await self._idle.wait()
 
     def stop(self) -> None:
-        """End subscriptions; the next thing is the end of the process."""
+        """The next thing is the end of the process."""
         self.state = "stopping"
-        self.stopping.set()
         self.drained.set()

@@ -93,6 +93,7 @@ async def reply(control: Control, incoming: Request) -> ASGIApp:
     name, realm = fields.name(), fields.optional_text("realm")
     concurrency = fields.integer("concurrency", 64, low=1, high=control.bounds.replies_concurrency_max)
     fields.finish()
+    control.lifecycle.require_running()
     return LinesResponse(*control.replies.subscribe(name, realm, concurrency))
 
 

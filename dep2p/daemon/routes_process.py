@@ -13,7 +13,7 @@ from dep2p.config_values import nearest
 from dep2p.daemon.control import Control
 from dep2p.daemon.feeds import EVENT_KINDS
 from dep2p.daemon.fields import query_fields, read_json
-from dep2p.daemon.problems import Problem, json_response
+from dep2p.daemon.problems import json_response
 from dep2p.daemon.routing import route
 from dep2p.daemon.subscriptions import LinesResponse
 
@@ -106,8 +106,6 @@ async def events(control: Control, request: Request) -> ASGIApp:
     for kind in kinds:
         if kind not in EVENT_KINDS:
             raise query.wrong("types", f"there is no event {kind[:80]!r}; {nearest(kind, EVENT_KINDS)}")
-    if control.lifecycle.state == "stopping":
-        raise Problem("D3006", "the daemon stops")
     return LinesResponse(*control.events.subscribe(frozenset(kinds or EVENT_KINDS)))
 
 

@@ -35,6 +35,7 @@ async def accept(control: Control, request: Request) -> ASGIApp:
     query = query_fields(request)
     name, realm = query.name("accept"), query.optional_text("realm")
     query.finish()
+    control.lifecycle.require_running()
     return LinesResponse(*control.streams.accept(name, realm))
 
 

@@ -45,4 +45,4 @@ async def test_a_drain_ends_by_its_timeout(autojump_clock: MockClock) -> None:
     assert trio.current_time() - started_s == pytest.approx(10.0)
     lifecycle.stop()
     assert lifecycle.state == "stopping"
-    assert lifecycle.stopping.is_set()
+    assert lifecycle.drained.is_set()

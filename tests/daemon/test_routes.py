@@ -278,6 +278,8 @@ def test_draining_finishes_work_and_takes_no_new(served: Served) -> None:
     assert served.http.get("/readyz").json() == {"ready": False, "reasons": ["the daemon is draining"]}
     assert served.http.get("/healthz").status_code == 200
     problem(served.http.post("/v1/requests", json={"peer": ANN, "name": "x", **DATA}), 503, "D3006")
+    problem(served.http.post("/v1/replies", json={"name": "x"}), 503, "D3006")
+    problem(served.http.get("/v1/streams?accept=x"), 503, "D3006")
     served.do(served.node.let_go.set)
     asking.join(5)
     draining.join(5)
