@@ -290,7 +290,7 @@ class MemberTable:
         effects: list[TableEffect] = []
         for sealed in self._store.expire(self._now_ms(now)):
             self.version += 1
-            effects += self._on_expired(sealed)
+            effects += self._on_expired(sealed, now)
         effects += self._told(self._presence.on_deadline(now))
         own_due = self._own_record.next_deadline(self._wall_offset_s)
         if own_due is not None and own_due <= now:
@@ -387,19 +387,21 @@ class MemberTable:
             return []
         return self._told(self._presence.disconnected(peer, now))
 
-    def _on_expired(self, sealed: SealedRecord) -> list[TableEffect]:
+    def _on_expired(self, sealed: SealedRecord, now: float) -> list[TableEffect]:
         peer = sealed.record.peer
         standing = self._standing.get(peer)
         if standing is None:
             return []
         if sealed.record.state == "left":
-            # Its tombstone; a peer that proved itself again since then stays.
-            if not standing.connections:
+            # Its tombstone. A peer that proved itself again since then stays while it is up; `_told` ends it later.
+            if not standing.is_member:
                 del self._standing[peer]
-            return []
+                return []
+            if self._presence.is_up(peer):
+                return []
         effects = self._end(peer, standing, "expired")
         del self._standing[peer]
-        return [*effects, *self._kept_changes(self._keep.discard(peer), 0.0)]
+        return [*effects, *self._kept_changes(self._keep.discard(peer), now)]
 
     def _end(self, peer: PeerId, standing: _Standing, reason: Literal["left", "expired"]) -> list[TableEffect]:
         standing.is_member = False

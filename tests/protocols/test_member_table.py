@@ -186,6 +186,23 @@ def test_a_tombstone_goes_without_a_word() -> None:
     assert changes(own.on_deadline((LIFE_MS + SKEW_MS) / 1000)) == [] and own.members() == []
 
 
+@pytest.mark.parametrize("lost_at_s", [121.0, 100.0, 300.0], ids=["in its grace", "down", "up"])
+def test_a_tombstone_that_goes_while_its_member_is_back_without_a_record_ends_nothing_twice(lost_at_s: float) -> None:
+    """A record may be short-lived, so a member can arrange any of these: it ended every node's membership once."""
+    own = table()
+    tombstone = MemberRecord(A.peer_id, (), 5, NOW_MS, NOW_MS + 10_000, "left")  # gone at 130 s, skew included
+    give(own, seal_record(tombstone, KEYS, A.sign).envelope)
+    effects = own.handle(PeerVerified(1, A.peer_id), 50.0)
+    told = changes(effects)
+    for now in (60.0, 100.0, 121.0, 128.0, 131.0, 136.5, 300.0, 330.0):
+        if now == lost_at_s:
+            own.handle(PeerUnverified(1, A.peer_id), now)
+        told += changes(own.on_deadline(now))
+    assert [kind for kind, _ in told] == ["joined", "up", "down", "expired"]
+    assert own.members() == []
+    assert not own._presence._members  # pyright: ignore[reportPrivateUsage]
+
+
 def test_a_member_without_a_record_ends_when_it_stays_away() -> None:
     own = table()
     own.handle(PeerVerified(1, A.peer_id), 0.0)
