@@ -105,6 +105,13 @@ class Swarm:
         nursery = self.nursery
         if nursery is None or self.closing:
             raise StreamClosedError("the host is closing")
+        if peer == self.own_peer:
+            if not self.counters[f"{direction}_refused_own_identity"]:
+                logger.warning(
+                    "%s has this node's own identity: is its key file in use twice? It is refused", remote_addr
+                )
+            self.counters.add(f"{direction}_refused_own_identity")
+            raise StreamClosedError("the peer has this host's own identity")
         if self._is_full(direction):
             self.counters.add(f"{direction}_refused_connections_max")
             raise StreamClosedError(f"this host has {self._total} connections, its limit (connections_max)")

@@ -10,7 +10,9 @@ import pytest
 import trio
 
 from dep2p.errors import PeerNotFoundError, StreamClosedError
+from dep2p.host.addresses import parse_address
 from dep2p.host.interface import ByteStream, PeerConnected, PeerDisconnected
+from dep2p.host.upgrade import UpgradeError
 from dep2p.identity import Identity
 from dep2p.limits import Limits
 
@@ -266,3 +268,18 @@ async def test_restart_with_the_same_identity_is_reachable_at_once(open_host: An
                     break
                 except (StreamClosedError, PeerNotFoundError):
                     await trio.sleep(0.05)
+
+
+async def test_peer_with_our_own_identity_is_refused_and_told_to_the_operator(
+    open_host: Any, eventually: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A copied key file: everything above takes a connection's peer for somebody else."""
+    identity = Identity.generate()
+    async with open_host(identity) as one, open_host(identity, listen=[]) as copy:
+        connect_once = copy._transports.connect_once
+        for _ in range(2):
+            with pytest.raises((StreamClosedError, UpgradeError)):
+                await connect_once(parse_address(one.listen_addrs()[0]), identity.peer_id)
+        await eventually(lambda: one.counters().get("inbound_refused_own_identity") == 2)
+        assert one.connections() == [] == copy.connections()
+        assert sum("own identity" in record.message for record in caplog.records) == 2  # one line of each host
