@@ -13,8 +13,9 @@ setup:
 run: setup  ## set up, start a node and say what to type next
 	@exec packaging/run.sh
 
-test: setup interop-peer check  ## set up, then everything that CI runs
-	$(PY) -m pytest -q -n 2 --dist loadgroup
+test: setup interop-peer check  ## set up, then everything that CI runs, the fast tests first
+	$(PY) -m pytest -q -n 2 --dist loadgroup -m "not real and not interop and not fuzz"
+	$(PY) -m pytest -q -n 2 --dist loadgroup -m "real or interop or fuzz"
 
 check: setup  ## ruff, mypy --strict, pyright, import-linter
 	.venv/bin/ruff check .
