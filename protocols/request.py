@@ -84,6 +84,10 @@ class Requester(Generic[Token]):
             for frame in frames:
                 type_, flags, req_id, payload = frame
                 if type_ == _RESPONSE:
+                    if flags and req_id not in pending:
+                        self._payloads.split(frame)  # checked, but not decompressed: nobody waits for it
+                        self.unmatched += 1
+                        continue
                     answer: bytes | WireError = self._payloads.read(frame)[1] if flags else payload
                 elif type_ == _ERROR:
                     answer = self._error(frame)

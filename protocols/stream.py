@@ -115,6 +115,7 @@ class StreamMachine:
         "_parts_bytes",
         "_payloads",
         "_zstd",
+        "discards",
         "items_received",
         "peer_ended",
         "peer_stopped",
@@ -142,6 +143,8 @@ class StreamMachine:
         self.sent_end = False
         self.sent_stop = False
         self.items_received = 0
+        self.discards = False
+        """The app takes no items any more: those that come are empty, and cost nothing."""
 
     # What this side does
 
@@ -261,6 +264,10 @@ class StreamMachine:
         flags = frame.flags
         if flags & HEADERS:
             raise ProtocolError("flag HEADERS is not allowed on STREAM_DATA")
+        if self.discards:
+            self._parts.clear()
+            self._parts_bytes = 0
+            return Item(b"") if flags & FINAL else None
         if flags & COMPRESSED:
             if self._zstd is None:
                 raise ProtocolError("flag COMPRESSED without zstd having been offered")
@@ -293,7 +300,7 @@ class StreamMachine:
             raise ProtocolError("STREAM_END with flags or a payload")
         if self.peer_ended:
             raise ProtocolError("STREAM_END twice")
-        if self._parts:
+        if self._parts and not self.discards:
             raise ProtocolError("STREAM_END within an item")
         self.peer_ended = True
         self._deadline = None

@@ -1,6 +1,5 @@
 """The answering end of a link: request handlers in worker tasks, notify handlers one after the other."""
 
-import itertools
 import logging
 from collections import Counter
 from typing import Final
@@ -29,7 +28,9 @@ _NOTIFY: Final = int(FrameType.NOTIFY)
 _RESPONSE: Final = int(FrameType.RESPONSE)
 _URGENT_BYTES: Final = 16_384
 _NOTIFIES_PER_STEP: Final = 128
-"""A handler that never waits gives other tasks a turn after so many notifies."""
+"""A handler that never waits gives other tasks a turn after so many notifies,"""
+_NOTIFY_BYTES_SHIFT: Final = 13
+"""and large ones (a few compressed bytes can stand for a megabyte) count once more for each 8 KiB: 1 MiB a turn."""
 
 
 class RequestWork:
@@ -242,8 +243,10 @@ class InboundLink(Link):
         known: HeaderMap | None = None
         name = ""
         headers: dict[str, object] = {}
-        for step in itertools.count(1):
-            if not step % _NOTIFIES_PER_STEP:
+        left = _NOTIFIES_PER_STEP
+        while True:
+            if left <= 0:
+                left = _NOTIFIES_PER_STEP
                 await trio.lowlevel.checkpoint()
             if self._paused and inbox.may_resume:
                 self.resume(PAUSED_BY_INBOX)
@@ -257,6 +260,7 @@ class InboundLink(Link):
                 self._notify_asleep = True
                 await trio.lowlevel.wait_task_rescheduled(self._abort_sleep)
                 continue
+            left -= 1 + (len(item[1]) >> _NOTIFY_BYTES_SHIFT)
             if item[0] is not known:
                 known = item[0]
                 name = required_name(known)
@@ -272,7 +276,9 @@ class InboundLink(Link):
             else:
                 await entry.take_place()
             try:
-                if is_verified(connection):
+                # A verdict ends with its connection: what a member sent before it hung up counts. Who is expelled loses
+                # it in `ended`.
+                if self._inbox_closed or is_verified(connection):
                     await entry.fn(Notice(self.peer, name, item[1], dict(headers) if headers else {}))
                 else:
                     self.counters["notifies_dropped_not_member"] += 1

@@ -57,6 +57,7 @@ class Link(ABC):
         self._decoder = FrameDecoder(payload_bytes_max)
         self._paused = 0
         self._abort = False
+        self._writing = trio.CancelScope()
 
     # What the two kinds of ends do
 
@@ -163,13 +164,17 @@ class Link(ABC):
             self.out.put((frame,), len(frame))
 
     def end(self, error: Dep2pError, *, abort: bool = False) -> None:
-        """The link is over. What waits is still sent unless ``abort``. Idempotent."""
+        """The link is over. What waits is still sent unless ``abort``, for ``Limits.close_timeout_s``. Idempotent."""
         if self.error is not None:
             return
         self.error = error
         self._abort = abort
         if abort:
             self.out.discard()
+            self._writing.cancel()
+        else:
+            # A peer that reads nothing must not make us keep what waits for it.
+            self._writing.deadline = trio.current_time() + self.limits.close_timeout_s
         self.out.close(StreamClosedError(str(error)))
         self.ended(error)
 
@@ -185,7 +190,11 @@ class Link(ABC):
     async def run(self) -> None:
         """Write until the link is over, then close the stream. Never raises for what the peer does."""
         try:
-            await self.out.run()
+            with self._writing:
+                await self.out.run()
+            if self._writing.cancelled_caught:
+                self._abort = True
+                self.out.discard()
         except StreamClosedError as error:
             self.end(error, abort=True)
         finally:

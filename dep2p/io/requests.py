@@ -68,7 +68,11 @@ class OutboundLink(Link):
         while self.requester.is_full and self.error is None:
             await self._places.park()
         if self.out.is_full:
-            await self.out.room(size)
+            try:
+                await self.out.room(size)
+            except BaseException:
+                self._places.unpark()  # the place that this caller was woken for is the next one's
+                raise
 
     async def ask(self, head: bytes, flags: int, body: bytes | memoryview, deadline: float) -> bytes:
         """Send a request and wait for its answer. Nothing is awaited before it is sent.

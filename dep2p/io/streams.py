@@ -156,6 +156,8 @@ class MessageStream:
         if not self._items:
             if self._error is not None and not self._machine.peer_ended:
                 raise self._tell(self._error)
+            if self._discards and not self._machine.peer_ended:
+                raise StreamClosedError("the stream was closed on this side")
             return None
         item = self._items.popleft()
         self._items_bytes -= len(item) + _ITEM_OVERHEAD_BYTES
@@ -166,7 +168,7 @@ class MessageStream:
 
     async def _wait_for_item(self) -> None:
         machine = self._machine
-        while not self._items and self._error is None and not machine.peer_ended:
+        while not self._items and self._error is None and not machine.peer_ended and not self._discards:
             machine.expect_item(trio.current_time())
             self._want_deadline()
             await self._sleep()
@@ -299,13 +301,13 @@ class MessageStream:
 
     def _limit_handler(self) -> None:
         # The handler learns of the end by its next call; one that makes none must not stay forever.
-        machine = self._machine
-        if self._items or self._handler_scope is None:
-            return
-        if self._error is not None or (machine.peer_ended and machine.peer_stopped):
-            self._handler_scope.deadline = min(
-                self._handler_scope.deadline, trio.current_time() + self._limits.close_timeout_s
-            )
+        machine, scope = self._machine, self._handler_scope
+        if scope is not None and (self._error is not None or (machine.peer_ended and machine.peer_stopped)):
+            now = trio.current_time()
+            if self._items:
+                scope.deadline = now + self._limits.stream_item_timeout_s  # and again with each item that it takes
+            else:
+                scope.deadline = min(scope.deadline, now + self._limits.close_timeout_s)
 
     def lose_membership(self) -> None:
         """The peer is no verified member any more: say so, and end the stream."""
@@ -392,10 +394,11 @@ class MessageStream:
 
     async def finish(self) -> None:
         """`aclose` without a limit in time, and then the transport's stream is closed, too."""
-        self._discards = True
+        self._discards = self._machine.discards = True
         self._items.clear()
         self._items_bytes = 0
         self._limit_handler()
+        self._wake()  # another task that still reads
         machine = self._machine
         try:
             if machine.state == "open":
@@ -406,9 +409,11 @@ class MessageStream:
             self._resume()
             while not self.is_over:
                 await self._sleep()
-            await self._stream.drain()
-            await self._stream.close()
-            self.is_closed = True
+            is_read = self._error is None and not machine.peer_stopped
+            with trio.move_on_after(float("inf") if is_read else self._limits.close_timeout_s):
+                await self._stream.drain()
+                await self._stream.close()
+                self.is_closed = True
         except StreamClosedError as error:
             self._fail(error, b"")
             self._stream.reset()

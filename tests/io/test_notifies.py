@@ -353,3 +353,26 @@ async def test_many_senders_to_one_full_link_each_keep_their_order(autojump_cloc
         for sender in range(10):
             mine = [int(text.split("\0")[0].split()[1]) for text in got if text.startswith(f"{sender} ")]
             assert mine == list(range(50))
+
+
+async def test_a_few_compressed_bytes_do_not_hold_up_the_others(autojump_clock: trio.abc.Clock) -> None:
+    async with sides(network=MemoryNetwork(latency_s=0.0)) as (a, b):
+        got = 0
+        held_up: list[int] = []
+
+        async def handler(notice: Notice) -> None:
+            nonlocal got
+            got += 1
+
+        async def other_task() -> None:
+            while got < 200:
+                before = got
+                await trio.lowlevel.checkpoint()
+                held_up.append(got - before)
+
+        b.messaging.on_notify("n", handler)
+        for _ in range(200):
+            await a.messaging.notify(b.peer, "n", bytes(1_000_000))
+        with trio.fail_after(60):
+            await other_task()
+        assert max(held_up) <= 8

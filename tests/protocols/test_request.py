@@ -20,6 +20,7 @@ from dep2p.errors import (
 )
 from dep2p.limits import Limits
 from dep2p.protocols.admission import PeerLoad, Refusal
+from dep2p.protocols.compression import Zstd
 from dep2p.protocols.frame import (
     COMPRESSED,
     FINAL,
@@ -345,3 +346,27 @@ def test_what_the_asking_side_may_not_send_is_a_violation_that_keeps_earlier_req
     core = responder()
     assert len(begun(core.handle([request_frame(9), frame], 0.0))) == 1
     assert isinstance(core.violation, ProtocolError)
+
+
+class CountingZstd(Zstd):
+    """Counts what it decompresses."""
+
+    __slots__ = ("decompressed",)
+
+    def __init__(self, body_bytes_max: int) -> None:
+        super().__init__(body_bytes_max)
+        self.decompressed = 0
+
+    def decompress(self, body: bytes) -> bytes:
+        self.decompressed += 1
+        return super().decompress(body)
+
+
+def test_answers_that_nobody_waits_for_are_not_decompressed() -> None:
+    zstd = CountingZstd(LIMITS.message_bytes_max)
+    asking: Requester[str] = Requester(PayloadReader(LIMITS, zstd), in_flight_max=10)
+    wanted = asking.start("caller", 10.0)
+    bomb = zstd.compress(bytes(LIMITS.message_bytes_max))
+    frames = [Frame(FrameType.RESPONSE, COMPRESSED, req_id, bomb) for req_id in (7, 8, wanted, 9)]
+    assert asking.handle(frames, 1.0) == [("caller", bytes(LIMITS.message_bytes_max))]
+    assert (asking.unmatched, zstd.decompressed, asking.violation) == (3, 1, None)

@@ -245,3 +245,12 @@ def test_any_frames_in_any_order_give_effects_and_never_an_exception(frames: lis
         effects = core.handle(frames, 0.0)
         assert sum(isinstance(effect, Aborted) for effect in effects) <= 1
         assert core.buffered_bytes <= LIMITS.stream_item_bytes_max
+
+
+def test_a_side_that_takes_no_items_any_more_decompresses_none() -> None:
+    a, b = opened(zstd=True)
+    b.discards = True
+    bomb = Frame(FrameType.STREAM_DATA, COMPRESSED | FINAL, 1, b"not even zstd")
+    assert b.handle([bomb], 0.0) == [Item(b"")]
+    assert feed(b, item_bytes(a, os.urandom(20_000)) + a.end()) == [Item(b""), Ended()]
+    assert b.buffered_bytes == 0
