@@ -75,11 +75,12 @@ class Node:
         self.data_dir = data_dir
         self._nursery = nursery
         self._joined: dict[RealmId, _Joined] = {}
-        self._joining: dict[RealmId, None] = {}
+        self._joining: dict[RealmId, trio.Event] = {}
         self._registrations: list[_Registration] = []
         self._member_listeners: dict[object, Callable[[RealmId, MemberEvent], None]] = {}
         self._rng = random.SystemRandom()
         self._draining = False
+        self._drained = trio.Event()
         self.started_at_s = trio.current_time()
 
     @classmethod
@@ -174,17 +175,20 @@ class Node:
         Raises ValueError for a malformed address, NotInRealmError when the realm limit is reached.
         """
         peers = [split_addr(addr) for addr in (*realm.bootstrap, *addrs)]
-        if realm.realm_id not in self._joined and realm.realm_id not in self._joining:
+        while realm.realm_id in self._joining:
+            await self._joining[realm.realm_id].wait()
+        if realm.realm_id not in self._joined:
             if len(self._joined) + len(self._joining) >= self.limits.realms_max:
                 raise NotInRealmError(
                     f"this node is in {len(self._joined)} realms, the most allowed: leave one, "
                     "or raise realms_max in [limits]"
                 )
-            self._joining[realm.realm_id] = None
+            done = self._joining[realm.realm_id] = trio.Event()
             try:
                 await self._start_realm(realm)
             finally:
-                self._joining.pop(realm.realm_id, None)
+                del self._joining[realm.realm_id]
+                done.set()
         for peer, addr in peers:
             self.remember(peer, [addr])
         return self._status(self._joined[realm.realm_id])
@@ -212,17 +216,22 @@ class Node:
                     task_status.started()
         finally:
             self._joined.pop(joined.realm.realm_id, None)
+            for registration in self._registrations:
+                registration.undo.pop(joined.realm.realm_id, None)
             joined.ended.set()
 
     async def leave_realm(self, realm: RealmChoice) -> None:
-        """Tell the members, finish what is in flight, and stop serving the realm. Raises NotInRealmError."""
+        """Finish what is in flight, tell the members, and stop serving the realm; cancelled, stop at once.
+
+        Raises NotInRealmError.
+        """
         joined = self._pick(realm)
-        await joined.messaging.drain()
-        await joined.membership.leave()
-        joined.scope.cancel()
+        try:
+            await joined.messaging.drain()
+            await joined.membership.leave()
+        finally:  # half left, it would refuse everything and still be there
+            joined.scope.cancel()
         await joined.ended.wait()
-        for registration in self._registrations:
-            registration.undo.pop(joined.realm.realm_id, None)
 
     def realms(self) -> list[RealmStatus]:
         """The joined realms, in the order of joining."""
@@ -366,8 +375,13 @@ class Node:
     ) -> _Registration:
         only = None if realm is None else self._pick(realm).realm.realm_id
         registration = _Registration(only, register, {})
-        for joined in self._joined.values():
-            self._apply(registration, joined)
+        try:
+            for joined in self._joined.values():
+                self._apply(registration, joined)
+        except BaseException:  # in every realm, or in none
+            for undo in registration.undo.values():
+                undo()
+            raise
         self._registrations.append(registration)
         return registration
 
@@ -455,12 +469,18 @@ class Node:
         return self._draining
 
     async def drain(self) -> None:
-        """Take no new work and wait for what is in flight, at most ``limits.drain_timeout_s``."""
+        """Take no new work and wait for what is in flight, at most ``limits.drain_timeout_s``; once in its life."""
+        if self._draining:
+            await self._drained.wait()
+            return
         self._draining = True
-        with trio.move_on_after(self.limits.drain_timeout_s):
-            async with trio.open_nursery() as nursery:
-                for joined in list(self._joined.values()):
-                    nursery.start_soon(joined.messaging.drain)
+        try:
+            with trio.move_on_after(self.limits.drain_timeout_s):
+                async with trio.open_nursery() as nursery:
+                    for joined in list(self._joined.values()):
+                        nursery.start_soon(joined.messaging.drain)
+        finally:
+            self._drained.set()
 
     def counters(self) -> dict[str, int]:
         """Monotonic counts of every part: ``host_…``, ``realm_…``, ``messaging_…``, summed over the realms."""

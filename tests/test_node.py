@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -223,3 +223,95 @@ async def test_without_a_data_directory_nothing_is_written(
         node.counters()
         node.stats()
     assert os.listdir(tmp_path) == []
+
+
+async def test_notifies_of_a_node_that_stopped_right_after_sending_them_are_handled(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    network, realm = MemoryNetwork(), Realm.generate("team")
+    got: list[bytes] = []
+    async with on(network, realm) as a:
+
+        @a.on_notify("n")
+        async def slow(notice: Notice) -> None:
+            await trio.sleep(1)
+            got.append(notice.data)
+
+        async with on(network, realm, bootstrap=a.listen_addrs()) as b:
+            await until_up(b, 1)
+            for number in range(3):
+                await b.notify(a.peer_id, "n", b"%d" % number)
+        await b.host.disconnect(a.peer_id)  # as its process's end does
+        await trio.sleep(10)
+    assert got == [b"0", b"1", b"2"]
+
+
+async def test_two_calls_may_join_the_same_realm_at_once(autojump_clock: trio.testing.MockClock) -> None:
+    realm = Realm.generate("team")
+    async with on(MemoryNetwork()) as node:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.join_realm, realm)
+            nursery.start_soon(node.join_realm, realm)
+        assert [each.realm_id for each in node.realms()] == [realm.realm_id]
+
+
+async def test_a_leave_that_is_cancelled_leaves_all_the_same(autojump_clock: trio.testing.MockClock) -> None:
+    async with nodes(2, Realm.generate("team"), limits=Limits(drain_timeout_s=10.0)) as (a, b):
+        await until_up(b, 1)
+        started = trio.Event()
+
+        @a.on_request("long")
+        async def long(request: Request) -> bytes:
+            started.set()
+            await trio.sleep_forever()
+            raise AssertionError
+
+        async def ask() -> None:
+            with pytest.raises(Dep2pError):
+                await b.request(a.peer_id, "long", b"", timeout=60)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await started.wait()
+            with trio.move_on_after(1):
+                await a.leave_realm(None)
+        await trio.sleep(30)
+        assert not a.realms()
+
+
+async def test_a_handler_that_one_realm_refuses_is_registered_in_none(autojump_clock: trio.testing.MockClock) -> None:
+    async with on(MemoryNetwork(), None, realms=[Realm.generate("one"), Realm.generate("two")]) as node:
+
+        async def answer(request: Request) -> bytes:
+            return b""
+
+        node.on_request("x", realm="two")(answer)
+        with pytest.raises(ValueError, match="has a handler already"):
+            node.on_request("x")(answer)
+        node.on_request("x", realm="one")(answer)
+
+
+async def test_a_node_that_was_drained_stops_without_draining_again(autojump_clock: trio.testing.MockClock) -> None:
+    async with nodes(2, Realm.generate("team"), limits=Limits(drain_timeout_s=10.0)) as (a, b):
+        await until_up(b, 1)
+        started = trio.Event()
+
+        @a.on_request("long")
+        async def long(request: Request) -> bytes:
+            started.set()
+            with trio.CancelScope(shield=True):
+                await trio.sleep(100)
+            return b""
+
+        async def ask() -> None:
+            with suppress(Dep2pError):
+                await b.request(a.peer_id, "long", b"", timeout=200)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await started.wait()
+            await a.drain()
+            assert a.counters()["messaging_drain_abandoned"] == 1
+            before_s = trio.current_time()
+            await a.drain()
+            assert trio.current_time() - before_s < 1

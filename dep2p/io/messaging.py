@@ -168,12 +168,14 @@ class Messaging:
         self._is_draining = self._streams.is_draining = True
         for inbound in self._inbound:
             inbound.drain()
-        with trio.move_on_after(self._limits.drain_timeout_s):
-            while self._work_left():  # noqa: ASYNC110  (many parts end work, and this happens once in a life)
-                await trio.sleep(0.02)
-            for link in [*self._inbound, *self._pool.links.values()]:
-                await link.flush()
-        self._counters["drain_abandoned"] += self._work_left()
+        try:
+            with trio.move_on_after(self._limits.drain_timeout_s):
+                while self._work_left():  # noqa: ASYNC110  (many parts end work, and this happens once in a life)
+                    await trio.sleep(0.02)
+                for link in [*self._inbound, *self._pool.links.values()]:
+                    await link.flush()
+        finally:  # also when who drains everything has the same patience, and is there first
+            self._counters["drain_abandoned"] += self._work_left()
 
     def _work_left(self) -> int:
         jobs = sum(load.jobs + load.streams for load in self._loads.values())
