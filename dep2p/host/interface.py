@@ -102,7 +102,7 @@ class ByteStream(Protocol):
         ...
 
     async def read(self, max_bytes: int = 65_536) -> bytes:
-        """Up to ``max_bytes``; b"" after the peer's half-close. Raises StreamClosedError on a reset or lost connection."""
+        """Up to ``max_bytes``; b"" after the peer's half-close. Raises StreamClosedError on a reset or lost stream."""
         ...
 
     def set_receiver(self, on_data: ReceiveCallback, on_end: EndCallback) -> None:
@@ -203,7 +203,7 @@ class Host(Protocol):
         ...
 
     async def ping(self, peer: PeerId, *, timeout_s: float = 5.0) -> float:
-        """Round-trip seconds over /ipfs/ping/1.0.0. Raises PeerNotFoundError, RequestTimeoutError, StreamClosedError."""
+        """Round-trip seconds over /ipfs/ping. Raises PeerNotFoundError, RequestTimeoutError, StreamClosedError."""
         ...
 
     async def disconnect(self, peer: PeerId) -> bool:

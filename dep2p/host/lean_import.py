@@ -1,8 +1,8 @@
 """Import py-libp2p without the HTTP clients that only its AutoTLS and UPnP code use: 11 MB and 0.1 s less per node.
 
 Upstream behaviour: ``import libp2p`` (0.8.1) loads every transport, and with AutoTLS ``httpx`` (which loads ``rich``),
-and ``requests``. Nothing here calls them. While libp2p is imported they are placeholders; afterwards an app that imports
-them gets the real ones. An app that loaded them before is left alone.
+and ``requests``. Nothing here calls them. While libp2p is imported they are placeholders; afterwards an app that
+imports them gets the real ones. An app that loaded them before is left alone.
 """
 
 import importlib

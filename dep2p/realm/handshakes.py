@@ -13,6 +13,7 @@ from dep2p.errors import (
     Dep2pError,
     ErrorCode,
     NotInRealmError,
+    OverloadedError,
     ProtocolError,
     ProtocolNotSupportedError,
     RequestTimeoutError,
@@ -56,6 +57,16 @@ class Verified:
     """When it was last seen without a members stream, by the clock of trio."""
 
 
+@dataclass(slots=True, eq=False)
+class Responding:
+    """An inbound handshake at work."""
+
+    connection: int
+    address: str
+    over: trio.Event = field(default_factory=trio.Event)
+    """Set with a verdict, or to make room for others."""
+
+
 @dataclass(slots=True)
 class Attempt:
     """A handshake that this side initiates; any number of tasks may wait for it."""
@@ -90,7 +101,9 @@ class Handshakes:
         self._on_verified = on_verified
         self._failures = FailureLimit(limits.handshake_failures_per_address_per_min)
         self._protocol = auth_protocol(keys.realm_id)
-        self._responding: dict[int, int] = {}
+        self._responding: dict[int, Responding] = {}
+        """The inbound handshakes at work, oldest first."""
+        self._next_responding = 0
         self._attempts: dict[int, Attempt] = {}
         self._nursery: trio.Nursery | None = None
         self._one_over = trio.Event()
@@ -107,7 +120,7 @@ class Handshakes:
     @property
     def at_work(self) -> int:
         """Handshakes in progress."""
-        return sum(self._responding.values()) + len(self._attempts)
+        return len(self._responding) + len(self._attempts)
 
     def connection(self, peer: PeerId) -> Connection | None:
         """The oldest live verified connection to the peer."""
@@ -137,7 +150,7 @@ class Handshakes:
             raise copy.copy(attempt.error)
 
     async def all_over(self) -> None:
-        """Wait until no handshake is at work in either role; bounded by their deadlines when none is let in any more."""
+        """Wait until no handshake is at work in either role; bounded by their deadlines if none is let in."""
         while self.at_work:
             await self._one_over.wait()
 
@@ -161,15 +174,19 @@ class Handshakes:
             headers = encode_headers({Key.RETRY_AFTER_MS: int(retry_s * 1000) + 1})
             await self._turn_away(stream, ErrorCode.RATE_LIMITED, "too many failed handshakes", headers)
             return
-        at_work = self._responding.get(connection.id, 0)
-        if at_work >= RESPONDING_PER_CONNECTION_MAX or sum(self._responding.values()) >= RESPONDING_MAX:
+        at_work = sum(one.connection == connection.id for one in self._responding.values())
+        if at_work >= RESPONDING_PER_CONNECTION_MAX:
             self._counts["handshake_refused_busy"] += 1
             await self._turn_away(stream, ErrorCode.OVERLOADED, "too many handshakes at work", b"")
             return
         if connection.peer == self._own:
             stream.reset()
             return
-        self._responding[connection.id] = at_work + 1
+        if len(self._responding) >= RESPONDING_MAX:
+            self._make_room()
+        number = self._next_responding = self._next_responding + 1
+        responding = self._responding[number] = Responding(connection.id, key)
+        dropped = False
         try:
             core = HandshakeResponder(
                 self._keys,
@@ -180,17 +197,21 @@ class Handshakes:
                 now=trio.current_time(),
                 timeout_s=self._limits.handshake_timeout_s,
             )
-            verdict = await self._drive(stream, core, [])
+            verdict = await self._drive(stream, core, [], responding.over)
         finally:
-            left = self._responding[connection.id] - 1
-            if left:
-                self._responding[connection.id] = left
-            else:
-                del self._responding[connection.id]
+            dropped = self._responding.pop(number, None) is None
             self._note_over()
-        if isinstance(verdict, HandshakeFailed) and not connection.is_closed:
+        if isinstance(verdict, HandshakeFailed) and not connection.is_closed and not dropped:
             self._note_failure(connection, verdict.error)
         await self._end(stream)
+
+    def _make_room(self) -> None:
+        """End the oldest handshake of the address with the most: whoever holds them open harms only its own."""
+        per_address = Counter(one.address for one in self._responding.values())
+        most = max(per_address.values())
+        number = next(n for n, one in self._responding.items() if per_address[one.address] == most)
+        self._responding.pop(number).over.set()
+        self._counts["handshake_dropped_busy"] += 1
 
     async def _initiate(self, attempt: Attempt) -> None:
         connection = attempt.connection
@@ -205,7 +226,7 @@ class Handshakes:
                 now=trio.current_time(),
                 timeout_s=self._limits.handshake_timeout_s,
             )
-            verdict = await self._drive(stream, core, core.start())
+            verdict = await self._drive(stream, core, core.start(), trio.Event())
             if isinstance(verdict, HandshakeFailed):
                 attempt.error = verdict.error
                 if connection.is_closed:
@@ -226,10 +247,14 @@ class Handshakes:
         await self._end(stream)
 
     async def _drive(
-        self, stream: ByteStream, core: HandshakeInitiator | HandshakeResponder, effects: list[HandshakeEffect]
+        self,
+        stream: ByteStream,
+        core: HandshakeInitiator | HandshakeResponder,
+        effects: list[HandshakeEffect],
+        over: trio.Event,
     ) -> PeerProved | HandshakeFailed:
+        """Until the verdict; somebody else may set ``over`` to have none waited for any longer."""
         verdicts: list[PeerProved | HandshakeFailed] = []
-        over = trio.Event()
 
         def perform(effects: list[HandshakeEffect]) -> None:
             for effect in effects:
@@ -258,6 +283,8 @@ class Handshakes:
             if deadline is not None:
                 with trio.move_on_at(deadline):
                     await over.wait()
+                if over.is_set():
+                    perform(core.abandon(OverloadedError("too many handshakes at work")))
                 perform(core.on_deadline(max(deadline, trio.current_time())))
         except BaseException:
             stream.reset()
