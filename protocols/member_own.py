@@ -6,6 +6,7 @@ from typing import Final
 from dep2p.protocols.member_record import (
     LIFE_MS,
     SEQ_MAX,
+    SKEW_MS,
     MemberRecord,
     SealedRecord,
     State,
@@ -78,6 +79,11 @@ class OwnRecord:
         """
         if self.current is None or self.has_left:
             return None
-        refresh_ms = self.current.record.issued_ms + REFRESH_FRACTION * LIFE_MS
-        refresh_due = refresh_ms / 1000 - wall_offset_s
-        return refresh_due if self._overtake_due is None else min(refresh_due, self._overtake_due)
+        record = self.current.record
+        due = (record.issued_ms + REFRESH_FRACTION * LIFE_MS) / 1000 - wall_offset_s
+        if self._overtake_due is not None:
+            due = min(due, self._overtake_due)
+        if self._issued_at is not None and record.issued_ms / 1000 > self._issued_at + wall_offset_s + SKEW_MS / 1000:
+            # The clock was set back since: for everybody else this record is from the future.
+            due = min(due, self._issued_at + REISSUE_INTERVAL_S)
+        return due

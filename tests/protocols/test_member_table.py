@@ -179,6 +179,23 @@ def test_the_wall_clock_may_jump() -> None:
     assert changes(own.on_deadline(1.0)) == [("expired", A.peer_id)]
 
 
+def test_a_record_that_was_issued_by_a_wrong_clock_is_issued_anew_when_the_clock_is_set_right() -> None:
+    year_s = 365 * 86_400.0
+    own, other = table(), table(A)
+    own.handle(ClockObserved(WALL_S + year_s), 20.0)  # a clock that is a year ahead for a minute
+    own.on_deadline(20.0)
+    give(other, own.own_envelope, now=20.0)
+    assert other.counts["record_times"] == 1
+    own.handle(ClockObserved(WALL_S + 80.0), 80.0)
+    due = own.next_deadline()
+    assert due is not None and due <= 80.0
+    own.on_deadline(80.0)
+    give(other, own.own_envelope, now=80.0)
+    assert [member.peer for member in other.members()] == [OWN.peer_id]
+    due = own.next_deadline()
+    assert due is not None and due > 1_000.0  # and not again and again
+
+
 def test_a_tombstone_goes_without_a_word() -> None:
     own = table()
     give(own, envelope(A, 1, state="left"))
