@@ -161,6 +161,12 @@ class _Handshake:
             return []
         return self._fail(RequestTimeoutError("the realm handshake took too long"), by_peer=False)
 
+    def abandon(self, error: WireError) -> list[HandshakeEffect]:
+        """End it for a reason of this side's own, which the peer is told."""
+        if self._is_over:
+            return []
+        return [SendBytes(encode_error(error.code, str(error))), *self._fail(error, by_peer=False)]
+
     def handle(self, event: HandshakeEvent, now: float) -> list[HandshakeEffect]:
         """Take one event, give what is to be done."""
         if self._is_over:

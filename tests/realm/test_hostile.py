@@ -18,6 +18,7 @@ from dep2p.protocols.member_messages import (
 )
 from dep2p.protocols.member_record import LIFE_MS, MemberRecord, seal_record
 from dep2p.protocols.realm_handshake import auth_protocol
+from dep2p.realm.handshakes import RESPONDING_MAX
 from dep2p.realm.links import GOSSIP_UNSENT_BYTES_MAX, LINKS_PER_CONNECTION_MAX
 from dep2p.realm.membership import Membership
 from dep2p.testing import MemoryHost
@@ -187,6 +188,31 @@ async def test_silent_handshakes_end_in_time_and_are_few_per_connection(autojump
             await read_frames(stream)
             late.append(trio.current_time())
         assert late == pytest.approx([5.0, 5.0], abs=0.2) and node.counts["handshake_refused_busy"] == 3
+
+
+async def test_silent_handshakes_of_many_connections_do_not_lock_out_a_member(autojump_clock: Clock) -> None:
+    """Strangers that hang up just before the deadline, so that no failure is counted, and come again at once."""
+    async with realm_nodes() as nodes:
+        node, member = await nodes.add(), await nodes.add()
+
+        async def hold(host: MemoryHost) -> None:
+            while True:
+                connection = await host.dial(node.host.peer_id, [node.host.addr])
+                for _ in range(2):
+                    await connection.open_stream(AUTH)
+                await trio.sleep(4.9)
+                await connection.close()
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(40):
+                nursery.start_soon(hold, nodes.network.host())
+            await trio.sleep(20)
+            with trio.fail_after(2):
+                await member.connect(node)
+            assert node.state(member) == "up" and node.counts["handshake_dropped_busy"] > 0
+            handshakes = node.membership._handshakes  # pyright: ignore[reportPrivateUsage]
+            assert handshakes.at_work <= RESPONDING_MAX
+            nursery.cancel_scope.cancel()
 
 
 async def test_noise_from_a_member_ends_its_members_stream_only(autojump_clock: Clock) -> None:
