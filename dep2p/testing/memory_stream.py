@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 WINDOW_BYTES: Final = 262_144
 _CHUNK_BYTES: Final = 65_536
+_CREDIT_BYTES: Final = WINDOW_BYTES // 2
+"""Window is given back in pieces of at least this size, as Yamux does: else it falls apart into ever smaller ones."""
 _WRITE_HIGH_BYTES: Final = 262_144
 
 
@@ -28,6 +30,7 @@ class MemoryStream:
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
         self._window_bytes = WINDOW_BYTES
+        self._consumed_bytes = 0  # and not given back yet
         self._end_wanted = False
         self._write_closed = False
         self._inbox = bytearray()
@@ -68,19 +71,25 @@ class MemoryStream:
 
     def _flush(self) -> None:
         while self._unsent and self._window_bytes > 0:
-            piece = self._unsent.popleft()
-            room = min(self._window_bytes, _CHUNK_BYTES)
-            if len(piece) > room:
-                self._unsent.appendleft(piece[room:])
-                piece = piece[:room]
-            self._window_bytes -= len(piece)
-            self._unsent_bytes -= len(piece)
-            data = bytes(piece)
+            data = self._next_chunk(min(self._window_bytes, _CHUNK_BYTES))
+            self._window_bytes -= len(data)
+            self._unsent_bytes -= len(data)
             self._post(partial(self.twin.take, data))
         if self._end_wanted and not self._unsent:
             self._end_wanted = False
             self._post(lambda: self.twin.take_end())
         self._lot.unpark_all()
+
+    def _next_chunk(self, room: int) -> bytes:
+        pieces: list[memoryview] = []
+        while self._unsent and room > 0:
+            piece = self._unsent.popleft()
+            if len(piece) > room:
+                self._unsent.appendleft(piece[room:])
+                piece = piece[:room]
+            pieces.append(piece)
+            room -= len(piece)
+        return b"".join(pieces)
 
     def _post(self, deliver: Callable[[], None]) -> None:
         self._connection.post(deliver)
@@ -112,7 +121,10 @@ class MemoryStream:
         return data
 
     def _credit(self, count: int) -> None:
-        self._post(lambda: self.twin.grant(count))
+        self._consumed_bytes += count
+        if self._consumed_bytes >= _CREDIT_BYTES:
+            consumed, self._consumed_bytes = self._consumed_bytes, 0
+            self._post(lambda: self.twin.grant(consumed))
 
     def grant(self, count: int) -> None:
         """The other end consumed ``count`` bytes."""

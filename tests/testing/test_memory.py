@@ -122,3 +122,53 @@ async def test_partition_holds_and_heal_delivers(autojump_clock: trio.testing.Mo
     network.heal()
     await trio.sleep(1)
     assert got == [b"late"]
+
+
+async def test_small_and_large_writes_in_turn_do_not_fragment_the_window(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    a, b = await pair(MemoryNetwork())
+    received = deliveries = 0
+    ended = trio.Event()
+
+    def take(data: bytes | memoryview) -> None:
+        nonlocal received, deliveries
+        received += len(data)
+        deliveries += 1
+
+    async def serve(stream: ByteStream) -> None:
+        stream.set_receiver(take, lambda _error: ended.set())
+        await ended.wait()
+
+    b.set_stream_handler("/bulk", serve)
+    stream = await a.connections()[0].open_stream("/bulk")
+    large = bytes(262_144)
+    for _ in range(100):
+        await stream.write(b"twelve bytes")
+        await stream.write(large)
+    await stream.close_write()
+    with trio.fail_after(60):
+        await ended.wait()
+    assert received == 100 * (12 + 262_144)
+    assert deliveries < 1_000  # 64 KiB each would be 400
+
+
+@pytest.mark.parametrize("read_bytes", [1, 1_000, 200_000])
+async def test_a_reader_of_any_size_gets_everything(autojump_clock: trio.testing.MockClock, read_bytes: int) -> None:
+    a, b = await pair(MemoryNetwork())
+    sent = bytes(range(256)) * (4 if read_bytes == 1 else 4_096)
+    received = bytearray()
+    ended = trio.Event()
+
+    async def serve(stream: ByteStream) -> None:
+        while data := await stream.read(read_bytes):
+            received.extend(data)
+        ended.set()
+
+    b.set_stream_handler("/slow", serve)
+    stream = await a.connections()[0].open_stream("/slow")
+    await stream.write(sent)
+    await stream.close_write()
+    with trio.fail_after(60):
+        await ended.wait()
+    assert bytes(received) == sent
