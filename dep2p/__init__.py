@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         ListenError,
         MessageTooLargeError,
         NoHandlerError,
+        NoPeersSubscribedError,
         NotInRealmError,
         NotMemberError,
         OverloadedError,
@@ -23,10 +24,18 @@ if TYPE_CHECKING:
         RemoteError,
         RequestTimeoutError,
         StreamClosedError,
+        TooManyTopicsError,
         TopicNotFoundError,
     )
+    from dep2p.gossipsub.events import Verdict
+    from dep2p.gossipsub.params import GossipParams
+    from dep2p.gossipsub.score_params import ScoreParams
     from dep2p.identity import Identity
     from dep2p.io.messaging import Messaging
+    from dep2p.io.pubsub_items import Lagged, Message, PublishResult, TopicStatus
+    from dep2p.io.pubsub_subscription import Subscription
+    from dep2p.io.pubsub_topic import Topic
+    from dep2p.io.pubsub_wire import PublicPubSub
     from dep2p.io.registry import Notice, Request
     from dep2p.io.streams import MessageStream
     from dep2p.limits import Limits
@@ -38,17 +47,21 @@ if TYPE_CHECKING:
 __all__ = [
     "ConfigError",
     "Dep2pError",
+    "GossipParams",
     "HandlerError",
     "Identity",
     "IdentityError",
     "Invite",
+    "Lagged",
     "Limits",
     "ListenError",
     "MemberEvent",
+    "Message",
     "MessageStream",
     "MessageTooLargeError",
     "Messaging",
     "NoHandlerError",
+    "NoPeersSubscribedError",
     "Node",
     "NotInRealmError",
     "NotMemberError",
@@ -58,6 +71,8 @@ __all__ = [
     "PeerNotFoundError",
     "ProtocolError",
     "ProtocolNotSupportedError",
+    "PublicPubSub",
+    "PublishResult",
     "RateLimitedError",
     "Realm",
     "RealmFileError",
@@ -66,8 +81,14 @@ __all__ = [
     "RemoteError",
     "Request",
     "RequestTimeoutError",
+    "ScoreParams",
     "StreamClosedError",
+    "Subscription",
+    "TooManyTopicsError",
+    "Topic",
     "TopicNotFoundError",
+    "TopicStatus",
+    "Verdict",
     "__version__",
 ]
 __version__ = "0.1.0"
@@ -105,6 +126,18 @@ _HOMES = {
     "MemberEvent": "dep2p.realm.interface",
     "PeerId": "dep2p.types",
     "RealmId": "dep2p.types",
+    "ScoreParams": "dep2p.gossipsub.score_params",
+    "GossipParams": "dep2p.gossipsub.params",
+    "TooManyTopicsError": "dep2p.errors",
+    "NoPeersSubscribedError": "dep2p.errors",
+    "Verdict": "dep2p.gossipsub.events",
+    "Topic": "dep2p.io.pubsub_topic",
+    "Subscription": "dep2p.io.pubsub_subscription",
+    "PublicPubSub": "dep2p.io.pubsub_wire",
+    "TopicStatus": "dep2p.io.pubsub_items",
+    "PublishResult": "dep2p.io.pubsub_items",
+    "Message": "dep2p.io.pubsub_items",
+    "Lagged": "dep2p.io.pubsub_items",
 }
 
 if not TYPE_CHECKING:  # else checkers would accept any name at all

@@ -14,6 +14,7 @@ _MAY_BE_ZERO: Final = (
     "notifies_per_peer_per_s",
     "liveness_interval_s",
     "link_idle_timeout_s",
+    "pubsub_publish_per_s",
 )
 
 

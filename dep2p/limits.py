@@ -51,6 +51,28 @@ class Limits:
     streams_inbound_per_peer_max: int = 256
     """Streams that one peer may have open to this node; above it they are refused."""
 
+    # Pub/sub (per realm; the router's own parameters are dep2p.gossipsub.params)
+    pubsub_publish_per_s: float = 100.0
+    """Own publishes a second, averaged (seed: 100); above it a publish waits or fails. 0 means no limit."""
+    pubsub_publish_burst: int = 10_000
+    """Publishes that may come at once before that limit holds them."""
+    pubsub_topics_max: int = 100
+    """Topics that this node may be in at once, over all realms (seed: 100)."""
+    pubsub_out_items_max: int = 16_384
+    """Messages that wait to be sent to one peer; above it publishes wait, and messages of others are dropped."""
+    pubsub_out_bytes_max: int = 16_777_216
+    """The same in bytes."""
+    pubsub_out_control_items_max: int = 1_024
+    """Control RPCs that wait to be sent to one peer; above it they are said again at a later heartbeat."""
+    pubsub_out_gossip_items_max: int = 256
+    """Gossip RPCs that wait to be sent to one peer; above it they are dropped."""
+    pubsub_slow_peer_s: float = 2.0
+    """A peer that holds up publishes for so long while others are idle is waited for no more until it catches up."""
+    pubsub_validating_max: int = 1_024
+    """Received messages whose signatures or validators are at work; above half of it peers are held back."""
+    pubsub_trace_items_max: int = 65_536
+    """Trace events kept until they are read or written; further ones are dropped."""
+
     # Realm
     realms_max: int = 16
     """Realms that this node may be in at once."""

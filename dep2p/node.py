@@ -2,29 +2,32 @@
 
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import trio
 
-from dep2p.errors import Dep2pError, NotInRealmError, NotMemberError, PeerNotFoundError, RequestTimeoutError
+from dep2p.errors import NotInRealmError, NotMemberError, PeerNotFoundError, RequestTimeoutError
+from dep2p.gossipsub.params import GossipParams
+from dep2p.gossipsub.score_params import ScoreParams
 from dep2p.host.interface import Connection, Host, HostEvent
 from dep2p.identity import Identity
-from dep2p.io.messaging import MessageStream, Messaging, NotifyHandler, RequestHandler, StreamHandler
+from dep2p.io.messaging import Messaging, NotifyHandler, RequestHandler, StreamHandler
+from dep2p.io.pubsub import PubSub
+from dep2p.io.pubsub_wire import PublicPubSub
 from dep2p.limits import Limits
+from dep2p.node_messaging import MessagingVerbs, RealmChoice
+from dep2p.node_pubsub import PubSubs, PubSubVerbs
 from dep2p.realm.interface import MemberEvent
 from dep2p.realm.membership import Membership
 from dep2p.realm.secret import Realm
 from dep2p.realm.wanted import unwant, want
-from dep2p.types import Headers, PeerId, RealmId, parse_peer_id
+from dep2p.types import PeerId, RealmId, parse_peer_id
 
 _logger = logging.getLogger("dep2p.node")
-
-RealmChoice = Realm | RealmId | str | None
-"""A realm, its id, a unique prefix of its id, its name, or None for the only one joined."""
 
 _KNOWN_ADDR_TTL_S = 7 * 24 * 3600.0
 _NODE = RealmId("")
@@ -48,6 +51,7 @@ class _Joined:
     realm: Realm
     membership: Membership
     messaging: Messaging
+    pubsub: PubSub
     scope: trio.CancelScope
     ended: trio.Event
 
@@ -61,14 +65,22 @@ class _Registration:
     undo: dict[RealmId, Callable[[], None]]
 
 
-class Node:
+class Node(MessagingVerbs, PubSubVerbs):
     """A running node. Made by :meth:`open`; every method is for the trio thread that opened it.
 
     Messaging verbs take ``realm``, which may be left out while the node is in exactly one realm; they raise
     :class:`NotInRealmError` when that is not so, and what :class:`dep2p.io.messaging.Messaging` raises.
     """
 
-    def __init__(self, host: Host, identity: Identity, limits: Limits, data_dir: Path | None, nursery: trio.Nursery):
+    def __init__(
+        self,
+        host: Host,
+        identity: Identity,
+        limits: Limits,
+        data_dir: Path | None,
+        nursery: trio.Nursery,
+        pubsubs: PubSubs,
+    ) -> None:
         self.host = host
         self.identity = identity
         self.limits = limits
@@ -79,6 +91,7 @@ class Node:
         self._registrations: list[_Registration] = []
         self._member_listeners: dict[object, Callable[[RealmId, MemberEvent], None]] = {}
         self._rng = random.SystemRandom()
+        self._pubsubs = pubsubs
         self._draining = False
         self._drained = trio.Event()
         self.started_at_s = trio.current_time()
@@ -101,12 +114,21 @@ class Node:
         relay: Literal["off", "client", "server"] = "off",
         limits: Limits | None = None,
         host: Host | None = None,
+        pubsub_params: GossipParams | None = None,
+        pubsub_scores: ScoreParams | None = None,
+        public_pubsub: bool | PublicPubSub = False,
+        trace: bool = False,
+        trace_json: Path | str | None = None,
     ) -> AsyncGenerator["Node", None]:
         """Start a node; leaving the block drains and stops it.
 
         ``data_dir`` keeps the identity, peer store and member tables; without it nothing is written and the identity is
         new. ``listen`` are multiaddrs, port 0 for any free port; ``bootstrap`` are addresses ending in ``/p2p/PEER``.
         ``host`` replaces the libp2p host, for tests (:class:`dep2p.testing.MemoryHost`); give its ``identity`` too.
+
+        ``pubsub_params`` and ``pubsub_scores`` replace the router's parameters (made from ``limits``) and its scoring;
+        ``public_pubsub`` also speaks libp2p's GossipSub, to everybody. ``trace`` keeps the router's trace events in
+        ``pubsub().traces``; ``trace_json`` appends them to a file in the form of libp2p's JSON tracer.
 
         Raises ListenError, IdentityError, RealmFileError, or ``ValueError`` for a malformed argument.
         """
@@ -140,7 +162,9 @@ class Node:
                     f"the host is {host.peer_id}, the identity {identity.peer_id}: give the host's identity"
                 )
             async with trio.open_nursery() as nursery:
-                node = cls(host, identity, limits, directory, nursery)
+                pubsubs = PubSubs(host, identity, limits, pubsub_params, pubsub_scores, tracing=trace)
+                await pubsubs.start(nursery, public_pubsub, None if trace_json is None else Path(trace_json))
+                node = cls(host, identity, limits, directory, nursery, pubsubs)
                 for peer, addr in bootstrap_peers:
                     node.remember(peer, [addr])
                 try:
@@ -197,8 +221,8 @@ class Node:
         records = None if self.data_dir is None else self.data_dir / "members" / f"{realm.realm_id}.cbor"
         membership = Membership(realm, self.host, self.identity, self.limits, records_path=records, rng=self._rng)
         messaging = Messaging(self.host, membership, realm.realm_id, self.limits, rng=self._rng)
-        scope = trio.CancelScope()
-        joined = _Joined(realm, membership, messaging, scope, trio.Event())
+        pubsub = self._pubsubs.of_realm(realm, membership)
+        joined = _Joined(realm, membership, messaging, pubsub, trio.CancelScope(), trio.Event())
         for registration in self._registrations:
             self._apply(registration, joined)
         membership.subscribe(lambda event: self._tell_members(realm.realm_id, event))
@@ -211,6 +235,7 @@ class Node:
             with joined.scope:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(joined.messaging.run)
+                    await nursery.start(joined.pubsub.run)
                     await nursery.start(joined.membership.run)
                     self._joined[joined.realm.realm_id] = joined
                     task_status.started()
@@ -227,6 +252,7 @@ class Node:
         """
         joined = self._pick(realm)
         try:
+            await joined.pubsub.leave_all()
             await joined.messaging.drain()
             await joined.membership.leave()
         finally:  # half left, it would refuse everything and still be there
@@ -248,6 +274,17 @@ class Node:
     def messaging(self, realm: RealmChoice = None) -> Messaging:
         """A joined realm's messaging. Raises NotInRealmError."""
         return self._pick(realm).messaging
+
+    def pubsub(self, realm: RealmChoice = None, *, public: bool = False) -> PubSub:
+        """A joined realm's pub/sub, or with ``public`` that of the public network.
+
+        Raises NotInRealmError, also when the node was opened without ``public_pubsub``.
+        """
+        return self._pubsubs.of_public() if public else self._pick(realm).pubsub
+
+    def all_pubsubs(self) -> list[PubSub]:
+        """Those of the realms in the order of joining, then the public one."""
+        return [*(joined.pubsub for joined in self._joined.values()), *self._pubsubs.public]
 
     def _status(self, joined: _Joined) -> RealmStatus:
         members = joined.membership.members()
@@ -390,77 +427,6 @@ class Node:
         if registration.realm_id in (None, realm_id):
             registration.undo[realm_id] = registration.register(joined.messaging)
 
-    # Messaging verbs
-
-    async def request(
-        self,
-        peer: PeerId,
-        name: str,
-        data: bytes,
-        *,
-        timeout: float | None = None,
-        idempotent: bool = False,
-        headers: Headers | None = None,
-        realm: RealmChoice = None,
-    ) -> bytes:
-        """The peer's answer. ``timeout`` in seconds, for all tries together; see :meth:`Messaging.request`."""
-        messaging = self._pick(realm).messaging
-        return await messaging.request(peer, name, data, timeout_s=timeout, idempotent=idempotent, headers=headers)
-
-    async def notify(
-        self, peer: PeerId, name: str, data: bytes, *, headers: Headers | None = None, realm: RealmChoice = None
-    ) -> None:
-        """Send without an answer; see :meth:`Messaging.notify`."""
-        await self._pick(realm).messaging.notify(peer, name, data, headers=headers)
-
-    def stream(
-        self,
-        peer: PeerId,
-        name: str,
-        data: bytes = b"",
-        *,
-        headers: Headers | None = None,
-        realm: RealmChoice = None,
-    ) -> AbstractAsyncContextManager[MessageStream]:
-        """Open a two-way stream of items; see :meth:`Messaging.stream`."""
-        return self._pick(realm).messaging.stream(peer, name, data, headers=headers)
-
-    async def broadcast_request(
-        self,
-        name: str,
-        data: bytes,
-        *,
-        peers: Sequence[PeerId] | None = None,
-        timeout: float | None = None,
-        concurrency: int = 16,
-        realm: RealmChoice = None,
-    ) -> Mapping[PeerId, bytes | Dep2pError]:
-        """Ask many peers (every member that is up when ``peers`` is None); a result or an error for each."""
-        joined = self._pick(realm)
-        return await joined.messaging.broadcast_request(
-            self._targets(joined, peers), name, data, timeout_s=timeout, concurrency=concurrency
-        )
-
-    async def broadcast_notify(
-        self,
-        name: str,
-        data: bytes,
-        *,
-        peers: Sequence[PeerId] | None = None,
-        concurrency: int = 16,
-        realm: RealmChoice = None,
-    ) -> Mapping[PeerId, Dep2pError | None]:
-        """Notify many peers (every member that is up when ``peers`` is None); None or an error for each."""
-        joined = self._pick(realm)
-        return await joined.messaging.broadcast_notify(
-            self._targets(joined, peers), name, data, concurrency=concurrency
-        )
-
-    def _targets(self, joined: _Joined, peers: Sequence[PeerId] | None) -> list[PeerId]:
-        if peers is not None:
-            return list(peers)
-        return [m.peer for m in joined.membership.members() if m.state == "up" and m.peer != self.peer_id]
-
     # Running it
 
     @property
@@ -479,21 +445,24 @@ class Node:
                 async with trio.open_nursery() as nursery:
                     for joined in list(self._joined.values()):
                         nursery.start_soon(joined.messaging.drain)
+                    for pubsub in self.all_pubsubs():
+                        nursery.start_soon(pubsub.drain)
         finally:
             self._drained.set()
 
     def counters(self) -> dict[str, int]:
-        """Monotonic counts of every part: ``host_…``, ``realm_…``, ``messaging_…``, summed over the realms."""
+        """Monotonic counts of every part: ``host_…``, ``realm_…``, ``pubsub_…`` and so on, summed over realms."""
         total = {f"host_{name}": count for name, count in self.host.counters().items()}
         for joined in self._joined.values():
             for prefix, counts in (
                 ("realm", joined.membership.counters()),
                 ("messaging", joined.messaging.counters()),
+                ("pubsub", joined.pubsub.counters()),
             ):
                 for name, count in counts.items():
                     key = f"{prefix}_{name}"
                     total[key] = total.get(key, 0) + count
-        return total
+        return {**total, **self._pubsubs.own_counters()}
 
     def stats(self) -> dict[str, object]:
         """What is going on now, for people: uptime, connections, realms and their links."""
@@ -501,6 +470,8 @@ class Node:
             "uptime_s": trio.current_time() - self.started_at_s,
             "connections": len(self.host.connections()),
             "realms": {each.realm.name: each.messaging.stats() for each in self._joined.values()},
+            "pubsub": {each.realm.name: each.pubsub.stats() for each in self._joined.values()},
+            "public_pubsub": [public.stats() for public in self._pubsubs.public],
         }
 
 

@@ -122,6 +122,7 @@ class Membership:
         self._saved_version = 0
         self._subscribers: dict[int, Callable[[MemberEvent], None]] = {}
         self._loss_subscribers: dict[int, Callable[[Connection], None]] = {}
+        self._verified_subscribers: dict[int, Callable[[Connection], None]] = {}
         self._subscriptions = 0
 
     # RealmGate
@@ -161,6 +162,13 @@ class Membership:
     def subscribe_unverified(self, on_lost: Callable[[Connection], None]) -> Callable[[], None]:
         """Call ``on_lost`` when a live connection stops being verified; returns a function that ends it."""
         return self._subscribe(self._loss_subscribers, on_lost)
+
+    def subscribe_verified(self, on_verified: Callable[[Connection], None]) -> Callable[[], None]:
+        """Call ``on_verified`` for each connection on which the peer proves itself, at once and undamped.
+
+        Returns a function that ends it.
+        """
+        return self._subscribe(self._verified_subscribers, on_verified)
 
     # What apps ask
 
@@ -367,6 +375,7 @@ class Membership:
         self._feed(PeerVerified(connection.id, connection.peer))
         if connection.direction == "outbound" and self._nursery is not None:
             self._nursery.start_soon(self._links.keep, connection)
+        self._tell(self._verified_subscribers, connection)
 
     async def wait_for_attempt(self, connection: Connection) -> None:
         """For `MemberLinks`."""

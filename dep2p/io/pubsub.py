@@ -1,0 +1,425 @@
+"""Pub/sub of one network: the shell around the router. It performs effects and decides nothing about them."""
+
+import logging
+import time
+from collections import Counter
+from typing import Final
+
+import trio
+
+from dep2p.errors import (
+    ProtocolError,
+)
+from dep2p.gossipsub.effects import (
+    Deliver,
+    Dial,
+    Disconnect,
+    Effect,
+    Lane,
+    OpenStream,
+    Published,
+    PublishExpired,
+    ResetStream,
+    Send,
+    Validate,
+)
+from dep2p.gossipsub.events import (
+    Event,
+    Join,
+    Leave,
+    Malformed,
+    SendDropped,
+    SetDirect,
+    Validated,
+    Verdict,
+)
+from dep2p.gossipsub.params import RPC_OVERHEAD_BYTES, GossipParams
+from dep2p.gossipsub.router import Router
+from dep2p.gossipsub.rpc import Message as RouterMessage
+from dep2p.gossipsub.rpc import Rpc
+from dep2p.gossipsub.score_params import ScoreParams
+from dep2p.gossipsub.trace import Trace, TraceBuffer
+from dep2p.host.interface import Host
+from dep2p.identity import Identity
+from dep2p.io.driver import DeadlineTimer
+from dep2p.io.pubsub_items import Message, OnFull, OnNoPeers, PublishResult, TopicStatus
+from dep2p.io.pubsub_links import PubSubLinks
+from dep2p.io.pubsub_neighbours import Neighbours
+from dep2p.io.pubsub_publishing import Publishing
+from dep2p.io.pubsub_topic import Topic, TopicState
+from dep2p.io.pubsub_validation import Validation
+from dep2p.io.pubsub_wire import Wire
+from dep2p.limits import Limits
+from dep2p.types import PeerId, RealmId, Rng, peer_id_bytes, peer_id_from_bytes
+
+logger = logging.getLogger("dep2p.io")
+
+_AUTHORS_CACHED_MAX: Final = 4_096
+_MANY_BYTES: Final = 1_048_576
+"""An RPC with more messages than this is encoded one by one, so that a full queue ends it early."""
+
+
+def params_from(limits: Limits) -> GossipParams:
+    """The router's parameters as the node's limits want them."""
+    sent_bytes = limits.message_bytes_max + 1_024 + RPC_OVERHEAD_BYTES
+    return GossipParams(
+        message_bytes_max=limits.message_bytes_max,
+        rpc_bytes_max=max(1_064_960, sent_bytes),
+        publish_rate_per_s=limits.pubsub_publish_per_s,
+        publish_burst=max(1, limits.pubsub_publish_burst),
+        topics_max=max(1, limits.pubsub_topics_max),
+        # The shell holds peers back long before; these only bound what one huge RPC may bring.
+        validation_max=8_192,
+        validation_per_topic_max=8_192,
+    )
+
+
+class PubSub:
+    """Pub/sub of one realm, or of the public network. Everything but `run` may be called while `run` runs."""
+
+    def __init__(
+        self,
+        host: Host,
+        identity: Identity,
+        neighbours: Neighbours,
+        wire: Wire,
+        limits: Limits,
+        params: GossipParams,
+        *,
+        rng: Rng,
+        realm_id: RealmId | None = None,
+        scores: ScoreParams | None = None,
+        tracing: bool = False,
+    ) -> None:
+        """``tracing``: keep the router's trace events in `traces`."""
+        self.realm_id = realm_id
+        self.params = params
+        self._own = identity.peer_id
+        self._limits = limits
+        self._wire = wire
+        self._encode = wire.codec.encode
+        self._decode = wire.codec.decode
+        self.counters_by_name: Counter[str] = Counter()
+        self.traces = TraceBuffer(limits.pubsub_trace_items_max) if tracing else None
+        self._router = Router(
+            identity.peer_id,
+            peer_id_bytes(identity.peer_id),
+            params=params,
+            compose=wire.codec.compose,
+            rng=rng,
+            now=trio.current_time(),
+            seqno_start=time.time_ns(),
+            policy=wire.policy,
+            external_authentication=True,
+            scores=scores,
+            tracing=tracing,
+        )
+        self._topics: dict[str, TopicState] = {}
+        self._authors: dict[bytes, PeerId] = {}
+        self._timer = DeadlineTimer(self._on_time)
+        self._holds: dict[object, None] = {}
+        self._links = PubSubLinks(self, host, neighbours, wire, limits, self.counters_by_name)
+        self._publishing = Publishing(self, self._router, self._links, limits, params, self.counters_by_name)
+        self._validation = Validation(
+            self,
+            self.counters_by_name,
+            wire.check_signature,
+            self.public_message,
+            items_max=limits.pubsub_validating_max,
+            on_held=lambda held: self.hold(self._validation) if held else self.release(self._validation),
+        )
+
+    # Life
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._validation.run)
+                nursery.start_soon(self._timer.run)
+                self.want_deadline()
+                await self._links.run(nursery, task_status=task_status)
+        finally:
+            for state in list(self._topics.values()):
+                state.end()
+            self._topics.clear()
+
+    async def drain(self) -> None:
+        """Wait until what was published has been handed to the transport, at most ``Limits.drain_timeout_s``."""
+        with trio.move_on_after(self._limits.drain_timeout_s):
+            while self._links.has_unsent:  # noqa: ASYNC110  (many queues; once in a life)
+                await trio.sleep(0.01)
+
+    async def leave_all(self) -> None:
+        """Leave every topic and let the neighbours hear it."""
+        for state in list(self._topics.values()):
+            state.end()
+            del self._topics[state.name]
+            self.handle(Leave(state.name))
+        await self.drain()
+
+    def _on_time(self, now: float) -> float | None:
+        self.perform(self._router.on_deadline(now), now)
+        return self._router.next_deadline()
+
+    def want_deadline(self) -> None:
+        """The router may want to be called earlier than it did."""
+        deadline = self._router.next_deadline()
+        if deadline is not None:
+            self._timer.want(deadline)
+
+    # Topics
+
+    async def join(self, name: str) -> Topic:
+        """Join a topic, or get another handle of it.
+
+        Raises ``ValueError`` (the name), TooManyTopicsError, or NotInRealmError when this does not run.
+        """
+        await trio.lowlevel.checkpoint()
+        state = self._topics.get(name)
+        if state is None:
+            self.handle(Join(name))
+            state = self._topics[name] = TopicState(self, name)
+        state.handles += 1
+        return Topic(self, state)
+
+    def leave(self, state: TopicState) -> None:
+        """One handle less; with the last one the topic is left."""
+        state.handles -= 1
+        if state.handles == 0 and self._topics.get(state.name) is state:
+            state.end()
+            del self._topics[state.name]
+            self._validation.by_topic.pop(state.name, None)
+            self.handle(Leave(state.name))
+
+    def topics(self) -> list[TopicStatus]:
+        """The joined topics, in the order of joining."""
+        return [
+            TopicStatus(
+                state.name,
+                self.realm_id,
+                peers=len(self._router.peers(state.name)),
+                mesh=len(self._router.mesh(state.name)),
+                subscriptions=len(state.subscriptions),
+                buffered_items=sum(len(one) for one in state.subscriptions),
+            )
+            for state in self._topics.values()
+        ]
+
+    def has_joined(self, name: str) -> bool:
+        """Whether the topic is joined."""
+        return name in self._topics
+
+    @property
+    def topics_joined(self) -> int:
+        return len(self._topics)
+
+    def peers(self, topic: str | None = None) -> list[PeerId]:
+        """Neighbours, or those of them that are subscribed to a topic."""
+        return self._router.peers(topic)
+
+    def mesh(self, topic: str) -> list[PeerId]:
+        """Neighbours with which this node exchanges every message of the topic."""
+        return self._router.mesh(topic)
+
+    def scores(self) -> dict[PeerId, float]:
+        """The router's opinion of each neighbour."""
+        return self._router.scores()
+
+    @property
+    def validators(self) -> Validation:
+        return self._validation
+
+    def set_direct(self, peer: PeerId, direct: bool = True) -> None:
+        """Always send everything to a peer, and keep connected to it; or end that."""
+        self.handle(SetDirect(peer, direct))
+
+    # Publishing
+
+    async def publish(
+        self, topic: str, data: bytes, *, wait: bool = True, on_no_peers: OnNoPeers = "error"
+    ) -> PublishResult:
+        """See :meth:`dep2p.io.pubsub_topic.Topic.publish`; the topic need not be joined."""
+        return await self._publishing.publish(topic, data, wait=wait, on_no_peers=on_no_peers)
+
+    def room_found(self) -> None:
+        """For the links: a queue has shrunk."""
+        self._publishing.room_found()
+
+    # What neighbours send
+
+    def receive(self, peer: PeerId, payload: bytes) -> None:
+        """For the links: one RPC has come."""
+        now = trio.current_time()
+        try:
+            rpc = self._decode(payload)
+        except ProtocolError as error:
+            self.malformed(peer, str(error))
+            return
+        effects = self._router.receive(peer, rpc, now)
+        if effects:
+            self.perform(effects, now)
+
+    def malformed(self, peer: PeerId, detail: str) -> None:
+        """For the links: something that is no RPC has come."""
+        self.counters_by_name["rpcs_malformed"] += 1
+        self.handle(Malformed(peer, detail))
+
+    def judged(self, ticket: int, verdict: Verdict) -> None:
+        """For the validation: a verdict."""
+        now = trio.current_time()
+        self.perform(self._router.handle(Validated(ticket, verdict), now), now)
+
+    def hold(self, who: object) -> None:
+        """Take nothing from any neighbour until `release`."""
+        if not self._holds:
+            self.counters_by_name["receiving_paused"] += 1
+        self._holds[who] = None
+        self._links.is_held = True
+
+    def release(self, who: object) -> None:
+        """End this hold."""
+        self._holds.pop(who, None)
+        if not self._holds and self._links.is_held:
+            self._links.is_held = False
+            self._links.process_waiting()
+
+    def public_message(self, message: RouterMessage, peer: PeerId | None) -> Message:
+        """As apps see it."""
+        author = message.author
+        sender: PeerId | None = None
+        if author:
+            sender = self._authors.get(author)
+            if sender is None:
+                if len(self._authors) >= _AUTHORS_CACHED_MAX:
+                    self._authors.clear()
+                sender = self._authors[author] = peer_id_from_bytes(author)
+        seqno = int.from_bytes(message.seqno, "big") if message.seqno else None
+        return Message(message.topic, message.data, sender, seqno, message.id, peer)
+
+    # Effects
+
+    def handle(self, event: Event) -> None:
+        """Tell the router, and do what it wants."""
+        now = trio.current_time()
+        self.perform(self._router.handle(event, now), now)
+
+    def perform(self, effects: list[Effect], now: float) -> None:
+        """Do what the router wants."""
+        for effect in effects:
+            kind = type(effect)
+            if kind is Send:
+                self._send(effect)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            elif kind is Deliver:
+                self._deliver(effect)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            elif kind is Validate:
+                self._validate(effect)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            else:
+                self._perform_other(effect, now)
+
+    def _perform_other(self, effect: Effect, now: float) -> None:
+        match effect:
+            case Published():
+                self._publishing.published = effect
+            case OpenStream(peer):
+                self._links.open(peer)
+            case ResetStream(peer, _):
+                self._links.reset_inbound(peer)
+            case Disconnect(peer, reason):
+                self.counters_by_name[f"disconnect_hints_{reason.replace(' ', '_')}"] += 1
+                logger.info("%s is of no use to pub/sub: %s", peer, reason)
+            case PublishExpired(_, message):
+                logger.warning("a publish to %r found no peer in time: dropped", message.topic)
+            case Dial(peer, _):
+                if peer is not None:
+                    self._links.dial(peer)
+            case Send() | Deliver() | Validate():
+                pass
+            case _:
+                self._trace(effect, now)
+
+    def _trace(self, event: Trace, now: float) -> None:
+        if self.traces is not None:
+            self.traces.put(event, now)
+
+    def _send(self, send: Send) -> None:
+        rpc, lane = send.rpc, send.lane
+        messages = rpc.messages
+        if len(messages) > 1 and sum([len(message.wire) for message in messages]) > _MANY_BYTES:
+            for message in messages:
+                one = Rpc((message,))
+                for payload in self._encode(one):
+                    self._put(send.peers, one, lane, self._wire.frame(payload))
+            return
+        payloads = self._encode(rpc)
+        if len(payloads) == 1:
+            self._put(send.peers, rpc, lane, self._wire.frame(payloads[0]))
+        elif payloads:
+            self._put(send.peers, rpc, lane, b"".join([self._wire.frame(payload) for payload in payloads]))
+
+    def _put(self, peers: tuple[PeerId, ...], rpc: Rpc, lane: Lane, frame: bytes) -> None:
+        links = self._links
+        for peer in peers:
+            queue = links.queue_of(peer)
+            if queue is None or not queue.put(lane, frame, rpc):
+                self._send_dropped(peer, rpc, lane)
+            elif queue.is_pressed:
+                links.pressed[queue] = None
+        links.bytes_since_yield += len(frame) * len(peers)
+
+    def _send_dropped(self, peer: PeerId, rpc: Rpc, lane: Lane) -> None:
+        self.counters_by_name[f"rpcs_dropped_{lane.name.lower()}_queue_full"] += 1
+        if lane == Lane.MESSAGE:
+            self.counters_by_name["messages_dropped_queue_full"] += len(rpc.messages)
+            if self._publishing.dropping is not None:
+                self._publishing.dropping[peer] = None
+        self.handle(SendDropped(peer, rpc))
+
+    def gossip_dropped(self, peer: PeerId, rpc: Rpc) -> None:
+        """For the queues: gossip made room for a message."""
+        self._send_dropped(peer, rpc, Lane.GOSSIP)
+
+    def _validate(self, validate: Validate) -> None:
+        message = validate.message
+        if self._wire.check_now(message) is not None:
+            self.counters_by_name["rejected_invalid_mac"] += 1
+            self.judged(validate.ticket, Verdict.BAD_SIGNATURE)
+            return
+        has_signature = self._wire.has_signatures and validate.authenticate
+        self._validation.put(validate.ticket, message, validate.peer, has_signature=has_signature)
+
+    def _deliver(self, deliver: Deliver) -> None:
+        state = self._topics.get(deliver.message.topic)
+        if state is None or not state.subscriptions:
+            self.counters_by_name["messages_without_subscription"] += 1
+            return
+        message = self.public_message(deliver.message, deliver.peer)
+        self.counters_by_name["messages_delivered"] += 1
+        for subscription in tuple(state.subscriptions):
+            subscription.put(message)
+
+    def count_lagged(self, policy: OnFull) -> None:
+        """For subscriptions."""
+        self.counters_by_name[f"messages_dropped_buffer_full_{policy}"] += 1
+
+    # Watching
+
+    def counters(self) -> dict[str, int]:
+        """Monotonic counts by name; each drop has its reason in its name."""
+        total = dict(self.counters_by_name)
+        for name, count in self._router.counters().items():
+            total["router_" + name.replace(": ", "_").replace(" ", "_")] = count
+        total.update(self._links.write_counts())
+        if self.traces is not None:
+            total["trace_events_dropped_buffer_full"] = self.traces.dropped
+        return total
+
+    def stats(self) -> dict[str, object]:
+        """What is going on now: topics, how full the bounded parts are, and each neighbour's queue."""
+        return {
+            "topics": self.topics(),
+            "sizes": self._router.sizes(),
+            "validating": len(self._validation),
+            "is_held": self._links.is_held,
+            "peers": self._links.stats(),
+        }

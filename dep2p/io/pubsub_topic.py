@@ -1,0 +1,175 @@
+"""A joined topic as apps hold it."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Self
+
+import trio
+
+from dep2p.errors import TopicNotFoundError
+from dep2p.io.pubsub_items import OnFull, OnNoPeers, PublishResult, TopicValidator
+from dep2p.io.pubsub_subscription import Subscription
+from dep2p.io.pubsub_validation import Validator
+from dep2p.types import PeerId, RealmId
+
+if TYPE_CHECKING:
+    from dep2p.io.pubsub import PubSub
+
+BUFFER_ITEMS: Final = 16_384
+BUFFER_BYTES: Final = 33_554_432
+
+
+class TopicState:
+    """What all handles of one topic share; the owner of its subscriptions."""
+
+    def __init__(self, pubsub: "PubSub", name: str) -> None:
+        self._pubsub = pubsub
+        self.name = name
+        self.handles = 0
+        self.subscriptions: dict[Subscription, None] = {}
+        self.is_over = False
+
+    def end(self) -> None:
+        """The topic was left: its subscriptions end when they are read empty."""
+        self.is_over = True
+        for subscription in list(self.subscriptions):
+            subscription.close()
+
+    def open_subscription(self, subscription: Subscription) -> None:
+        if self.is_over:
+            raise TopicNotFoundError(f"the topic {self.name!r} was left")
+        self.subscriptions[subscription] = None
+
+    def close_subscription(self, subscription: Subscription) -> None:
+        self.subscriptions.pop(subscription, None)
+
+    def subscription_full(self, subscription: Subscription) -> None:
+        self._pubsub.hold(subscription)
+
+    def subscription_low(self, subscription: Subscription) -> None:
+        self._pubsub.release(subscription)
+
+    def count_lagged(self, policy: OnFull) -> None:
+        self._pubsub.count_lagged(policy)
+
+
+class Topic:
+    """A handle of a joined topic, from ``await node.join(name)``. The last handle that leaves leaves the topic.
+
+    Also an async context manager that leaves at its end.
+    """
+
+    def __init__(self, pubsub: "PubSub", state: TopicState) -> None:
+        self._pubsub = pubsub
+        self._state = state
+        self._has_left = False
+        self._undo: dict[Callable[[], None], None] = {}
+
+    @property
+    def name(self) -> str:
+        return self._state.name
+
+    @property
+    def realm_id(self) -> RealmId | None:
+        """None on the public network."""
+        return self._pubsub.realm_id
+
+    @property
+    def is_joined(self) -> bool:
+        """False once this handle has left, or the realm was left."""
+        return not self._has_left and not self._state.is_over
+
+    def __repr__(self) -> str:
+        return f"Topic({self.name!r}{'' if self.is_joined else ', left'})"
+
+    async def __aenter__(self) -> Self:
+        await trio.lowlevel.checkpoint()
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        self._leave_now()
+        await trio.lowlevel.cancel_shielded_checkpoint()
+
+    async def publish(self, data: bytes, *, wait: bool = True, on_no_peers: OnNoPeers = "error") -> PublishResult:
+        """Publish ``data``; returns when it is in the bounded queues of the neighbours that carry it on.
+
+        With ``wait`` it waits while the publish rate is used up or a neighbour's queue is full; a neighbour that is
+        much slower than the others is not waited for, and listed in ``dropped``. Without, it waits for nothing.
+        ``on_no_peers``: what to do while nobody is subscribed: "error" raises NoPeersSubscribedError, "queue" keeps it
+        for a first peer, "ok" publishes to nobody.
+
+        Raises MessageTooLargeError (``Limits.message_bytes_max``), RateLimitedError (``pubsub_publish_per_s``, only
+        without ``wait``), NoPeersSubscribedError, TopicNotFoundError (this handle has left); nothing was sent then.
+        Cancelled, it has published or not, never in part.
+        """
+        self._check()
+        return await self._pubsub.publish(self._state.name, data, wait=wait, on_no_peers=on_no_peers)
+
+    def subscribe(
+        self,
+        *,
+        buffer_items: int = BUFFER_ITEMS,
+        buffer_bytes: int = BUFFER_BYTES,
+        on_full: OnFull = "drop_oldest",
+    ) -> Subscription:
+        """The messages of others: ``async with topic.subscribe() as messages: async for message in messages``.
+
+        ``on_full``: "drop_oldest" and "drop_newest" drop, count and say so by a `Lagged` item; "pause" takes nothing
+        more from any neighbour of this network until half of the buffer is read, and loses nothing.
+        Raises ``ValueError``, and TopicNotFoundError when this handle has left.
+        """
+        self._check()
+        return Subscription(self._state, buffer_items, buffer_bytes, on_full)
+
+    def peers(self) -> list[PeerId]:
+        """Neighbours that are subscribed."""
+        return self._pubsub.peers(self.name)
+
+    def mesh(self) -> list[PeerId]:
+        """Neighbours with which every message is exchanged."""
+        return self._pubsub.mesh(self.name)
+
+    def scores(self) -> dict[PeerId, float]:
+        """The router's opinion of each subscribed neighbour; below 0 it leaves the mesh."""
+        scores = self._pubsub.scores()
+        return {peer: scores[peer] for peer in self.peers() if peer in scores}
+
+    def add_validator(
+        self, fn: TopicValidator, *, concurrency: int = 1_024, timeout_s: float = 10.0
+    ) -> Callable[[], None]:
+        """Judge messages of others before they are delivered and forwarded; returns a function that ends it.
+
+        ``fn(message)``, sync or async, gives a :class:`Verdict`, True or None (accept), or False (reject: lowers the
+        score of who forwarded it). An exception, and an async one that takes ``timeout_s``, ignores the message; when
+        ``concurrency`` calls are at work, further messages are dropped and may come again. Several are asked in order.
+        """
+        self._check()
+        validator = Validator(fn, concurrency, timeout_s)
+        by_topic = self._pubsub.validators.by_topic
+        by_topic.setdefault(self.name, []).append(validator)
+
+        def remove() -> None:
+            self._undo.pop(remove, None)
+            known = by_topic.get(self.name, [])
+            if validator in known:
+                known.remove(validator)
+                if not known:
+                    del by_topic[self.name]
+
+        self._undo[remove] = None
+        return remove
+
+    async def leave(self) -> None:
+        """Give up this handle; its validators end. Idempotent."""
+        self._leave_now()
+        await trio.lowlevel.checkpoint()
+
+    def _leave_now(self) -> None:
+        if not self._has_left:
+            self._has_left = True
+            for undo in list(self._undo):
+                undo()
+            self._pubsub.leave(self._state)
+
+    def _check(self) -> None:
+        if not self.is_joined:
+            raise TopicNotFoundError(f"the topic {self.name!r} was left")
