@@ -19,8 +19,8 @@ from dep2p.host.counting import Counters
 from dep2p.host.dialer import Dialer
 from dep2p.host.discovery import Discovery, run_source
 from dep2p.host.facade import FacadeHost
-from dep2p.host.identify import IDENTIFY, IDENTIFY_PUSH, PING, Identify, ping, serve_ping
-from dep2p.host.interface import Connection, HostEvent, PeerConnected, PeerDiscovered, StreamHandler
+from dep2p.host.identify import IDENTIFY, IDENTIFY_PUSH, PING, Identify, PingServer, ping
+from dep2p.host.interface import Connection, HostEvent, PeerConnected, PeerDisconnected, PeerDiscovered, StreamHandler
 from dep2p.host.listen import listenable
 from dep2p.host.multistream import encode_message
 from dep2p.host.peerstore import PeerBook
@@ -152,7 +152,7 @@ class LibP2PHost:
         )
         self.set_stream_handler(IDENTIFY, self._identify.serve)
         self.set_stream_handler(IDENTIFY_PUSH, self._identify.serve_push)
-        self.set_stream_handler(PING, serve_ping)
+        self.set_stream_handler(PING, PingServer(self._counters).serve)
         self._swarm.subscribe(self._on_event)
         self._swarm.subscribe(self._reconnector.on_event)
         for text in listen:
@@ -224,6 +224,8 @@ class LibP2PHost:
     def _on_event(self, event: HostEvent) -> None:
         if isinstance(event, PeerConnected) and self._nursery is not None:
             self._nursery.start_soon(self._identify_peer, event.connection)
+        elif isinstance(event, PeerDisconnected) and event.last:
+            self._book.forget_protocols(event.connection.peer)
 
     async def _identify_peer(self, connection: Connection) -> None:
         async with self._identify_slots:
@@ -304,7 +306,7 @@ class LibP2PHost:
         return self._book.addrs(peer)
 
     def peer_protocols(self, peer: PeerId) -> tuple[str, ...]:
-        """What the peer said in identify that it speaks; empty before that."""
+        """What the peer said in identify that it speaks; empty before that, and when it is not connected."""
         return self._book.protocols(peer)
 
     def peer_agent(self, peer: PeerId) -> str:

@@ -6,6 +6,7 @@ Rules: https://github.com/libp2p/specs/tree/master/identify and /ping.
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from weakref import WeakKeyDictionary
 
 import trio
 from google.protobuf.message import DecodeError
@@ -34,6 +35,13 @@ PING = "/ipfs/ping/1.0.0"
 MESSAGE_BYTES_MAX = 65_536
 PING_BYTES = 32
 _PING_IDLE_S = 120.0
+_PING_UNREAD_S = 10.0
+"""For a peer that sends pings to read the answers: meanwhile a whole window of pings waits in memory."""
+_PING_STREAMS_MAX = 8
+"""Of one connection."""
+_PUSHES_BURST = 16.0
+_PUSHES_PER_S = 1.0
+"""Identify messages that one connection may push: each costs milliseconds of parsing."""
 _ADDR_TTL_S = 86_400.0
 
 
@@ -62,6 +70,8 @@ class Identify:
         self._timeout_s = timeout_s
         self._on_identified = on_identified
         self._record: tuple[tuple[str, ...], bytes] | None = None
+        self._pushes: WeakKeyDictionary[Connection, tuple[float, float]] = WeakKeyDictionary()
+        """Tokens left at a time."""
 
     def message(self, connection: Connection) -> bytes:
         """What we tell this peer, with its length prefix."""
@@ -94,7 +104,15 @@ class Identify:
         await stream.close()
 
     async def serve_push(self, stream: ByteStream) -> None:
-        """Take what a peer pushes."""
+        """Take what a peer pushes, unless it pushes all the time."""
+        now = trio.current_time()
+        tokens, since = self._pushes.get(stream.connection, (_PUSHES_BURST, now))
+        tokens = min(_PUSHES_BURST, tokens + (now - since) * _PUSHES_PER_S)
+        if tokens < 1.0:
+            self._counters.add("identify_push_refused_rate")
+            stream.reset()
+            return
+        self._pushes[stream.connection] = (tokens - 1.0, now)
         await self._take(stream)
         await stream.close()
 
@@ -139,7 +157,8 @@ class Identify:
             message.ParseFromString(body)
         except (DecodeError, UnicodeDecodeError) as error:
             raise ProtocolError(f"an identify message that cannot be read: {error}") from None
-        self._remember(stream.connection.peer, message)
+        if not stream.connection.is_closed:
+            self._remember(stream.connection.peer, message)
 
     def _remember(self, peer: PeerId, message: IdentifyMessage) -> None:
         self._book.set_protocols(
@@ -156,10 +175,31 @@ class Identify:
         self._on_identified(peer)
 
 
-async def serve_ping(stream: ByteStream) -> None:
-    """Echo 32 bytes at a time until the peer closes or says nothing for two minutes."""
-    buffer = b""
-    try:
+class PingServer:
+    """Echoes pings; what a peer can make it hold is bounded in streams and time."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._streams: WeakKeyDictionary[Connection, int] = WeakKeyDictionary()
+
+    async def serve(self, stream: ByteStream) -> None:
+        """Echo 32 bytes at a time until the peer closes, says nothing for two minutes, or does not read."""
+        connection = stream.connection
+        open_already = self._streams.get(connection, 0)
+        if open_already >= _PING_STREAMS_MAX:
+            self._counters.add("ping_stream_refused")
+            stream.reset()
+            return
+        self._streams[connection] = open_already + 1
+        try:
+            await self._echo(stream)
+        except (trio.TooSlowError, StreamClosedError):
+            stream.reset()
+        finally:
+            self._streams[connection] -= 1
+
+    async def _echo(self, stream: ByteStream) -> None:
+        buffer = b""
         while True:
             with trio.fail_after(_PING_IDLE_S):
                 data = await stream.read(PING_BYTES - len(buffer))
@@ -169,10 +209,9 @@ async def serve_ping(stream: ByteStream) -> None:
             buffer += data
             if len(buffer) == PING_BYTES:
                 stream.write_nowait(buffer, urgent=True)
-                await stream.drain(PING_BYTES)
+                with trio.fail_after(_PING_UNREAD_S):
+                    await stream.drain(PING_BYTES)
                 buffer = b""
-    except (trio.TooSlowError, StreamClosedError):
-        stream.reset()
 
 
 async def ping(connection: Connection, *, timeout_s: float) -> float:

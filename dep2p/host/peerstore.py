@@ -20,6 +20,8 @@ logger = logging.getLogger("dep2p.host")
 
 ADDRS_PER_PEER_MAX = 32
 PROTOCOLS_PER_PEER_MAX = 256
+PROTOCOLS_BYTES_PER_PEER_MAX = 16_384
+"""The names of a peer's protocols together; further ones are not remembered."""
 TTL_S_MAX = 30 * 86_400.0
 """No address is remembered for longer than 30 days without being named again."""
 _SCHEMA_VERSION = 1
@@ -118,14 +120,32 @@ class PeerBook:
         return list(self._entries)
 
     def set_protocols(self, peer: PeerId, protocols: Sequence[str], agent: str) -> None:
-        """Record what a peer said in identify."""
-        if peer != self._own_peer:
-            entry = self._touch(peer)
-            entry.protocols = tuple(protocols[:PROTOCOLS_PER_PEER_MAX])
-            entry.agent = agent
+        """Record what a connected peer said in identify; `forget_protocols` is due when it is gone."""
+        if peer == self._own_peer:
+            return
+        kept: list[str] = []
+        room = PROTOCOLS_BYTES_PER_PEER_MAX
+        for name in protocols[:PROTOCOLS_PER_PEER_MAX]:
+            room -= len(name.encode("utf-8", "replace"))
+            if room < 0:
+                self._counters.add("peerstore_protocols_dropped_full")
+                break
+            kept.append(name)
+        entry = self._touch(peer)
+        entry.protocols = tuple(kept)
+        entry.agent = agent
+
+    def forget_protocols(self, peer: PeerId) -> None:
+        """The peer is not connected any more: what it speaks takes no room."""
+        entry = self._entries.get(peer)
+        if entry is None:
+            return
+        entry.protocols = ()
+        if not entry.addrs and peer not in self._pinned:
+            del self._entries[peer]
 
     def protocols(self, peer: PeerId) -> tuple[str, ...]:
-        """The protocols that the peer named in identify; empty before that."""
+        """The protocols that the peer named in identify; empty before that, and when it is not connected."""
         entry = self._entries.get(peer)
         return () if entry is None else entry.protocols
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dep2p.host.counting import Counters
-from dep2p.host.peerstore import ADDRS_PER_PEER_MAX, PeerBook
+from dep2p.host.peerstore import ADDRS_PER_PEER_MAX, PROTOCOLS_BYTES_PER_PEER_MAX, PeerBook
 from dep2p.identity import Identity
 from dep2p.types import PeerId
 
@@ -134,3 +134,17 @@ async def test_file_that_cannot_be_written_is_counted(tmp_path: Path) -> None:
     store.add_addrs(PeerId(PEERS[0]), [addr(1)], 10)
     await store.save()
     assert counters["peerstore_save_failed"] == 1
+
+
+def test_protocols_are_bounded_in_bytes_and_go_with_the_connection() -> None:
+    """Any number of identities could leave 64 KB each, for ever."""
+    store, counters = book()
+    store.set_protocols(PEERS[0], [f"/{number:03}" + "x" * 1_000 for number in range(64)], "agent")
+    assert sum(map(len, store.protocols(PEERS[0]))) <= PROTOCOLS_BYTES_PER_PEER_MAX
+    assert counters["peerstore_protocols_dropped_full"] == 1
+    store.forget_protocols(PEERS[0])
+    assert len(store) == 0
+    store.set_protocols(PEERS[1], ["/a"], "agent")
+    store.add_addrs(PEERS[1], [addr(1)], 10)
+    store.forget_protocols(PEERS[1])
+    assert store.protocols(PEERS[1]) == () and store.addrs(PEERS[1]) == [addr(1)]
