@@ -119,6 +119,7 @@ class Core:
         "direct",
         "duplicates",
         "gater",
+        "has_unwanted",
         "identity",
         "mcache",
         "out",
@@ -158,6 +159,8 @@ class Core:
         self.peers: dict[PeerId, PeerState] = {}
         self.busy: dict[PeerId, PeerState] = {}
         """Peers with something to count anew at the heartbeat: see the end of `PeerState`."""
+        self.has_unwanted = False
+        """Some peer may have said IDONTWANT: else nobody has to be asked for it."""
         self.by_identity: dict[bytes, PeerState] = {}
         self.topics: dict[str, TopicState] = {}
         self.seen = SeenCache(params.seen_ttl_s, params.seen_items_max, refresh=params.seen_refresh)

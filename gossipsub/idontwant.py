@@ -52,6 +52,7 @@ class IDontWant:
         until = core.tick + params.idontwant_ticks
         unwanted = state.unwanted
         core.busy[state.peer] = state
+        core.has_unwanted = True
         id_bytes_max = params.message_id_bytes_max
         for message_id in islice(ids, room):
             state.idontwant_ids += 1

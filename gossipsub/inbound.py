@@ -96,6 +96,7 @@ class Inbound:
             core.count("drop: rpc of a graylisted peer")
             return out.take()
         messages = rpc.messages
+        is_quiet = True
         if messages and (state.source is None or self._passes_gater(state, now)):
             seen = self._seen
             for message in messages:
@@ -104,11 +105,14 @@ class Inbound:
                     if core.watches_duplicates or self._rejected:
                         self._duplicate(state, message, now)
                 else:
+                    is_quiet = False
                     self._new(state, message, now, rpc)
-            if self._idontwant.pending:
+            if not is_quiet and self._idontwant.pending:
                 self._idontwant.flush(state)
         if rpc.ihave or rpc.iwant or rpc.graft or rpc.prune or rpc.idontwant:
             self._control(state, rpc, now)
+        elif is_quiet and not (core.watches_duplicates or rpc.subscriptions):
+            return []  # nothing but duplicates, the most frequent RPC: nobody can have said anything
         return out.take() if out.effects or out.grafts or out.prunes else []
 
     def _control(self, state: PeerState, rpc: Rpc, now: float) -> None:
@@ -321,10 +325,10 @@ class Inbound:
         author = core.by_identity.get(message.author)
         mesh = topic.mesh
         targets = [
-            other
-            for other, other_state in mesh.items()
-            if other_state is not state and message_id not in other_state.unwanted and other_state is not author
+            other for other, other_state in mesh.items() if other_state is not state and other_state is not author
         ]
+        if core.has_unwanted:
+            targets = [other for other in targets if message_id not in mesh[other].unwanted]
         if topic.extra:
             targets += [
                 other

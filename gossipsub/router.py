@@ -361,6 +361,7 @@ class Router:
                 if state.unwanted:
                     still_busy[peer] = state
         core.busy = still_busy
+        core.has_unwanted = bool(still_busy)
 
     def _hint_at_graylisted(self) -> None:
         """Once for each time that a peer falls below the threshold."""

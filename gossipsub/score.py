@@ -40,7 +40,7 @@ class PeerStats:
         self.slow = 0.0
         self.score = 0.0
         self.is_quiet = False
-        """All counters are 0 and stay so: nothing to decay."""
+        """All counters are 0 and stay so, and the score is not below 0: nothing to decay."""
         self.expires: float | None = None
         """When a peer that left is forgotten; None while connected."""
 
@@ -69,13 +69,15 @@ def _prefix_64(ip: str) -> str:
 class ScoreBook:
     """The stats of all peers. With ``params`` None nothing is counted and every score is 0."""
 
-    __slots__ = ("_last_decay", "_params", "_per_key", "_retained", "enabled", "peers")
+    __slots__ = ("_active", "_last_decay", "_params", "_per_key", "_retained", "enabled", "peers")
 
     def __init__(self, params: ScoreParams | None, now: float) -> None:
         self.enabled = params is not None
         self._params = params or ScoreParams()
         self.peers: dict[PeerId, PeerStats] = {}
         """Connected ones."""
+        self._active: dict[PeerId, PeerStats] = {}
+        """Those of them that are not quiet: only these change with time."""
         self._retained: dict[PeerId, PeerStats] = {}
         self._per_key: dict[str, int] = {}
         self._last_decay = now
@@ -87,9 +89,9 @@ class ScoreBook:
         """Start counting, or go on where the peer left."""
         stats = self._retained.pop(peer, None) or PeerStats(peer)
         stats.expires = None
-        stats.is_quiet = False
         stats.ips = colocation_keys(ips)
         self.peers[peer] = stats
+        self._wake(stats)
         for key in stats.ips:
             self._per_key[key] = self._per_key.get(key, 0) + 1
         self.rescore(stats)
@@ -100,6 +102,7 @@ class ScoreBook:
         stats = self.peers.pop(peer, None)
         if stats is None:
             return
+        self._active.pop(peer, None)
         for key in stats.ips:
             left = self._per_key[key] - 1
             if left:
@@ -118,6 +121,12 @@ class ScoreBook:
             del self._retained[next(iter(self._retained))]
         stats.expires = now + self._params.retain_s
         self._retained[peer] = stats
+
+    def _wake(self, stats: PeerStats) -> None:
+        """Something changed: the next `refresh` looks at this peer again."""
+        stats.is_quiet = False
+        if self.peers.get(stats.peer) is stats:
+            self._active[stats.peer] = stats
 
     def _topic(self, stats: PeerStats, topic: str) -> TopicStats | None:
         counts = stats.topics.get(topic)
@@ -151,7 +160,7 @@ class ScoreBook:
         """The peer joined our mesh."""
         counts = self._topic(stats, topic)
         if counts is not None:
-            stats.is_quiet = False
+            self._wake(stats)
             counts.in_mesh = True
             counts.graft_at = now
             counts.is_active = False
@@ -160,7 +169,7 @@ class ScoreBook:
         """It left our mesh; a deficit sticks (P3b)."""
         counts = stats.topics.get(topic)
         if counts is not None:
-            stats.is_quiet = False
+            self._wake(stats)
             self._leave_mesh(counts)
 
     def _leave_mesh(self, counts: TopicStats) -> None:
@@ -176,7 +185,8 @@ class ScoreBook:
         counts = stats.topics.get(topic) or self._topic(stats, topic)
         if counts is None:
             return
-        stats.is_quiet = False
+        if stats.is_quiet:
+            self._wake(stats)
         params = counts.params
         first = counts.first + 1.0
         counts.first = first if first < params.first_cap else params.first_cap
@@ -193,26 +203,27 @@ class ScoreBook:
         """It sent an invalid message (P4)."""
         counts = self._topic(stats, topic)
         if counts is not None:
-            stats.is_quiet = False
+            self._wake(stats)
             counts.invalid += 1.0
             self.rescore(stats)
 
     def misbehaved(self, stats: PeerStats, count: float = 1.0) -> None:
         """It broke the protocol's rules (P7)."""
         if self.enabled:
-            stats.is_quiet = False
+            self._wake(stats)
             stats.behaviour += count
             self.rescore(stats)
 
     def was_slow(self, stats: PeerStats, count: float = 1.0) -> None:
         """Something for it was dropped since it does not read."""
         if self.enabled:
-            stats.is_quiet = False
+            self._wake(stats)
             stats.slow += count
 
     def set_app(self, stats: PeerStats, value: float) -> None:
         """P5."""
         stats.app = value
+        self._wake(stats)
         self.rescore(stats)
 
     def rescore(self, stats: PeerStats) -> None:
@@ -271,17 +282,18 @@ class ScoreBook:
                 del self._retained[peer]
             for stats in self._retained.values():
                 self._decay(stats, steps, now)
-        for stats in self.peers.values():
-            if stats.is_quiet:
-                if stats.score < lowest:
-                    lowest = stats.score
-                continue
+        quiet: list[PeerId] = []
+        for peer, stats in self._active.items():
             if steps > 0:
                 self._decay(stats, steps, now)
-                stats.is_quiet = self._is_quiet(stats)
             score = stats.score = self._score(stats)
             if score < lowest:
                 lowest = score
+            elif steps > 0 and score >= 0 and self._is_quiet(stats):
+                stats.is_quiet = True
+                quiet.append(peer)
+        for peer in quiet:
+            del self._active[peer]
         return lowest
 
     def _is_quiet(self, stats: PeerStats) -> bool:
