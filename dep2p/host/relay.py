@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import trio
 from google.protobuf.message import DecodeError
 from libp2p.io.abc import ReadWriteCloser
+from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, StopMessage
 from multiaddr import Multiaddr
 
@@ -67,10 +68,18 @@ class RelayedTransport(ReadWriteCloser):
         self._stream = stream
 
     async def read(self, n: int | None = None) -> bytes:
-        return await self._stream.read(65_536 if n is None or n < 0 else n)
+        """Up to ``n`` bytes; b"" at the end. Raises ConnectionClosedError."""
+        try:
+            return await self._stream.read(65_536 if n is None or n < 0 else n)
+        except StreamClosedError as error:
+            raise ConnectionClosedError(str(error)) from error
 
     async def write(self, data: bytes) -> None:
-        await self._stream.write(data)
+        """Raises ConnectionClosedError."""
+        try:
+            await self._stream.write(data)
+        except StreamClosedError as error:
+            raise ConnectionClosedError(str(error)) from error
 
     async def close(self) -> None:
         await self._stream.close()
@@ -157,21 +166,43 @@ class RelayServer:
         if self._reservations.get(target, 0.0) <= trio.current_time():
             await self._refuse(stream, NO_RESERVATION, "no_reservation")
             return None
-        busy = max(self._circuits.get(source, 0), self._circuits.get(target, 0))
-        if sum(self._circuits.values()) >= 2 * CIRCUITS_MAX or busy >= CIRCUITS_PER_PEER_MAX:
+        if not self._take_places(source, target):
             await self._refuse(stream, LIMIT_EXCEEDED, "circuits_max")
             return None
+        onward: ByteStream | None = None
+        is_carried = False
         try:
             onward = await self._open_onward(source, target)
+            answer = HopMessage(type=HopMessage.STATUS, status=_status(OK))
+            _limit(answer.limit)
+            await _send(stream, answer)
+            is_carried = True
         except Dep2pError as error:
             logger.debug("relaying from %s to %s: %s", source, target, error)
             await self._refuse(stream, FAILED, "target_failed")
             return None
-        answer = HopMessage(type=HopMessage.STATUS, status=_status(OK))
-        _limit(answer.limit)
-        await _send(stream, answer)
+        finally:
+            if not is_carried:
+                if onward is not None:
+                    onward.reset()
+                self._give_places(source, target)
         self._counters.add("relay_circuits")
         return onward, target
+
+    def _take_places(self, source: PeerId, target: PeerId) -> bool:
+        """Count a circuit from before it is made, so that many asked for at once keep to the limit, too."""
+        busy = max(self._circuits.get(source, 0), self._circuits.get(target, 0))
+        if sum(self._circuits.values()) >= 2 * CIRCUITS_MAX or busy >= CIRCUITS_PER_PEER_MAX:
+            return False
+        for peer in (source, target):
+            self._circuits[peer] = self._circuits.get(peer, 0) + 1
+        return True
+
+    def _give_places(self, source: PeerId, target: PeerId) -> None:
+        for peer in (source, target):
+            self._circuits[peer] -= 1
+            if not self._circuits[peer]:
+                del self._circuits[peer]
 
     async def _open_onward(self, source: PeerId, target: PeerId) -> ByteStream:
         connections = [one for one in self._host.connections(target) if not is_relayed(one)]
@@ -196,8 +227,6 @@ class RelayServer:
         return onward
 
     async def _carry(self, one: ByteStream, other: ByteStream, source: PeerId, target: PeerId) -> None:
-        for peer in (source, target):
-            self._circuits[peer] = self._circuits.get(peer, 0) + 1
         try:
             with trio.move_on_after(CIRCUIT_S) as scope:
                 async with trio.open_nursery() as nursery:
@@ -208,10 +237,7 @@ class RelayServer:
         finally:
             one.reset()
             other.reset()
-            for peer in (source, target):
-                self._circuits[peer] -= 1
-                if not self._circuits[peer]:
-                    del self._circuits[peer]
+            self._give_places(source, target)
 
     async def _pump(self, source: ByteStream, sink: ByteStream, scope: trio.CancelScope) -> None:
         carried = 0

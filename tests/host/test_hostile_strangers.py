@@ -6,11 +6,16 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, StopMessage
 
 from dep2p.errors import StreamClosedError
+from dep2p.host import relay
 from dep2p.host.counting import Counters
+from dep2p.host.delimited import encode_message, read_message
 from dep2p.host.identify import IDENTIFY_PUSH, PING, PingServer
+from dep2p.host.interface import ByteStream
 from dep2p.testing import MemoryHost, MemoryNetwork
+from dep2p.types import peer_id_bytes
 
 Clock = trio.testing.MockClock
 
@@ -62,3 +67,67 @@ async def test_identify_pushes_without_end_are_refused_and_leave_nothing(two_hos
         await stranger.disconnect(host.peer_id)
         await eventually(lambda: not host.connections())
         assert host.peer_protocols(stranger.peer_id) == ()
+
+
+def relay_and_client(network: MemoryNetwork) -> tuple[MemoryHost, MemoryHost, Counters]:
+    """A relay, and a host that reserves there and serves circuits when ``answer`` is set."""
+    middle, target, counters = network.host(), network.host(), Counters()
+    relay.RelayServer(middle, counters, timeout_s=5.0)
+    return middle, target, counters
+
+
+async def reserve(middle: MemoryHost, target: MemoryHost) -> None:
+    connection = await target.dial(middle.peer_id, [middle.addr])
+    stream = await connection.open_stream(relay.HOP)
+    stream.write_nowait(encode_message(HopMessage(type=HopMessage.RESERVE).SerializeToString()))
+    assert HopMessage.FromString(await read_message(stream, 4_096)).status == relay.OK
+    await stream.close()
+
+
+def connect_message(target: MemoryHost) -> bytes:
+    ask = HopMessage(type=HopMessage.CONNECT)
+    ask.peer.id = peer_id_bytes(target.peer_id)
+    return encode_message(ask.SerializeToString())
+
+
+async def test_circuits_asked_for_at_the_same_time_keep_to_the_limit(autojump_clock: Clock) -> None:
+    network = MemoryNetwork()
+    middle, target, counters = relay_and_client(network)
+
+    async def accept(stream: ByteStream) -> None:
+        await read_message(stream, 4_096)
+        await trio.sleep(1)
+        answer = StopMessage(type=StopMessage.STATUS, status=relay.OK)  # type: ignore[arg-type]
+        await stream.write(encode_message(answer.SerializeToString()))
+        await trio.sleep_forever()
+
+    target.set_stream_handler(relay.STOP, accept)
+    await reserve(middle, target)
+    connection = await network.host().dial(middle.peer_id, [middle.addr])
+    for _ in range(3 * relay.CIRCUITS_PER_PEER_MAX):
+        (await connection.open_stream(relay.HOP)).write_nowait(connect_message(target))
+    await trio.sleep(3)
+    assert counters["relay_circuits"] == relay.CIRCUITS_PER_PEER_MAX
+    assert counters["relay_refused_circuits_max"] == 2 * relay.CIRCUITS_PER_PEER_MAX
+    await connection.close()
+    await trio.sleep(3)
+    again = await (await network.host().dial(middle.peer_id, [middle.addr])).open_stream(relay.HOP)
+    again.write_nowait(connect_message(target))
+    assert HopMessage.FromString(await read_message(again, 4_096)).status == relay.OK
+
+
+async def test_a_circuit_that_its_target_does_not_answer_leaves_nothing(autojump_clock: Clock) -> None:
+    network = MemoryNetwork()
+    middle, target, counters = relay_and_client(network)
+
+    async def never_answer(stream: ByteStream) -> None:
+        await trio.sleep_forever()
+
+    target.set_stream_handler(relay.STOP, never_answer)
+    await reserve(middle, target)
+    connection = await network.host().dial(middle.peer_id, [middle.addr])
+    for _ in range(40):
+        (await connection.open_stream(relay.HOP)).write_nowait(connect_message(target))
+    await trio.sleep(10)
+    assert counters["relay_circuits"] == 0 and counters["relay_refused_timeout"] == relay.CIRCUITS_PER_PEER_MAX
+    assert middle.connections(target.peer_id)[0].streams == {}
