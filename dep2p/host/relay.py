@@ -6,7 +6,7 @@ id of who reserves out of the message, where anybody can write it.
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import trio
@@ -52,11 +52,11 @@ class RelayHost(Protocol):
 
     def listen_addrs(self) -> list[str]: ...
 
-    def connections(self, peer: PeerId | None = None) -> list[Connection]: ...
+    def connections(self, peer: PeerId | None = None) -> Sequence[Connection]: ...
 
     def subscribe(self, on_event: Callable[[HostEvent], None]) -> Callable[[], None]: ...
 
-    async def dial(self, peer: PeerId, addrs: list[str], *, timeout_s: float | None = None) -> Connection: ...
+    async def dial(self, peer: PeerId, addrs: Sequence[str], *, timeout_s: float | None = None) -> Connection: ...
 
     def set_stream_handler(self, protocol: str, handler: StreamHandler) -> None: ...
 
@@ -170,24 +170,24 @@ class RelayServer:
             await self._refuse(stream, LIMIT_EXCEEDED, "circuits_max")
             return None
         onward: ByteStream | None = None
-        is_carried = False
+        circuit: tuple[ByteStream, PeerId] | None = None
         try:
             onward = await self._open_onward(source, target)
             answer = HopMessage(type=HopMessage.STATUS, status=_status(OK))
             _limit(answer.limit)
             await _send(stream, answer)
-            is_carried = True
+            circuit = onward, target
         except Dep2pError as error:
             logger.debug("relaying from %s to %s: %s", source, target, error)
             await self._refuse(stream, FAILED, "target_failed")
             return None
         finally:
-            if not is_carried:
+            if circuit is None:
                 if onward is not None:
                     onward.reset()
                 self._give_places(source, target)
         self._counters.add("relay_circuits")
-        return onward, target
+        return circuit
 
     def _take_places(self, source: PeerId, target: PeerId) -> bool:
         """Count a circuit from before it is made, so that many asked for at once keep to the limit, too."""
