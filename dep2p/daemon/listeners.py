@@ -15,7 +15,7 @@ _BACKLOG = 128
 
 
 def open_unix(path: Path) -> trio.SocketListener:
-    """Listen at ``path``, mode 0600. A socket that a dead daemon left is replaced: the caller holds the lock.
+    """Listen at ``path``, mode 0600. A socket that a dead daemon left is replaced, one that lives never.
 
     Raises :class:`Problem` D3005.
     """
@@ -45,7 +45,16 @@ def _remove_stale(path: Path) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise Problem("D3005", f"{path} exists and is no socket")
-    path.unlink()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except BlockingIOError:
+            pass  # it listens, and is busy
+    raise Problem("D3005", f"another program listens on {path}: give each daemon a [control] socket of its own")
 
 
 def open_tcp(text: str) -> trio.SocketListener:

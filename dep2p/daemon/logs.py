@@ -29,8 +29,9 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = "".join(f"  {name}={_text(value)}" for name, value in extra_of(record).items())
         head = f"{_stamp(record.created)} {record.levelname.lower():<7} {record.name}"
-        trace = self.formatException(record.exc_info) if record.exc_info else ""
-        return f"{head}  {_text_line(record.getMessage())}{fields}" + ("\n" + trace if trace else "")
+        trace = self.formatException(record.exc_info).splitlines() if record.exc_info else []
+        # Indented, so that the text of an exception cannot pass for a line of its own.
+        return "\n".join([f"{head}  {_text_line(record.getMessage())}{fields}", *(f"  {_text_line(x)}" for x in trace)])
 
 
 class JsonFormatter(logging.Formatter):

@@ -15,6 +15,7 @@ from dep2p.daemon.subscriptions import LineQueue, Subscriptions
 from dep2p.errors import HandlerError
 
 _DEADLINE_MS_MAX = 86_400_000
+_GONE = "the program that answers went away"
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +67,7 @@ class ReplyDesk:
                 del self._names[name]
                 unregister()
             for pending in list(mine.values()):
-                pending.answer(b"", "the program that answers went away")
+                pending.answer(b"", _GONE)
 
         return queue, end
 
@@ -76,6 +77,8 @@ class ReplyDesk:
         realm_id = messaging.realm_id
 
         async def serve(request: IncomingCall) -> bytes:
+            if self._names.get(name) is not mine:  # it waited for its turn meanwhile
+                raise HandlerError(_GONE)
             left_ms = (request.deadline_s - trio.current_time()) * 1000
             request_id = secrets.token_hex(8)
             fields = message_fields(request, realm_id)

@@ -47,6 +47,17 @@ def test_text_from_peers_cannot_forge_lines_or_drive_a_terminal(formatter: loggi
     assert "\n" not in line and "\x1b" not in line
 
 
+def test_an_exceptions_text_cannot_forge_lines_or_drive_a_terminal() -> None:
+    made = record("the handler failed")
+    try:
+        raise ValueError("bad\n2023-11-14T22:13:20.250Z info    dep2p.daemon  all is well\x1b[2J")
+    except ValueError as error:
+        made.exc_info = (ValueError, error, error.__traceback__)
+    first, *rest = TextFormatter().format(made).split("\n")
+    assert first.endswith("the handler failed") and len(rest) >= 4
+    assert all(line.startswith("  ") and line.isprintable() for line in rest)
+
+
 @pytest.fixture
 def logger() -> Iterator[logging.Logger]:
     found = logging.getLogger("dep2p.test")
