@@ -82,6 +82,8 @@ class PeerConnection:
         self.remote_addr = remote_addr
         self.opened_at_s = trio.current_time()
         self.end_reason = ""
+        self.protected_by: dict[str, None] = {}
+        """Who needs it; without anybody it may have to make room for another one."""
         self._muxer = muxer
         self._limits = limits
         self._counters = counters

@@ -67,7 +67,7 @@ class LibP2PHost:
         self._key_pair = create_new_key_pair(identity.private_seed)
         self._book = PeerBook(identity.peer_id, limits.peers_known_max, self._counters, path=peerstore_path)
         upgrader = new_upgrader(self._key_pair, limits, self._counters)
-        self._swarm = Swarm(identity.peer_id, upgrader, limits, self._counters)
+        self._swarm = Swarm(identity.peer_id, upgrader, limits, self._counters, is_wanted=self._book.is_pinned)
         self._advertise = [_advertised(text) for text in advertise]
         self._discovery = list(discovery)
         self._facade: FacadeHost | None = None
@@ -297,6 +297,14 @@ class LibP2PHost:
     def forget(self, peer: PeerId) -> None:
         self._reconnector.forget(peer)
         self._book.unpin(peer)
+
+    def protect(self, connection: Connection, by: str) -> None:
+        if isinstance(connection, PeerConnection):
+            connection.protected_by[by] = None
+
+    def unprotect(self, connection: Connection, by: str) -> None:
+        if isinstance(connection, PeerConnection):
+            connection.protected_by.pop(by, None)
 
     def add_addrs(self, peer: PeerId, addrs: Sequence[str], *, ttl_s: float) -> None:
         if self._book.add_addrs(peer, addrs, ttl_s):

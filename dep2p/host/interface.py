@@ -218,6 +218,14 @@ class Host(Protocol):
         """End `keep_connected`; connections stay as they are."""
         ...
 
+    def protect(self, connection: Connection, by: str) -> None:
+        """Do not end this connection to make room for another one; ``by`` names who asks, several may."""
+        ...
+
+    def unprotect(self, connection: Connection, by: str) -> None:
+        """Undo `protect`."""
+        ...
+
     def add_addrs(self, peer: PeerId, addrs: Sequence[str], *, ttl_s: float) -> None:
         """Remember addresses in the peer store. Malformed ones are dropped and counted."""
         ...

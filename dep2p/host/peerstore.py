@@ -69,6 +69,10 @@ class PeerBook:
         """End `pin`."""
         self._pinned.pop(peer, None)
 
+    def is_pinned(self, peer: PeerId) -> bool:
+        """Whether the peer is wanted."""
+        return peer in self._pinned
+
     def __len__(self) -> int:
         return len(self._entries)
 

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dep2p.host")
 
 
+UNPROTECTED_S = 30.0
+"""How long a connection that nobody protects keeps its place when others need one: a few tries of a realm handshake.
+Without it, whoever holds idle connections from enough identities, or is named by discovery often enough, takes all."""
+
+
 class RawTransport(Protocol):
     """What is accepted or dialled before its upgrade: py-libp2p's ``ReadWriteCloser``."""
 
@@ -34,11 +39,20 @@ class RawTransport(Protocol):
 class Swarm:
     """All connections of one host."""
 
-    def __init__(self, own_peer: PeerId, upgrader: "TransportUpgrader", limits: Limits, counters: Counters) -> None:
+    def __init__(
+        self,
+        own_peer: PeerId,
+        upgrader: "TransportUpgrader",
+        limits: Limits,
+        counters: Counters,
+        *,
+        is_wanted: Callable[[PeerId], bool],
+    ) -> None:
         self.own_peer = own_peer
         self.upgrader = upgrader
         self.limits = limits
         self.counters = counters
+        self._is_wanted = is_wanted
         self.handlers: dict[str, StreamHandler] = {}
         self.nursery: trio.Nursery | None = None
         self._connections: dict[PeerId, list[PeerConnection]] = {}
@@ -97,6 +111,17 @@ class Swarm:
         most = self.limits.connections_max
         return self._total >= (most if direction == "outbound" else most - most // 8)
 
+    def _replaceable(self) -> PeerConnection | None:
+        """The oldest connection that has had time to prove of use to somebody, and is not."""
+        latest_s = trio.current_time() - UNPROTECTED_S
+        idle = [
+            one
+            for some in self._connections.values()
+            for one in some
+            if one.opened_at_s <= latest_s and not one.protected_by and not self._is_wanted(one.peer)
+        ]
+        return min(idle, key=lambda one: one.opened_at_s, default=None)
+
     def admit(self, muxer: Muxer, peer: PeerId, direction: Direction, remote_addr: str) -> PeerConnection:
         """Take an upgraded connection into the table and start serving it.
 
@@ -112,6 +137,11 @@ class Swarm:
                 )
             self.counters.add(f"{direction}_refused_own_identity")
             raise StreamClosedError("the peer has this host's own identity")
+        if self._is_full(direction):
+            idle = self._replaceable()
+            if idle is not None:
+                self.counters.add("connections_replaced")
+                idle.abort("made room for another peer")
         if self._is_full(direction):
             self.counters.add(f"{direction}_refused_connections_max")
             raise StreamClosedError(f"this host has {self._total} connections, its limit (connections_max)")
@@ -157,7 +187,7 @@ class Swarm:
 
     async def accept(self, raw: Any, remote_addr: str, prepare: Callable[[Any], Awaitable[Any]] | None) -> None:
         """Upgrade one inbound transport connection and admit it. Never raises for what the remote does."""
-        if self.closing or self._is_full("inbound"):
+        if self.closing or (self._is_full("inbound") and self._replaceable() is None):
             self.counters.add("inbound_refused_connections_max")
             await self._close_raw(raw)
             return

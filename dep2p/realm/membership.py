@@ -372,6 +372,7 @@ class Membership:
                 self._seeking.discovered(event)
 
     def _on_verified(self, connection: Connection) -> None:
+        self._host.protect(connection, self.realm_id)
         self._feed(PeerVerified(connection.id, connection.peer))
         if connection.direction == "outbound" and self._nursery is not None:
             self._nursery.start_soon(self._links.keep, connection)
@@ -440,6 +441,7 @@ class Membership:
     def _unverify(self, connection: Connection) -> None:
         if self._verified.pop(connection.id, None) is None:
             return
+        self._host.unprotect(connection, self.realm_id)
         self._feed(PeerUnverified(connection.id, connection.peer))
         for link in self._links.of(connection):
             self._links.end(link, NotMemberError("not a member any more"))

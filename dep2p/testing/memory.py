@@ -14,6 +14,7 @@ import trio
 
 from dep2p.errors import PeerNotFoundError, ProtocolNotSupportedError, RequestTimeoutError, StreamClosedError
 from dep2p.host.interface import (
+    Connection,
     Direction,
     HostEvent,
     PeerConnected,
@@ -319,6 +320,12 @@ class MemoryHost:
         scope = self._wanted.pop(peer, None)
         if scope is not None:
             scope.cancel()
+
+    def protect(self, connection: Connection, by: str) -> None:
+        """Nothing to do: this host takes any number of connections."""
+
+    def unprotect(self, connection: Connection, by: str) -> None:
+        """Nothing to do."""
 
     def discover(self, peer: PeerId, addrs: Sequence[str], source: str = "test") -> None:
         """As if a discovery source had named a peer."""

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from dep2p.errors import PeerNotFoundError, StreamClosedError
+from dep2p.host import swarm
 from dep2p.host.addresses import parse_address
 from dep2p.host.interface import ByteStream, PeerConnected, PeerDisconnected
 from dep2p.host.upgrade import UpgradeError
@@ -117,6 +118,37 @@ async def test_inbound_connections_leave_room_for_our_own_dials(open_host: Any, 
         with pytest.raises(PeerNotFoundError):
             await others[7].dial(host.peer_id, host.listen_addrs(), timeout_s=2)
         await host.dial(others[8].peer_id, others[8].listen_addrs())
+
+
+async def test_connections_of_no_use_make_room_and_those_in_use_do_not(
+    open_host: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else idle strangers, or strangers that a discovery source names, lock every member out for ever."""
+    async with AsyncExitStack() as stack:
+        host = await stack.enter_async_context(open_host(limits=Limits(connections_max=4)))
+        member, wanted, *strangers = [await stack.enter_async_context(open_host()) for _ in range(6)]
+        await member.dial(host.peer_id, host.listen_addrs())
+        await eventually(lambda: len(host.connections()) == 1)
+        (needed,) = host.connections()
+        host.protect(needed, "realm")
+        host.keep_connected(wanted.peer_id)
+        await host.dial(wanted.peer_id, wanted.listen_addrs())
+        for count, stranger in enumerate(strangers[:2]):
+            await stranger.dial(host.peer_id, host.listen_addrs())
+            await eventually(lambda: len(host.connections()) == 3 + count)  # noqa: B023 - waited for at once
+        with pytest.raises(PeerNotFoundError):  # all are young or of use
+            await strangers[2].dial(host.peer_id, host.listen_addrs(), timeout_s=2)
+        monkeypatch.setattr(swarm, "UNPROTECTED_S", 0.0)
+        await strangers[2].dial(host.peer_id, host.listen_addrs())
+        await eventually(lambda: bool(host.connections(strangers[2].peer_id)))
+        await host.dial(strangers[3].peer_id, strangers[3].listen_addrs())
+        assert host.counters()["connections_replaced"] == 2
+        assert not any(host.connections(stranger.peer_id) for stranger in strangers[:2])
+        assert host.connections(member.peer_id) == [needed] and host.connections(wanted.peer_id)
+        host.unprotect(needed, "realm")
+        await eventually(lambda: strangers[1].connections() == [])
+        await strangers[1].dial(host.peer_id, host.listen_addrs())
+        await eventually(lambda: host.connections(member.peer_id) == [])
 
 
 async def test_limit_per_peer_refuses_and_counts(open_host: Any, eventually: Any) -> None:

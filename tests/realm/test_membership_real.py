@@ -7,6 +7,7 @@ import pytest
 import trio
 
 from dep2p.errors import NotMemberError
+from dep2p.host.connection import PeerConnection
 from dep2p.host.host import LibP2PHost
 from dep2p.identity import Identity
 from dep2p.limits import Limits
@@ -73,3 +74,16 @@ async def test_a_stranger_on_real_hosts_is_not_let_in() -> None:
                 await stranger.connect(hosts[0].peer_id, hosts[0].listen_addrs())
             assert made[0].members() == stranger.members() == []
             nursery.cancel_scope.cancel()
+
+
+async def test_verified_connections_are_protected_until_they_are_so_no_more() -> None:
+    """What protects them is that the host must not end them to make room for strangers."""
+    async with memberships(2) as (made, hosts):
+        connection = await made[0].connect(hosts[1].peer_id, hosts[1].listen_addrs())
+        await until_all_up(made, 1)
+        (inbound,) = hosts[1].connections(hosts[0].peer_id)
+        assert isinstance(connection, PeerConnection) and isinstance(inbound, PeerConnection)
+        assert list(connection.protected_by) == list(inbound.protected_by) == [TEAM.realm_id]
+        with trio.fail_after(5):
+            await made[0].leave()
+        assert connection.protected_by == inbound.protected_by == {}
