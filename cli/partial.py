@@ -165,7 +165,11 @@ class PartialFile:
             "part": self._part.name,
             "started_s": int(time.time()),
         }
-        self._state.write_text(json.dumps(state, ensure_ascii=False) + "\n", "utf-8")
+        text = json.dumps(state, ensure_ascii=False) + "\n"
+        # In a directory that others may write to, the name can be a link of theirs.
+        descriptor = os.open(self._state, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
 
     @property
     def _state(self) -> Path:

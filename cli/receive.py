@@ -58,21 +58,16 @@ def receive(
 
         only = None if sender is None else await resolve_peer(client, sender)
         inbox = Inbox(run, directory, force=force, only=only, wanted=wanted)
-        slots = anyio.Semaphore(TRANSFERS_MAX)
         async with client.accept(name or PROTOCOL_NAME, realm=realm) as streams, anyio.create_task_group() as tasks:
             run.say(f"waiting for files into {directory}; Ctrl-C ends")
 
             async def one(stream: "ClientStream") -> None:
-                try:
-                    await inbox.take(stream)
-                finally:
-                    slots.release()
+                await inbox.take(stream)
                 if inbox.complete:
                     tasks.cancel_scope.cancel()
 
             async for stream in streams:
-                await slots.acquire()
-                tasks.start_soon(one, stream)
+                tasks.start_soon(one, stream)  # the daemon bounds how many of them there are
 
     run.with_client(body)
 
@@ -106,6 +101,8 @@ class Inbox:
     """Takes transfers into one directory."""
 
     def __init__(self, run: Invocation, directory: Path, *, force: bool, only: str | None, wanted: int | None) -> None:
+        import anyio
+
         self._run = run
         self._directory = directory
         self._force = force
@@ -113,6 +110,7 @@ class Inbox:
         self._wanted = wanted
         self._done = 0
         self._running: Counter[str] = Counter()
+        self._slots = anyio.Semaphore(TRANSFERS_MAX)
 
     @property
     def complete(self) -> bool:
@@ -129,9 +127,13 @@ class Inbox:
         self._running[peer] += 1
         try:
             try:
+                # Both before a slot is taken, of which a peer that is refused must not keep the others.
+                if self._only is not None and peer != self._only:
+                    raise Declined(VerdictCode.REFUSED, "files of this peer are not taken here")
                 if self._running[peer] > TRANSFERS_PER_PEER_MAX:
                     raise Declined(VerdictCode.BUSY, f"{TRANSFERS_PER_PEER_MAX} of your transfers are running already")
-                await self._receive(stream, core, peer)
+                async with self._slots:
+                    await self._receive(stream, core, peer)
             except Declined as reason:
                 self._report(peer, core.offer, reason.code.value, str(reason))
                 await _conclude(stream, core, Verdict(reason.code, str(reason)))
@@ -152,13 +154,11 @@ class Inbox:
                 await stream.aclose()
 
     async def _receive(self, stream: "ClientStream", core: "FileReceiver", peer: str) -> None:
-        from dep2p.cli.partial import Declined, already_there
-        from dep2p.protocols.file_transfer import Offer, VerdictCode
+        from dep2p.cli.partial import already_there
+        from dep2p.protocols.file_transfer import Offer
 
         offer = core.on_item(await _next(stream, _OFFER_S))
         assert isinstance(offer, Offer)  # the core takes nothing else first
-        if self._only is not None and peer != self._only:
-            raise Declined(VerdictCode.REFUSED, "files of this peer are not taken here")
         if not self._force and await _in_thread(already_there, self._directory, offer):
             await self._confirm_present(stream, core, peer, offer)
             return

@@ -82,6 +82,8 @@ def encode_header(type_: int, payload_bytes: int, *, flags: int = 0, req_id: int
 
 
 _LARGE_BYTES: Final = 4_096
+_TEXT_BYTES_MAX: Final = 1_024
+"""Every receiver takes a longer text for a violation, whatever this side's limit is."""
 _new_frame = tuple[object, ...].__new__  # NamedTuple's own constructor costs twice as much
 
 
@@ -212,11 +214,12 @@ class FrameDecoder:
 
 
 def encode_error(code: int, text: str, *, req_id: int = 0, headers: bytes = b"", text_bytes_max: int = 1024) -> bytes:
-    """An ERROR frame: u32 code, then UTF-8 text cut to ``text_bytes_max`` at a character's edge.
+    """An ERROR frame: u32 code, then UTF-8 text cut to ``text_bytes_max`` (1,024 at most) at a character's edge.
 
     ``headers`` is an encoded header map or empty.
     """
     raw = text.encode("utf-8", "replace")
+    text_bytes_max = min(text_bytes_max, _TEXT_BYTES_MAX)
     if len(raw) > text_bytes_max:
         raw = raw[:text_bytes_max].decode("utf-8", "ignore").encode("utf-8")
     flags = HEADERS if headers else 0

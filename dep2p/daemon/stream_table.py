@@ -16,7 +16,7 @@ from dep2p.daemon.lifecycle import Lifecycle
 from dep2p.daemon.node_api import MessagingApi, NodeApi, StreamApi
 from dep2p.daemon.problems import Problem
 from dep2p.daemon.subscriptions import LineQueue, Subscriptions
-from dep2p.errors import Dep2pError, StreamClosedError
+from dep2p.errors import Dep2pError, HandlerError, StreamClosedError
 from dep2p.types import Headers, PeerId, RealmId
 
 _REAP_INTERVAL_S = 5.0
@@ -93,6 +93,9 @@ class StreamTable:
         self._nursery = nursery
         self._entries: dict[str, Entry] = {}
         self._accepting: dict[str, LineQueue] = {}
+        self._accepted: Counter[PeerId] = Counter()
+        # One peer must not take the places of the others, nor those of this node's own programs.
+        self._accepted_per_peer_max = max(1, bounds.streams_max // 4)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -167,7 +170,19 @@ class StreamTable:
         realm_id = messaging.realm_id
 
         async def serve(stream: StreamApi) -> None:
-            self._check_room()
+            peer = PeerId(stream.peer)
+            if len(self._entries) >= self._bounds.streams_max or self._accepted[peer] >= self._accepted_per_peer_max:
+                self._counts["streams_refused_streams_max"] += 1
+                raise HandlerError("too many streams are open here")
+            self._accepted[peer] += 1
+            try:
+                await hand_over(stream)
+            finally:
+                self._accepted[peer] -= 1
+                if not self._accepted[peer]:
+                    del self._accepted[peer]
+
+        async def hand_over(stream: StreamApi) -> None:
             with self._lifecycle.work():
                 entry = self._add(stream, realm_id)
                 line = encode_line({"id": entry.id, **message_fields(stream, realm_id)})

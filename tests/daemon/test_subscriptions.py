@@ -278,3 +278,27 @@ async def test_the_oldest_lines_go_and_the_count_comes_first() -> None:
     queue.put(b"too late")
     assert await queue.take() == b'{"lagged":1}\n' + b"z" * 60 + b"end"
     assert await queue.take() == b""
+
+
+def test_one_peer_cannot_take_the_places_of_the_others() -> None:
+    with serving(ControlBounds(streams_max=8)) as served, lines(served, "GET", "/v1/streams?accept=chat") as incoming:
+        handler = served.node.messaging().streams["chat"]
+        refused: list[str] = []
+
+        async def opens(stream: FakeStream) -> None:
+            try:
+                await handler(stream)
+            except HandlerError as error:
+                refused.append(str(error))
+
+        for _ in range(8):
+            served.do(served.control.nursery.start_soon, opens, FakeStream("chat", peer=BOB))
+        served.wait_until(lambda: len(refused) == 6, "refused beyond its share")
+        served.do(served.control.nursery.start_soon, opens, FakeStream("chat", peer=ANN))
+        assert [next(incoming)["peer"] for _ in range(3)] == [BOB, BOB, ANN]
+        open_stream(served)
+        first = next(iter(served.do(lambda: list(served.control.streams._entries))))  # pyright: ignore[reportPrivateUsage]
+        assert served.http.delete(f"/v1/streams/{first}").json()["closed"] is True
+        served.wait_until(lambda: len(served.control.streams) == 3, "gone")
+        served.do(served.control.nursery.start_soon, opens, FakeStream("chat", peer=BOB))
+        assert next(incoming)["peer"] == BOB

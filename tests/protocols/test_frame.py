@@ -178,3 +178,8 @@ def test_an_error_comes_back_with_its_code_and_as_much_text_as_fits(code: int, t
 def test_a_malformed_error_payload_is_a_violation(body: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode_error(body)
+
+
+def test_no_limit_of_this_side_makes_an_error_that_receivers_refuse() -> None:
+    (frame,) = FrameDecoder(10_000).feed(encode_error(3, "x" * 5_000, req_id=3, text_bytes_max=4_096))
+    assert decode_error(frame.payload) == (3, "x" * 1_024)
