@@ -36,6 +36,8 @@ def doctor(run: Invocation) -> int:
 def _carefully(check: Callable[[Invocation], Sequence[Finding]], run: Invocation) -> Sequence[Finding]:
     try:
         return check(run)
+    except typer.Exit:  # SIGTERM
+        raise
     except Exception as error:  # a check that breaks is a finding, and the other checks still run
         failure = describe(error)
         name = getattr(check, "__name__", "check").removeprefix("check_").replace("_", " ")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from dep2p.cli.command import Invocation
@@ -208,7 +209,9 @@ def daemon_checks(run: Invocation) -> list[Finding]:
     if where is None:
         return []
     findings: list[Finding] = []
-    if where.exists():
+    if where.exists() and not stat.S_ISSOCK(where.stat().st_mode):
+        findings.append(Finding("fail", "socket", f"{where} is no socket", f"move it away: mv {where} {where}.old"))
+    elif where.exists():
         mode = stat.S_IMODE(where.stat().st_mode)
         if mode & 0o077:
             findings.append(Finding("fail", "socket", f"{where} has mode {mode:04o}", f"chmod 600 {where}"))
@@ -252,27 +255,32 @@ async def _ask_daemon(client: "Client") -> list[Finding]:
 
 
 async def _ask_members(client: "Client", realm: dict[str, Any], own: str) -> list[Finding]:
-    name = f"realm {printable(str(realm['name']))}"
+    name = printable(str(realm["name"]))
+    check = f"realm {name}"
     members = [m for m in await client.realm_members(str(realm["realm_id"])) if str(m["peer"]) != own]
     up = [m for m in members if m.get("state") == "up"]
     if not members:
-        return [Finding("warn", name, "no other member is known", "give others an invite: dep2p realm invite")]
+        return [
+            Finding(
+                "warn", check, "no other member is known", f"give others an invite: dep2p realm invite {quote(name)}"
+            )
+        ]
     answered = 0
     for member in up[:_PING_PEERS_MAX]:
         try:
             (rtt_s,) = await client.peer_ping(str(member["peer"]), 1, 2.0)
         except Exception as error:  # each member is asked: one that fails is a finding, not the end
-            return [Finding("warn", name, f"{short_peer(str(member['peer']))}: {error}", "dep2p peer ls")]
+            return [Finding("warn", check, f"{short_peer(str(member['peer']))}: {error}", "dep2p peer ls")]
         answered += rtt_s is not None
     asked = len(up[:_PING_PEERS_MAX])
     text = f"{len(up)} of {len(members)} other members up, {answered} of {asked} answer pings"
     if not up or answered < asked:
         return [
             Finding(
-                "warn", name, text, "check that they run, and that their addresses can be reached: dep2p realm members"
+                "warn", check, text, "check that they run, and that their addresses can be reached: dep2p realm members"
             )
         ]
-    return [Finding("ok", name, text)]
+    return [Finding("ok", check, text)]
 
 
 def _config(run: Invocation) -> Any:

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dep2p.cli.command import Invocation, command
+from dep2p.cli.failure import CliError
 from dep2p.cli.render import printable
+from dep2p.error_codes import EXIT_NOT_FOUND
 
 if TYPE_CHECKING:
     from dep2p.client import Client
@@ -22,6 +24,12 @@ def show_id(
     key_file = run.config().key_file
     if new:
         identity = Identity.generate()
+        if key_file.exists():
+            raise CliError(
+                f"there is a key already, in {key_file}: an identity is never overwritten",
+                "D2001",
+                tries=("dep2p id", "another --data-dir for another node"),
+            )
         identity.save(key_file)
         _show(run, str(identity.peer_id), [], False, str(key_file))
         return
@@ -34,6 +42,13 @@ def show_id(
     except DaemonUnreachableError:
         if run.socket is not None:
             raise
+        if not key_file.exists():
+            raise CliError(
+                f"no key file at {key_file}",
+                "D2001",
+                exit_code=EXIT_NOT_FOUND,
+                tries=("dep2p id --new", "dep2p daemon, which makes one"),
+            ) from None
         _show(run, str(Identity.load(key_file).peer_id), [], False, str(key_file))
         return
     _show(run, str(status["peer_id"]), [str(addr) for addr in status["listen"]], True, None)

@@ -6,7 +6,7 @@ import typer
 
 from dep2p.cli.command import Invocation, command
 from dep2p.cli.failure import CliError
-from dep2p.cli.payloads import RealmOption, show_payload
+from dep2p.cli.payloads import RealmOption, check_name, show_payload
 from dep2p.cli.render import byte_count, headers_json, payload, printable, short_peer
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def listen(
     """Print the notifies that members send under a name."""
     if raw and nul:
         raise CliError("--raw and -0 exclude each other", "D1001")
+    check_name(name)
 
     async def body(client: "Client") -> None:
         seen = 0

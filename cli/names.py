@@ -19,17 +19,27 @@ def whole_peer_id(text: str) -> str | None:
         return None
 
 
+def _self_error(text: str) -> CliError:
+    return CliError(
+        f"{text} is this node itself: it neither dials nor sends to itself",
+        "D4004",
+        tries=("name another peer: dep2p realm members",),
+    )
+
+
+async def refuse_self(client: "Client", peer: str) -> None:
+    """Raises :class:`CliError` when the peer is the daemon's own node."""
+    if peer == str((await client.status())["peer_id"]):
+        raise _self_error(peer)
+
+
 async def resolve_peer(client: "Client", text: str) -> str:
     """The peer that ``text`` means: a whole id, or an abbreviation that fits exactly one peer that the node knows.
 
     Raises :class:`CliError`: ``self``, no fit (exit 4), several fits (exit 2).
     """
     if text == "self":
-        raise CliError(
-            "self is not a peer: a node does not send to itself",
-            "D4004",
-            tries=("name another peer: dep2p realm members",),
-        )
+        raise _self_error("self")
     whole = whole_peer_id(text)
     if whole is not None:
         return whole

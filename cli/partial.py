@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import stat
 import time
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Final, Self
 
 from dep2p.cli.failure import CliError
+from dep2p.cli.payloads import cannot_read
+from dep2p.cli.render import byte_count
 from dep2p.protocols.file_transfer import DATA_ITEM_BYTES_MAX, Offer, VerdictCode
 
 BATCH_ITEMS: Final = 8
@@ -32,6 +35,11 @@ class Declined(Exception):
         self.code = code
 
 
+def _pack(path: Path) -> str:
+    name = path.resolve().name or "all"
+    return f"pack it into one: tar cf {shlex.quote(name + '.tar')} {shlex.quote(str(path))}"
+
+
 class SourceFile:
     """A file being sent. Not thread-safe; every method may block on the disk."""
 
@@ -41,13 +49,13 @@ class SourceFile:
         try:
             self._file = path.open("rb", buffering=0)
         except OSError as error:
-            raise CliError(f"cannot read {path}: {error.strerror}", "D6006") from None
+            if path.is_dir():
+                raise CliError(f"{path} is a directory, not a file", "D6006", tries=(_pack(path),)) from None
+            raise cannot_read(path, error) from None
         status = os.fstat(self._file.fileno())
         if not stat.S_ISREG(status.st_mode):
             self._file.close()
-            raise CliError(
-                f"{path} is not a regular file", "D6006", tries=("pack it into one: tar cf FILE.tar DIRECTORY",)
-            )
+            raise CliError(f"{path} is not a regular file", "D6006", tries=("write its content into a file first",))
         self.size = status.st_size
         self.mtime_ns = max(0, status.st_mtime_ns)
         self._hash = hashlib.sha256()
@@ -156,7 +164,8 @@ class PartialFile:
         free = shutil.disk_usage(self._directory).free
         if self._offer.size - self.received > free:
             raise Declined(
-                VerdictCode.NO_SPACE, f"{self._offer.size - self.received} bytes are missing and {free} are free"
+                VerdictCode.NO_SPACE,
+                f"{byte_count(self._offer.size - self.received)} are missing and {byte_count(free)} are free",
             )
         state = {
             "peer": self._peer,

@@ -10,6 +10,7 @@ import typer
 from dep2p.cli.command import Invocation
 from dep2p.cli.failure import CliError
 from dep2p.cli.render import byte_count, printable, text_of
+from dep2p.error_codes import EXIT_NOT_FOUND
 
 PAYLOAD_BYTES_MAX: Final = 64 * 1024 * 1024
 """Read no more than this from a file or a pipe: far above any message limit, far below the memory."""
@@ -26,6 +27,20 @@ HeaderOption = Annotated[
 ]
 
 
+def check_name(name: str) -> None:
+    """Raises :class:`CliError` for what cannot be the name of a request, notify or stream."""
+    if not name.isprintable() or not 1 <= len(name.encode("utf-8", "surrogateescape")) <= 255:
+        raise CliError(f"{name[:80]!r} is no name: a name has 1 to 255 bytes, all printable", "D1001")
+
+
+def cannot_read(path: Path, error: OSError) -> CliError:
+    """The error for a file of the user's that cannot be read; exit 4 when there is none."""
+    missing = isinstance(error, FileNotFoundError)
+    tries = ("check the path",) if missing else ()
+    exit_code = EXIT_NOT_FOUND if missing else None
+    return CliError(f"cannot read {path}: {error.strerror}", "D6006", exit_code=exit_code, tries=tries)
+
+
 def read_payload(data: str | None, file: Path | None) -> bytes:
     """The payload's bytes; empty when none is given. Raises :class:`CliError`."""
     if data is not None and file is not None:
@@ -35,7 +50,7 @@ def read_payload(data: str | None, file: Path | None) -> bytes:
             with file.open("rb") as opened:
                 content = opened.read(PAYLOAD_BYTES_MAX + 1)
         except OSError as error:
-            raise CliError(f"cannot read {file}: {error.strerror}", "D6006") from None
+            raise cannot_read(file, error) from None
     elif file is not None or data == "-":
         content = sys.stdin.buffer.read(PAYLOAD_BYTES_MAX + 1)
     else:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dep2p.cli.command import Invocation, command, group
-from dep2p.cli.names import resolve_peer
+from dep2p.cli.failure import CliError
+from dep2p.cli.names import refuse_self, resolve_peer
 from dep2p.cli.render import duration, printable, short_peer, table
 from dep2p.error_codes import EXIT_OK, EXIT_TIMEOUT
 
@@ -66,7 +67,14 @@ def connect(
     """Connect to a peer."""
 
     async def body(client: "Client") -> dict[str, Any]:
+        if not addr.startswith("/") and (":" in addr or "." in addr.replace("...", "")):
+            raise CliError(
+                f"{addr!r} is not an address",
+                "D4004",
+                tries=("write it like /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…, as `dep2p id` prints it there",),
+            )
         target = addr if addr.startswith("/") else await resolve_peer(client, addr)
+        await refuse_self(client, target.rpartition("/p2p/")[2])
         return await client.peer_connect(target, timeout_s=timeout)
 
     found = run.with_client(body)
@@ -88,6 +96,7 @@ def ping(
 
     async def body(client: "Client") -> tuple[str, list[float | None]]:
         peer = await resolve_peer(client, peer_text)
+        await refuse_self(client, peer)
         found: list[float | None] = []
         for number in range(1, count + 1):
             (rtt_s,) = await client.peer_ping(peer, 1, timeout)

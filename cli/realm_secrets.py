@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ import typer
 
 from dep2p.cli.command import Invocation, command
 from dep2p.cli.failure import CliError
+from dep2p.cli.payloads import cannot_read
 from dep2p.cli.render import printable, short_realm, table
 from dep2p.error_codes import EXIT_NOT_FOUND, EXIT_OK, EXIT_USAGE
 from dep2p.errors import RealmFileError
@@ -43,6 +45,12 @@ def stored(directory: Path) -> list[tuple[Path, "Realm"]]:
     return found
 
 
+def unreadable(directory: Path) -> list[Path]:
+    """The realm files of a directory that cannot be read or understood."""
+    readable = [path for path, _ in stored(directory)]
+    return [path for path in sorted(directory.glob("*.realm")) if path not in readable]
+
+
 def find_stored(directory: Path, wanted: str | None) -> tuple[Path, "Realm"]:
     """The realm file that a name, id or start of an id means; None means the only one. Raises :class:`CliError`."""
     everything = stored(directory)
@@ -63,13 +71,16 @@ def find_stored(directory: Path, wanted: str | None) -> tuple[Path, "Realm"]:
     raise CliError("more than one realm fits: write its id", "D4003", exit_code=EXIT_USAGE, cause=names)
 
 
-def _keep(run: Invocation, realm: "Realm") -> Path:
-    """Write the realm's file into the data directory. Raises :class:`CliError` when another realm has the name."""
+def _keep(run: Invocation, realm: "Realm") -> tuple[Path, bool]:
+    """Write the realm's file into the data directory; its path, and whether it was there before.
+
+    Raises :class:`CliError` when another realm has the name, or the file cannot be written.
+    """
     directory = run.config().realms_dir
     for path, other in stored(directory):
         if other.realm_id == realm.realm_id:
-            realm.save(path)
-            return path
+            _save(realm, path)
+            return path, True
         if other.name == realm.name:
             raise CliError(
                 f"another realm is called {realm.name!r} here ({short_realm(other.realm_id)})",
@@ -77,8 +88,17 @@ def _keep(run: Invocation, realm: "Realm") -> Path:
                 tries=(f"dep2p realm leave {short_realm(other.realm_id).rstrip('…')}", "choose another name"),
             )
     path = directory / realm_file_name(realm.name)
-    realm.save(path)
-    return path
+    _save(realm, path)
+    return path, False
+
+
+def _save(realm: "Realm", path: Path) -> None:
+    try:
+        realm.save(path)
+    except RealmFileError as error:
+        if isinstance(error.__cause__, OSError):
+            raise CliError(str(error), "D6006", tries=("dep2p doctor",)) from error
+        raise
 
 
 def _tell_daemon(run: Invocation, path: Path) -> bool:
@@ -118,8 +138,10 @@ def _read_passphrase(passphrase_file: Path | None) -> str:
         return sys.stdin.readline().rstrip("\r\n")
     try:
         return passphrase_file.read_text("utf-8").rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CliError(f"cannot read {passphrase_file}: {error}", "D6006") from None
+    except UnicodeDecodeError:
+        raise CliError(f"{passphrase_file} is not text in UTF-8", "D6006") from None
+    except OSError as error:
+        raise cannot_read(passphrase_file, error) from None
 
 
 def new(
@@ -145,13 +167,15 @@ def new(
         directory = run.config().realms_dir
         if any(other.name == name for _, other in stored(directory)):
             raise CliError(
-                f"there is a realm {name!r} here already", "D2003", tries=(f"dep2p realm show {name}", "another name")
+                f"there is a realm {name!r} here already",
+                "D2003",
+                tries=(f"dep2p realm show {shlex.quote(name)}", "another name"),
             )
         realm = Realm.generate(name)
-    path = _keep(run, realm)
+    path, _ = _keep(run, realm)
     _report(run, realm, path, _tell_daemon(run, path), "made realm")
     if not run.json:
-        run.say(f"invite others with: dep2p realm invite {name}")
+        run.say(f"invite others with: dep2p realm invite {shlex.quote(name)}")
 
 
 def show(
@@ -195,7 +219,7 @@ def join(
         Path | None, typer.Option("--file", "-f", help="Read an invite or a realm file from here.", metavar="FILE")
     ] = None,
     passphrase: Annotated[
-        bool, typer.Option("--passphrase", help="Join by a passphrase; needs --realm-name and someone to dial.")
+        bool, typer.Option("--passphrase", help="Join by a passphrase; needs --realm-name, and dials nobody.")
     ] = False,
     realm_name: Annotated[
         str | None, typer.Option("--realm-name", help="The realm's name, with --passphrase.", metavar="NAME")
@@ -212,8 +236,13 @@ def join(
         realm: Realm = Realm.from_passphrase(_read_passphrase(None), realm_name)
     else:
         realm = _from_text(_read_invite(invite, file))
-    path = _keep(run, realm)
-    _report(run, realm, path, _tell_daemon(run, path), "joined realm")
+    path, known = _keep(run, realm)
+    _report(run, realm, path, _tell_daemon(run, path), "in this realm already:" if known else "joined realm")
+    if passphrase and not run.json:
+        run.say("other words or another name would be another realm: its members show the same id, or you are alone")
+        run.say(
+            "nobody is dialled by this; to find them: dep2p peer connect ADDR, or --bootstrap or --mdns of the daemon"
+        )
     return EXIT_OK
 
 
@@ -225,7 +254,7 @@ def _read_invite(invite: str | None, file: Path | None) -> str:
             with file.open("rb") as opened:
                 data = opened.read(_INVITE_CHARACTERS_MAX + 1)
         except OSError as error:
-            raise CliError(f"cannot read {file}: {error.strerror}", "D6006") from None
+            raise cannot_read(file, error) from None
     else:
         if invite is None and file is None and sys.stdin.isatty():
             raise CliError("give an invite, or --file, or - for standard input", "D1001")

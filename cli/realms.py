@@ -53,6 +53,11 @@ def list_realms(run: Invocation) -> None:
         return
     if not running:
         run.say("no daemon is running; these realms are in the data directory")
+        damaged = realm_secrets.unreadable(run.config().realms_dir)
+        if damaged:
+            run.warn(
+                f"{len(damaged)} realm files cannot be used: {', '.join(map(str, damaged))}; dep2p doctor says why"
+            )
     if not realms:
         run.say("no realm yet: `dep2p realm new NAME`, or `dep2p realm join INVITE`")
         return

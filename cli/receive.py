@@ -135,7 +135,9 @@ class Inbox:
                 async with self._slots:
                     await self._receive(stream, core, peer)
             except Declined as reason:
-                self._report(peer, core.offer, reason.code.value, str(reason))
+                asks_again = reason.code is VerdictCode.EXISTS and core.offer is not None and core.offer.sha256 is None
+                if not asks_again:  # it will, naming the checksum, since this may be the very file
+                    self._report(peer, core.offer, reason.code.value, str(reason))
                 await _conclude(stream, core, Verdict(reason.code, str(reason)))
             except OSError as error:
                 text = f"cannot write: {error.strerror or error}"
@@ -240,6 +242,12 @@ class Inbox:
                     "seconds": round(seconds, 3),
                     "bytes_per_s": round(moved / max(seconds, 1e-6)),
                 }
+            )
+            return
+        if not seconds:
+            self._run.print(
+                f"{sha256}  {printable(str(path))}  {byte_count(offer.size)}, was there already, "
+                f"from {short_peer(peer)}"
             )
             return
         rate = byte_count(moved / max(seconds, 1e-6))

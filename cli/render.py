@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Sequence
 from typing import Any, Final
+from unicodedata import combining, east_asian_width
 
 _KEY_PREFIX: Final = "12D3KooW"  # every Ed25519 peer id starts so: it tells nothing apart
 _BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -54,14 +55,21 @@ def byte_count(count: float) -> str:
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
     """Columns two spaces apart, without trailing spaces; ``right`` names the columns to align right."""
     lines = [list(headings), *(list(row) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
+    widths = [max(_cells(line[column]) for line in lines) for column in range(len(headings))]
     return "\n".join(
         "  ".join(
-            cell.rjust(width) if column in right else cell.ljust(width)
+            " " * (width - _cells(cell)) + cell if column in right else cell + " " * (width - _cells(cell))
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines
     )
+
+
+def _cells(text: str) -> int:
+    """Columns of a terminal that the text takes: East Asian characters take two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def printable(text: str) -> str:

@@ -1,19 +1,23 @@
 """``dep2p reply``: answer requests with a program, a file, a Python function, or the request itself."""
 
 import inspect
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from traceback import print_exception
+from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
 from dep2p.cli.command import Invocation, command
 from dep2p.cli.failure import CliError
-from dep2p.cli.payloads import RealmOption, read_payload
+from dep2p.cli.payloads import RealmOption, check_name, read_payload
 from dep2p.cli.render import byte_count, payload, short_peer
-from dep2p.client_errors import DaemonUnreachableError
+from dep2p.client_errors import DaemonUnreachableError, code_of
+from dep2p.error_codes import EXIT_NOT_FOUND
 from dep2p.errors import Dep2pError, HandlerError, MessageTooLargeError
 
 if TYPE_CHECKING:
@@ -23,6 +27,7 @@ Answerer = Callable[[Any], Awaitable[bytes]]
 
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 _ERROR_TEXT_BYTES_MAX: Final = 800
+_FAILED: Final = "the handler failed"  # all that a caller learns of an exception here
 
 
 def reply(
@@ -45,6 +50,7 @@ def reply(
     realm: RealmOption = None,
 ) -> None:
     """Answer the requests that members send under a name."""
+    check_name(name)
     answer = _answerer(program, file, script, echo)
 
     async def body(client: "Client") -> None:
@@ -116,10 +122,8 @@ async def _answer_one(request: Any, answer: Answerer) -> bytes | str:
         outcome: bytes | str = str(error)
     except Exception as error:
         # The caller learns that it failed; what failed is for this side's eyes only.
-        from traceback import print_exception
-
         print_exception(error, file=sys.stderr)
-        outcome = "the handler failed"
+        outcome = _FAILED
     else:
         outcome = data
     try:
@@ -130,10 +134,12 @@ async def _answer_one(request: Any, answer: Answerer) -> bytes | str:
     except DaemonUnreachableError:
         raise
     except Dep2pError as error:  # too late, or too large an answer
-        if isinstance(error, MessageTooLargeError):
+        if isinstance(error, MessageTooLargeError) and isinstance(outcome, bytes):
+            text = f"the answer is too large for a message: {byte_count(len(outcome))}"
             with suppress(Dep2pError):
-                await request.fail("the handler's answer is too large")
-        return str(error)
+                await request.fail(text)
+            return text
+        return "too late: the caller no longer waits" if code_of(error) == "D5011" else str(error)
     return outcome
 
 
@@ -237,17 +243,31 @@ def _script_answerer(text: str) -> Answerer:
     async def call(request: Any) -> bytes:
         import anyio.to_thread
 
-        if inspect.iscoroutinefunction(function):
-            result = await function(request)
-        else:
-            result = await anyio.to_thread.run_sync(function, request)
+        try:
+            if inspect.iscoroutinefunction(function):
+                result = await function(request)
+            else:
+                result = await anyio.to_thread.run_sync(function, request)
+        except HandlerError:
+            raise
+        except Exception as error:
+            print_exception(type(error), error, _from_file(error.__traceback__, path_text), file=sys.stderr)
+            raise HandlerError(_FAILED) from None
         if isinstance(result, str):
             return result.encode("utf-8")
         if isinstance(result, bytes | bytearray):
             return bytes(result)
-        raise TypeError(f"{function_name} returned {type(result).__name__}, not bytes or str")
+        print(f"{function_name} returned {type(result).__name__}, not bytes or str", file=sys.stderr, flush=True)
+        raise HandlerError(_FAILED)
 
     return call
+
+
+def _from_file(trace: TracebackType | None, path: str) -> TracebackType | None:
+    """The part of a traceback that begins in the script: how we came there tells its author nothing."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != os.path.abspath(path):
+        trace = trace.tb_next
+    return trace
 
 
 def _load(path: Path, function_name: str) -> Callable[[Any], Any]:
@@ -255,6 +275,8 @@ def _load(path: Path, function_name: str) -> Callable[[Any], Any]:
 
     spec = spec_from_file_location(path.stem, path) if path.is_file() else None
     if spec is None or spec.loader is None:
+        if not path.exists():
+            raise CliError(f"cannot load {path}: there is no such file", "D6006", exit_code=EXIT_NOT_FOUND)
         raise CliError(f"cannot load {path}: it is no Python file", "D6006")
     module = module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)  # dataclasses and pickling in the script look there

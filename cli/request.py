@@ -11,6 +11,7 @@ from dep2p.cli.payloads import (
     FileOption,
     HeaderOption,
     RealmOption,
+    check_name,
     read_headers,
     read_payload,
     show_payload,
@@ -30,7 +31,11 @@ def split_target(words: list[str], everyone: bool) -> tuple[str | None, str, str
     peer = None if everyone else rest.pop(0)
     if not rest or len(rest) > 2:
         wanted = "NAME [DATA|-]" if everyone else "PEER NAME [DATA|-]"
-        raise CliError(f"give {wanted}, not {len(words)} words", "D1001", tries=("quote data that holds spaces",))
+        if rest:
+            raise CliError(f"too many words for {wanted}", "D1001", tries=("quote data that holds spaces",))
+        tries = ("with --all there is no PEER",) if everyone else ("with --all for every member, without PEER",)
+        raise CliError(f"NAME is missing: give {wanted}", "D1001", tries=tries)
+    check_name(rest[0])
     return peer, rest[0], rest[1] if len(rest) == 2 else None
 
 

@@ -1,5 +1,6 @@
 """``dep2p status``: the node at a glance."""
 
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -8,7 +9,7 @@ from dep2p.cli.command import Invocation, command
 from dep2p.cli.render import duration, printable, short_peer, short_realm, table
 
 if TYPE_CHECKING:
-    from dep2p.client import Client
+    from dep2p.client import Client, DaemonUnreachableError
 
 
 def status(
@@ -25,16 +26,21 @@ def status(
     async def body(client: "Client") -> None:
         import anyio
 
+        from dep2p.client import DaemonUnreachableError
+
         shown = 0
-        first = await _first_answer(client, wait)
+        answer: dict[str, Any] | DaemonUnreachableError = await _first_answer(client, wait)
         while True:
-            fields = first if shown == 0 else await client.status()
-            if run.json:
-                run.emit(fields)
+            if shown:
+                answer = await _answer_or_error(client)
+            if isinstance(answer, DaemonUnreachableError):
+                run.warn(f"{time.strftime('%H:%M:%S')}  {printable(answer.detail)}")
+            elif run.json:
+                run.emit(answer)
             else:
                 if watch and run.color:
                     run.write(b"\x1b[2J\x1b[H")
-                run.print(render(fields, run))
+                run.print(render(answer, run))
             shown += 1
             if not watch or shown == count:
                 return
@@ -56,6 +62,16 @@ async def _first_answer(client: "Client", wait_s: float) -> dict[str, Any]:
             if anyio.current_time() >= deadline_s:
                 raise
         await anyio.sleep(0.1)
+
+
+async def _answer_or_error(client: "Client") -> "dict[str, Any] | DaemonUnreachableError":
+    """Who watches wants to see a daemon go and come back."""
+    from dep2p.client import DaemonUnreachableError
+
+    try:
+        return await client.status()
+    except DaemonUnreachableError as error:
+        return error
 
 
 def render(fields: dict[str, Any], run: Invocation) -> str:

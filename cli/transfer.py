@@ -1,5 +1,6 @@
 """``dep2p stream send``: files to a peer, resumed where an earlier attempt stopped, verified at the end."""
 
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from dep2p.cli.payloads import RealmOption
 from dep2p.cli.progress import Progress
 from dep2p.cli.render import byte_count, duration, printable, short_peer
 from dep2p.error_codes import EXIT_OK, EXIT_REFUSED, EXIT_TIMEOUT
-from dep2p.errors import StreamClosedError
+from dep2p.errors import NoHandlerError, StreamClosedError
 
 if TYPE_CHECKING:
     from dep2p.cli.partial import SourceFile
@@ -139,13 +140,21 @@ async def _attempt(
     timeout_s: float,
     realm: str | None,
 ) -> "Sent | Verdict":
-    from dep2p.protocols.file_transfer import FileSender
+    from dep2p.protocols.file_transfer import PROTOCOL_NAME, FileSender
 
     progress = Progress(printable(offer.name), offer.size, shown=not run.quiet and not run.json)
     sending = _Sending(source, FileSender(offer), timeout_s, progress)
     try:
         async with client.stream(peer, name, realm=realm) as stream:
             return await sending.run(stream)
+    except NoHandlerError:
+        receiving = "dep2p stream receive DIR" + ("" if name == PROTOCOL_NAME else f" --name {shlex.quote(name)}")
+        raise CliError(
+            f"{short_peer(peer)} does not receive files now"
+            + ("" if name == PROTOCOL_NAME else f" under the name {name!r}"),
+            "D5003",
+            tries=(f"start this on the peer: {receiving}",),
+        ) from None
     except (StreamClosedError, TimeoutError) as error:
         what = "made no progress" if isinstance(error, TimeoutError) else "ended before it was confirmed"
         raise CliError(

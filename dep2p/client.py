@@ -37,6 +37,7 @@ __all__ = [
     "code_of",
 ]
 
+_LOOK_TIMEOUT_S = 10.0  # for calls that only read what the daemon has in memory
 _MARGIN_S = 10.0  # how much longer than the daemon the client waits for a call that has a timeout of its own
 
 
@@ -76,27 +77,29 @@ class Client:
 
     async def status(self) -> dict[str, Any]:
         """Peer id, version, uptime, addresses, peers and realms; the fields are in docs/reference/control-api.md."""
-        return await self._transport.call("GET", "/v1/status")
+        return await self._transport.call("GET", "/v1/status", timeout_s=_LOOK_TIMEOUT_S)
 
     async def config(self) -> dict[str, Any]:
         """``{"values": {section: {key: value}}, "origins": {"section.key": origin}, "file": path or null}``."""
-        return await self._transport.call("GET", "/v1/config")
+        return await self._transport.call("GET", "/v1/config", timeout_s=_LOOK_TIMEOUT_S)
 
     async def limits(self) -> dict[str, Any]:
         """``{"node": {name: value}, "control": {name: value}}``."""
-        return await self._transport.call("GET", "/v1/limits")
+        return await self._transport.call("GET", "/v1/limits", timeout_s=_LOOK_TIMEOUT_S)
 
     async def metrics(self) -> str:
         """The metrics in Prometheus' text format."""
-        return (await self._transport.raw("GET", "/metrics"))[1].decode("utf-8")
+        return (await self._transport.raw("GET", "/metrics", timeout_s=_LOOK_TIMEOUT_S))[1].decode("utf-8")
 
     async def healthy(self) -> bool:
         """Whether the node inside the daemon runs."""
-        return (await self._transport.raw("GET", "/healthz", accept_statuses=(503,)))[0] == 200
+        return (await self._transport.raw("GET", "/healthz", timeout_s=_LOOK_TIMEOUT_S, accept_statuses=(503,)))[
+            0
+        ] == 200
 
     async def ready(self) -> tuple[bool, list[str]]:
         """Whether it takes work, and if not, the reasons."""
-        status, content = await self._transport.raw("GET", "/readyz", accept_statuses=(503,))
+        status, content = await self._transport.raw("GET", "/readyz", timeout_s=_LOOK_TIMEOUT_S, accept_statuses=(503,))
         answer = cast(dict[str, Any], json.loads(content))
         return status == 200, [str(reason) for reason in answer.get("reasons", ())]
 
@@ -119,7 +122,9 @@ class Client:
 
     async def peers(self) -> list[dict[str, Any]]:
         """Connected peers: ``peer``, ``connections`` (id, direction, addr, age_s, rtt_ms), ``addrs``, ``realms``."""
-        return cast(list[dict[str, Any]], (await self._transport.call("GET", "/v1/peers"))["peers"])
+        return cast(
+            list[dict[str, Any]], (await self._transport.call("GET", "/v1/peers", timeout_s=_LOOK_TIMEOUT_S))["peers"]
+        )
 
     async def peer_connect(self, addr: str, *, timeout_s: float | None = None) -> dict[str, Any]:
         """Connect to an address that ends in ``/p2p/PEER``, or to a peer id.
@@ -148,7 +153,9 @@ class Client:
 
     async def realms(self) -> list[dict[str, Any]]:
         """Joined realms: ``name``, ``realm_id``, ``members_known``, ``members_up``."""
-        return cast(list[dict[str, Any]], (await self._transport.call("GET", "/v1/realms"))["realms"])
+        return cast(
+            list[dict[str, Any]], (await self._transport.call("GET", "/v1/realms", timeout_s=_LOOK_TIMEOUT_S))["realms"]
+        )
 
     async def realm_join(
         self, *, invite: str | None = None, realm_file: Path | str | bytes | None = None
@@ -172,7 +179,7 @@ class Client:
 
     async def realm_members(self, realm: str) -> list[dict[str, Any]]:
         """``peer``, ``addrs``, ``state`` (up, down, left), ``seq``, ``issued_s``, ``expires_s``, ``last_seen_s``."""
-        answer = await self._transport.call("GET", f"/v1/realms/{_part(realm)}/members")
+        answer = await self._transport.call("GET", f"/v1/realms/{_part(realm)}/members", timeout_s=_LOOK_TIMEOUT_S)
         return cast(list[dict[str, Any]], answer["members"])
 
     async def realm_invite(self, realm: str, addrs: Sequence[str] = ()) -> str:

@@ -19,6 +19,7 @@ from dep2p.errors import (
     ProtocolNotSupportedError,
     RateLimitedError,
     RealmFileError,
+    RealmSecretError,
     RemoteError,
     RequestTimeoutError,
     StreamClosedError,
@@ -67,6 +68,7 @@ _CODES: Final[tuple[tuple[type[Dep2pError], str], ...]] = (
     (ConfigError, "D1003"),
     (IdentityError, "D2001"),
     (RealmFileError, "D2002"),
+    (RealmSecretError, "D2005"),
     (ListenError, "D3003"),
     (PeerNotFoundError, "D4001"),
     (NotMemberError, "D4002"),
@@ -84,7 +86,8 @@ _CODES: Final[tuple[tuple[type[Dep2pError], str], ...]] = (
     (StreamClosedError, "D6001"),
 )
 _EXCEPTIONS: Final[dict[str, type[Dep2pError]]] = {
-    code: kind for kind, code in _CODES if kind not in (ConfigError, IdentityError, ListenError)
+    "D1007": MessageTooLargeError,  # what is too large for the control API is too large for a message, too
+    **{code: kind for kind, code in _CODES if kind not in (ConfigError, IdentityError, ListenError)},
 }
 
 

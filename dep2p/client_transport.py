@@ -174,7 +174,8 @@ class Transport:
         if not isinstance(error, OSError):
             return DaemonUnreachableError(f"the daemon at {self.where} went away during the call")
         if isinstance(error, TimeoutError) and error.errno is None:
-            return DaemonUnreachableError(f"the daemon at {self.where} does not answer")
+            cause, hint = self._silence()
+            return DaemonUnreachableError(f"the daemon at {self.where} does not answer: {cause}", hint)
         return DaemonUnreachableError(f"cannot reach the daemon at {self.where}: {self._cause(error)}")
 
     def _cause(self, error: BaseException) -> str:
@@ -190,12 +191,34 @@ class Transport:
             return "it belongs to another user"
         return str(found)
 
-    def _lock_holder(self) -> str:
-        if self._socket is None:
-            return ""
+    def _silence(self) -> tuple[str, str]:
+        """Why something that takes connections gives no answer, as far as it can be seen from here; what to do."""
+        pid = self._lock_pid()
+        if pid is None:
+            return "it took the call and gave no answer in time", "Try again; if it stays so, look at the daemon's log."
         try:
-            pid = int((self._socket.parent / "daemon.lock").read_text("ascii").split()[0])
+            # The state is the first word after the name, which stands in parentheses and may hold anything.
+            state = Path(f"/proc/{pid}/stat").read_text("latin-1").rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            state = ""
+        if state in ("T", "t"):
+            return f"its process {pid} is stopped (SIGSTOP or a debugger)", f"Let it go on: kill -CONT {pid}"
+        return (
+            f"its process {pid} runs, but gave no answer in time",
+            f"Try again and look at its log; if it hangs: kill -9 {pid}, and start it again.",
+        )
+
+    def _lock_pid(self) -> int | None:
+        if self._socket is None:
+            return None
+        try:
+            return int((self._socket.parent / "daemon.lock").read_text("ascii").split()[0])
         except (OSError, ValueError, IndexError):
+            return None
+
+    def _lock_holder(self) -> str:
+        pid = self._lock_pid()
+        if pid is None:
             return ""
         try:
             os.kill(pid, 0)

@@ -144,6 +144,15 @@ _ROWS: Final = (
         EXIT_REFUSED,
     ),
     ErrorInfo(
+        "D2005",
+        "realm name or passphrase cannot be used",
+        "A realm's name has 1 to 64 printable characters, and a passphrase at least 12: anyone who sees the realm id "
+        "can try guesses against it.",
+        "Choose another name, or five or more random words; without a passphrase the secret is random.",
+        400,
+        EXIT_USAGE,
+    ),
+    ErrorInfo(
         "D3001",
         "cannot reach the daemon",
         "Nothing answers on the control socket: no daemon runs for this data directory, it is still "

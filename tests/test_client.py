@@ -1,6 +1,10 @@
 """The daemon's client, under asyncio and trio, against a control API over a fake node."""
 
 import base64
+import os
+import signal
+import socket
+import subprocess
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +16,7 @@ import trio
 
 from dep2p.client import Client, ControlError, DaemonUnreachableError, Event, Lagged, Notice, code_of
 from dep2p.client_errors import error_from_problem
+from dep2p.client_transport import Transport
 from dep2p.daemon.bounds import ControlBounds
 from dep2p.errors import (
     Dep2pError,
@@ -432,3 +437,27 @@ def test_the_realm_file_goes_over_whole(served: Served) -> None:
 
     trio.run(body)
     assert base64.b64encode(realm.psk).decode() in next(served.config.realms_dir.glob("*.realm")).read_text()
+
+
+@pytest.fixture
+def stopped_process() -> Iterator[int]:
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def test_a_daemon_whose_process_is_stopped_is_told_with_the_way_out(tmp_path: Path, stopped_process: int) -> None:
+    path = tmp_path / "control.sock"
+    (tmp_path / "daemon.lock").write_text(f"{stopped_process}\n")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()  # takes calls, and nobody answers
+        with pytest.raises(DaemonUnreachableError) as raised:
+            await Transport(path, None, None).call("GET", "/v1/status", timeout_s=0.1)
+    assert f"its process {stopped_process} is stopped" in raised.value.detail
+    assert raised.value.hint == f"Let it go on: kill -CONT {stopped_process}"

@@ -62,6 +62,8 @@ class Edge:
                     message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
             await send(message)
 
+        # Routes are matched on the path as it came: in a decoded one, a %2F in a realm's name would look like a slash.
+        scope["path"] = scope.get("raw_path", scope["path"].encode("utf-8")).decode("ascii", "backslashreplace")
         try:
             if self._is_allowed(scope):
                 await self._app(scope, watched_receive, watched_send)

@@ -203,7 +203,7 @@ def _exit_anyway(code: int) -> None:
 def _failed(error: BaseException) -> int:
     cause = _cause(error)
     if isinstance(cause, Dep2pError):
-        _logger.error("stopped by an error", extra={"code": code_of(cause), "reason": str(cause)})
+        _logger.error("stopped by an error", extra={"code": _code_of(cause), "reason": str(cause)})
         return _report(cause)
     if isinstance(cause, KeyboardInterrupt):
         return 128 + signal.SIGINT
@@ -228,9 +228,13 @@ def _leaves(errors: Sequence[BaseException]) -> list[BaseException]:
     return found
 
 
+def _code_of(error: BaseException) -> str:
+    return error.code if isinstance(error, Problem) else code_of(error)
+
+
 def _report(error: BaseException) -> int:
     """Say on stderr what happened and what to do; returns the exit code."""
-    code = error.code if isinstance(error, Problem) else code_of(error)
+    code = _code_of(error)
     info = ERRORS[code]
     detail = str(error) if isinstance(error, Dep2pError) else f"{type(error).__name__}: {error}"
     lines = [

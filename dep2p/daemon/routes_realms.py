@@ -14,6 +14,7 @@ from dep2p.daemon.problems import Problem, json_response
 from dep2p.daemon.routes_process import realm_fields
 from dep2p.daemon.routing import path_text, route
 from dep2p.errors import NotInRealmError, RealmFileError
+from dep2p.protocols.member_record import fitting_addrs
 from dep2p.realm.secret import Realm
 
 
@@ -98,6 +99,9 @@ async def invite(control: Control, request: Request) -> ASGIApp:
     fields = await read_json(request, control.bounds)
     addrs = fields.texts("addrs", items_max=16)
     fields.finish()
+    for addr in addrs:
+        if not fitting_addrs([addr]):
+            raise fields.wrong("addrs", f"{addr[:200]!r} is not a full address like /ip4/192.0.2.1/tcp/4001/p2p/12D3…")
     realm = control.node.realm(path_text(request, "realm"))
     addrs = addrs or [*control.config.node.advertise, *control.node.listen_addrs()]
     return json_response({"invite": realm.invite(addrs), "realm": realm.name, "addrs": addrs})

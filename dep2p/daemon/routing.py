@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from typing import cast
+from urllib.parse import unquote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -57,5 +58,5 @@ async def no_route(_request: Request, error: Exception) -> Response:
 
 
 def path_text(request: Request, name: str) -> str:
-    """A part of the path."""
-    return str(request.path_params[name])
+    """A part of the path, decoded."""
+    return unquote(str(request.path_params[name]))

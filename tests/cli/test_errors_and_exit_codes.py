@@ -48,7 +48,9 @@ def test_with_json_the_failure_is_a_problem_on_stderr(cli: Callable[..., Any]) -
         (["listen", "x", "--jsno"], "no such option: --jsno", "dep2p listen --json "),
         (["listen"], "missing argument 'NAME'", "dep2p listen --help"),
         (["listen", "x", "--count", "many"], "invalid value for '--count' / '-n'", "dep2p listen --help"),
-        (["request", "self"], "give PEER NAME [DATA|-], not 1 words", "quote"),
+        (["request", "self"], "NAME is missing: give PEER NAME [DATA|-]", "with --all"),
+        (["request", "self", "greet", "two", "words"], "too many words for PEER NAME [DATA|-]", "quote"),
+        (["request", "self", ""], "'' is no name", "--help"),
         (["reply", "x"], "exactly one of --command, --file, --script and --echo", "--help"),
         (["help", "realm", "jion"], "there is no command 'dep2p realm jion'", "dep2p help realm join"),
         (["daemon", "--set", "nonsense"], "--set 'nonsense' is not SECTION.KEY=VALUE", "dep2p config example"),
@@ -108,7 +110,7 @@ def test_texts_of_the_peer_in_an_error_cannot_steer_the_terminal(cli: Callable[.
 
 def test_self_unknown_and_ambiguous_peers_are_told_apart(cli: Callable[..., Any], fake: Any) -> None:
     done = cli("request", "self", "greet")
-    assert done.code == 2 and "self is not a peer" in done.err
+    assert done.code == 2 and "self is this node itself" in done.err
     done = cli("request", "zzz", "greet")
     assert done.code == 4 and "no known peer fits 'zzz'" in done.err
     done = cli("request", "12D3KooW", "greet")
@@ -149,3 +151,8 @@ def test_every_code_that_the_command_line_gives_is_in_the_table() -> None:
 
     source = "".join(path.read_text() for path in Path(failure.__file__).parent.glob("*.py"))
     assert set(re.findall(r'"(D\d{4})"', source)) <= set(ERRORS)
+
+
+def test_the_nearest_option_is_named_only_when_it_is_near(cli: Callable[..., Any]) -> None:
+    assert "did you mean" in cli("request", "p", "x", "--timout", "1").err
+    assert "did you mean" not in cli("listen", "x", "--timeout", "1").err

@@ -249,7 +249,7 @@ def test_a_file_larger_than_the_free_space_is_refused_before_any_data(
     monkeypatch.setattr(shutil, "disk_usage", usage)
     with pytest.raises(CliError) as raised:
         go(world.transfer)
-    assert "bytes are missing and 1000 are free" in raised.value.cause and list(world.inbox.iterdir()) == []
+    assert "are missing and 1000 B are free" in raised.value.cause and list(world.inbox.iterdir()) == []
 
 
 def test_another_write_error_is_told_and_names_no_path_of_the_receiver(

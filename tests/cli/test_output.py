@@ -157,7 +157,7 @@ def test_the_payload_comes_from_argument_file_or_stdin(cli: Callable[..., Any], 
     done = cli("request", ANN, "x", "data", "--file", str(tmp_path / "in.bin"))
     assert done.code == 2 and "exclude each other" in done.err
     done = cli("request", ANN, "x", "--file", str(tmp_path / "no"))
-    assert done.code == 1 and "D6006" in done.err
+    assert done.code == 4 and "D6006" in done.err
     done = cli("request", ANN, "x", "-H", "nonsense")
     assert done.code == 2 and "KEY=VALUE" in done.err
 

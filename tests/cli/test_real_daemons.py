@@ -141,7 +141,7 @@ def test_status_doctor_peers_and_ping(people: tuple[Person, Person]) -> None:
     assert doctor["ok"] and {check["check"] for check in doctor["checks"]} >= {"daemon", "socket", "realm team"}
     assert [peer["peer"] for peer in ann.json("peer", "ls")["peers"]] == [bob.peer_id]
     assert "2 of 2 answered" in ann.run("peer", "ping", bob.peer_id[-5:], "--count", "2").stdout
-    assert ann.run("peer", "ping", "self", expect=2).stderr.startswith("error: self is not a peer")
+    assert ann.run("peer", "ping", "self", expect=2).stderr.startswith("error: self is this node itself")
 
 
 def test_request_and_reply_with_a_command(people: tuple[Person, Person]) -> None:

@@ -79,3 +79,8 @@ def test_progress_line_and_silence_without_a_terminal(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == ""
     line = progress.line(progress.started_s + 2.0)
     assert " 50%  500 B of 1000 B  200 B/s  2s left" in line and "[############            ]" in line
+
+
+def test_columns_stand_straight_below_wide_characters() -> None:
+    shown = table(["NAME", "ID"], [["团队", "1"], ["e\u0301té", "2"]])
+    assert shown == "NAME  ID\n团队  1\ne\u0301té   2"

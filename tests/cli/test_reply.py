@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dep2p.client import ControlError
+from dep2p.client_errors import error_from_problem
 from dep2p.errors import MessageTooLargeError
 
 ANN = "12D3KooWHdiAxVd8uMQR1hGWXccidmfCwLqcMpGwR6QcTP6QRMuD"
@@ -114,7 +115,7 @@ def test_a_file_is_read_anew_for_each_request(cli: Callable[..., Any], fake: Any
     cli("reply", "greet", "--file", str(path))
     assert answers(fake) == {"1": b"first"}
     missing = cli("reply", "greet", "--file", str(tmp_path / "none"))
-    assert missing.code == 1 and "D6006" in missing.err
+    assert missing.code == 4 and "D6006" in missing.err
 
 
 @pytest.fixture
@@ -153,7 +154,7 @@ def test_a_python_function_answers(
 
 
 @pytest.mark.parametrize(
-    ("text", "code"), [("{}", 2), ("{}:nothing", 2), ("{}:constant", 2), ("/nowhere.py:f", 1), ("nonsense", 2)]
+    ("text", "code"), [("{}", 2), ("{}:nothing", 2), ("{}:constant", 2), ("/nowhere.py:f", 4), ("nonsense", 2)]
 )
 def test_a_wrong_script_is_told_before_any_request(
     cli: Callable[..., Any], fake: Any, script: Path, text: str, code: int
@@ -180,8 +181,8 @@ def test_an_answer_that_comes_too_late_or_is_too_large_is_told_and_the_next_is_s
     late = ControlError({"code": "D5011", "status": 404, "detail": "the caller no longer waits"})
     fake.incoming = [failing(late, 1), failing(MessageTooLargeError("too large"), 2), fake.incoming_request(b"y", 3)]
     done = cli("reply", "greet", "--echo")
-    assert done.code == 0 and "failed: the caller no longer waits" in done.err
-    assert answers(fake) == {"2": "the handler's answer is too large", "3": b"y"}
+    assert done.code == 0 and "failed: too late: the caller no longer waits" in done.err
+    assert answers(fake) == {"2": "the answer is too large for a message: 1 B", "3": b"y"}
 
 
 def test_a_taken_name_is_refused_with_exit_6(cli: Callable[..., Any], fake: Any, refused: Exception) -> None:
@@ -199,3 +200,25 @@ def test_no_more_run_at_once_than_asked(cli: Callable[..., Any], fake: Any, tmp_
         running += 1 if line == "+" else -1
         most = max(most, running)
     assert most <= 2 and len(answers(fake)) == 6
+
+
+def test_an_answer_too_large_for_the_control_api_fails_the_request_at_once(cli: Callable[..., Any], fake: Any) -> None:
+    request = fake.incoming_request(b"x")
+
+    async def respond(request_id: str, answer: dict[str, object]) -> None:
+        if "data" in answer:
+            raise error_from_problem({"code": "D1007", "status": 413, "detail": "the body has 7 bytes"})
+        fake.replies[request_id] = answer
+
+    fake.incoming = [
+        type(request)("1", request.peer, request.name, request.data, request.headers, 30_000, request.realm, respond)
+    ]
+    assert cli("reply", "greet", "--echo").code == 0
+    assert answers(fake) == {"1": "the answer is too large for a message: 1 B"}
+
+
+def test_the_traceback_of_a_script_begins_in_the_script(cli: Callable[..., Any], fake: Any, script: Path) -> None:
+    fake.incoming = [fake.incoming_request(b"hi")]
+    done = cli("reply", "greet", "--script", f"{script}:bug")
+    assert "ZeroDivisionError" in done.err and done.err.count('File "') == 1 and "answer_script.py" in done.err
+    sys.modules.pop("answer_script", None)

@@ -16,7 +16,7 @@ from dep2p.realm.secret import Realm
 
 def test_id_from_the_key_file(cli: Callable[..., Any], home: Path) -> None:
     done = cli("id")
-    assert done.code == 1 and "D2001" in done.err and "dep2p id --new" in done.err
+    assert done.code == 4 and "D2001" in done.err and "dep2p id --new" in done.err
     made = cli("id", "--new")
     assert made.code == 0 and made.out.startswith("12D3KooW")
     assert stat.S_IMODE((home / "node.key").stat().st_mode) == 0o600
@@ -204,3 +204,35 @@ def test_doctor_with_a_daemon(cli: Callable[..., Any], fake: Any) -> None:
     assert (states["daemon"], states["ready"], states["listening"], states["realm team"]) == (
         "warn", "fail", "warn", "warn",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [["realm", "new", ""], ["realm", "new", "x" * 65], ["realm", "new", " x"]])
+def test_an_unusable_realm_name_is_wrong_use_and_no_bug(cli: Callable[..., Any], words: list[str]) -> None:
+    done = cli(*words)
+    assert done.code == 2 and "D2005" in done.err and "is no realm name" in done.err
+
+
+def test_a_short_passphrase_is_wrong_use(cli: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "words").write_text("short\n")
+    done = cli("realm", "new", "x", "--passphrase-file", str(tmp_path / "words"))
+    assert done.code == 2 and "D2005" in done.err
+
+
+def test_joining_again_says_so(cli: Callable[..., Any]) -> None:
+    invite = Realm.generate("two words").invite([])
+    assert cli("realm", "join", invite).out.startswith("joined realm two words (")
+    assert cli("realm", "join", invite).out.startswith("in this realm already: two words (")
+
+
+def test_realm_ls_names_files_that_cannot_be_used(cli: Callable[..., Any], home: Path) -> None:
+    assert cli("realm", "new", "fine").code == 0
+    (home / "realms" / "bad.realm").write_text("{")
+    done = cli("realm", "ls")
+    assert "fine" in done.out and "bad.realm" in done.err and "dep2p doctor" in done.err
+
+
+def test_doctor_tells_a_file_in_the_place_of_the_socket(cli: Callable[..., Any], home: Path) -> None:
+    home.mkdir(mode=0o700, exist_ok=True)
+    (home / "control.sock").write_text("")
+    done = cli("doctor")
+    assert done.code == 1 and "control.sock is no socket" in done.out and "chmod 600" not in done.out

@@ -5,6 +5,7 @@ import json
 import stat
 import threading
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -291,3 +292,16 @@ def test_draining_finishes_work_and_takes_no_new(served: Served) -> None:
 def test_shutdown_is_a_wish(served: Served) -> None:
     assert served.http.post("/v1/shutdown").status_code == 202
     assert served.control.lifecycle.stop_requested.is_set()
+
+
+def test_a_realm_whose_name_holds_slashes_and_percent_signs_can_be_addressed(served: Served) -> None:
+    realm = Realm.generate("a/../b %2F c")
+    assert served.http.post("/v1/realms", json={"invite": realm.invite([])}).status_code == 201
+    path = "/v1/realms/" + quote(realm.name, safe="")
+    assert served.http.get(f"{path}/members").json()["realm"] == realm.name
+    assert served.http.delete(path).json()["left"] == realm.name
+
+
+def test_an_address_that_nobody_could_dial_is_not_put_into_an_invite(served: Served) -> None:
+    answer = served.http.post("/v1/realms/team/invite", json={"addrs": [ADDR, "example.org:4001"]})
+    assert "example.org:4001" in problem(answer, 400, "D1005")["detail"]
