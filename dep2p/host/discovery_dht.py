@@ -20,6 +20,8 @@ logger = logging.getLogger("dep2p.host")
 
 _OPERATION_TIMEOUT_S = 30.0
 _PROVIDERS_MAX = 64
+_JOINED_MAX = 256
+_PROVIDER_KEYS_MAX = 4_096
 
 
 class DhtDiscovery:
@@ -34,7 +36,8 @@ class DhtDiscovery:
 
     async def run(self, host: HostView, emit: Emit) -> None:
         dht = KadDHT(host.facade(), DHTMode.SERVER)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        joined, incoming = trio.open_memory_channel[PeerId](256)
+        bound_provider_keys(dht.provider_store)
+        joined, incoming = trio.open_memory_channel[PeerId](_JOINED_MAX)
 
         def on_event(event: HostEvent) -> None:
             if isinstance(event, PeerConnected):
@@ -44,7 +47,7 @@ class DhtDiscovery:
                     logger.debug("a connected peer is not told to the DHT: too many at a time")
 
         unsubscribe = host.subscribe(on_event)
-        for connection in host.connections():
+        for connection in host.connections()[:_JOINED_MAX]:
             joined.send_nowait(connection.peer)
         try:
             async with background_trio_service(dht):
@@ -95,6 +98,17 @@ class DhtDiscovery:
                 addrs = found.setdefault(PeerId(str(info.peer_id)), [])
                 addrs.extend(str(addr) for addr in info.addrs if str(addr) not in addrs)
         return found
+
+
+def bound_provider_keys(store: Any) -> None:
+    """py-libp2p bounds the providers of a key, but not the keys, which anybody may invent."""
+    add_provider = store.add_provider
+
+    def add_if_room(key: bytes, provider: Any) -> None:
+        if key in store.providers or len(store.providers) < _PROVIDER_KEYS_MAX:
+            add_provider(key, provider)
+
+    store.add_provider = add_if_room
 
 
 def _key(namespace: str) -> str:

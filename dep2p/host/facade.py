@@ -17,6 +17,7 @@ from multiaddr import Multiaddr
 
 from dep2p.errors import Dep2pError, StreamClosedError
 from dep2p.host.interface import ByteStream, Connection
+from dep2p.host.peerstore import ADDRS_PER_PEER_MAX
 from dep2p.types import PeerId
 
 if TYPE_CHECKING:
@@ -100,6 +101,10 @@ class FacadeStore(PeerStore):
     def add_addrs(self, peer_id: ID, addrs: Sequence[Multiaddr], ttl: int = 0) -> None:
         if len(self.peer_data_map) >= _STORE_PEERS_MAX and peer_id not in self.peer_data_map:
             self.peer_data_map.pop(next(iter(self.peer_data_map)))
+        addrs = addrs[:ADDRS_PER_PEER_MAX]
+        known = self.peer_data_map.get(peer_id)
+        if known is not None and len(known.get_addrs()) + len(addrs) > ADDRS_PER_PEER_MAX:
+            known.clear_addrs()  # upstream keeps every address that anybody ever named
         super().add_addrs(peer_id, addrs, ttl)
         self._host.add_addrs(PeerId(str(peer_id)), [str(addr) for addr in addrs], ttl_s=float(ttl))
 

@@ -22,6 +22,7 @@ logger = logging.getLogger("dep2p.host")
 BACKLOG = 512
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _OUT_OF_RESOURCES_PAUSE_S = 0.1
+_COMPLAIN_INTERVAL_S = 60.0
 
 Prepare = Callable[[TrioTCPStream], Awaitable[Any]]
 """What comes before the upgrade, within its time limit: the WebSocket handshake, or nothing."""
@@ -114,6 +115,7 @@ class TCPListener:
         """Accept until cancelled; closes the socket at the end."""
         try:
             async with trio.open_nursery() as nursery:
+                complain_s = trio.current_time()
                 while True:
                     try:
                         stream = await self._listener.accept()
@@ -121,7 +123,9 @@ class TCPListener:
                         if error.errno not in _OUT_OF_RESOURCES:
                             raise
                         self._counters.add("accept_out_of_resources")
-                        logger.error("accepting on %s: %s; trying again", self.address.text, error)
+                        if trio.current_time() >= complain_s:  # ten times a second would fill a disk next
+                            logger.error("accepting on %s: %s; trying again", self.address.text, error)
+                            complain_s = trio.current_time() + _COMPLAIN_INTERVAL_S
                         await trio.sleep(_OUT_OF_RESOURCES_PAUSE_S)
                     else:
                         nursery.start_soon(self._handle, stream)

@@ -4,13 +4,19 @@ from typing import Any
 
 import pytest
 import trio
+from libp2p.kad_dht.provider_store import ProviderStore
+from libp2p.peer.id import ID
+from libp2p.peer.peerinfo import PeerInfo
+from multiaddr import Multiaddr
 
+from dep2p.host import discovery_dht
 from dep2p.host.discovery import Emit, HostView
 from dep2p.host.discovery_bootstrap import BootstrapDiscovery
 from dep2p.host.discovery_dht import DhtDiscovery
 from dep2p.host.discovery_mdns import MdnsDiscovery
 from dep2p.host.discovery_rendezvous import RendezvousDiscovery, RendezvousServer
 from dep2p.host.interface import PeerConnected, PeerDiscovered
+from dep2p.host.peerstore import ADDRS_PER_PEER_MAX
 from dep2p.host.sources import discovery_sources
 from dep2p.identity import Identity
 
@@ -102,3 +108,23 @@ def test_sources_of_a_configuration() -> None:
         discovery_sources(bootstrap=["/ip4/127.0.0.1/tcp/4001"])
     with pytest.raises(ValueError, match="/p2p/"):
         discovery_sources(rendezvous=["/ip4/127.0.0.1/tcp/4001"])
+
+
+async def test_provider_keys_of_strangers_are_bounded(open_host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery_dht, "_PROVIDER_KEYS_MAX", 3)
+    peer = PeerInfo(ID.from_string(Identity.generate().peer_id), [])
+    async with open_host(listen=[]) as host:
+        store = ProviderStore(host.facade())
+        discovery_dht.bound_provider_keys(store)
+        for number in (*range(10), 0):
+            store.add_provider(bytes([number]), peer)
+        assert list(store.providers) == [b"\x00", b"\x01", b"\x02"]
+
+
+async def test_addresses_that_discovery_protocols_name_are_bounded_per_peer(open_host: Any) -> None:
+    async with open_host(listen=[]) as host:
+        store, peer = host.facade().get_peerstore(), ID.from_string(Identity.generate().peer_id)
+        for number in range(1, 2_000):
+            store.add_addrs(peer, [Multiaddr(f"/ip4/192.0.2.1/tcp/{number}")], 60)
+        assert len(store.peer_data_map[peer].get_addrs()) <= ADDRS_PER_PEER_MAX
+        assert Multiaddr("/ip4/192.0.2.1/tcp/1999") in store.peer_data_map[peer].get_addrs()

@@ -1,5 +1,6 @@
 """What strangers can make a host hold or do: pings, identify messages, relayed circuits, places."""
 
+import errno
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +15,7 @@ from dep2p.host.counting import Counters
 from dep2p.host.delimited import encode_message, read_message
 from dep2p.host.identify import IDENTIFY_PUSH, PING, PingServer
 from dep2p.host.interface import ByteStream
+from dep2p.host.listen import TCPListener
 from dep2p.testing import MemoryHost, MemoryNetwork
 from dep2p.types import peer_id_bytes
 
@@ -131,3 +133,25 @@ async def test_a_circuit_that_its_target_does_not_answer_leaves_nothing(autojump
     await trio.sleep(10)
     assert counters["relay_circuits"] == 0 and counters["relay_refused_timeout"] == relay.CIRCUITS_PER_PEER_MAX
     assert middle.connections(target.peer_id)[0].streams == {}
+
+
+async def test_a_host_without_files_left_says_so_once_a_minute(
+    autojump_clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    counters = Counters()
+
+    class Exhausted:
+        socket = trio.socket.socket()
+
+        async def accept(self) -> None:
+            await trio.lowlevel.checkpoint()
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    async def refuse(*_: Any) -> None:
+        raise AssertionError("nothing is accepted")
+
+    listener: Any = Exhausted()
+    with trio.move_on_after(179):
+        await TCPListener(listener, "tcp", refuse, None, counters).serve()
+    assert counters["accept_out_of_resources"] > 1_000
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 3
