@@ -154,7 +154,7 @@ def _nearest(error: Any, context: Any) -> str | None:
         wrong = str(error).split("'")[1] if "'" in str(error) else ""
     else:
         return None
-    found = get_close_matches(wrong, known, n=1, cutoff=0.5)
+    found = get_close_matches(wrong, known, n=1, cutoff=0.7 if wrong.startswith("-") else 0.5)
     return found[0] if found else None
 
 
