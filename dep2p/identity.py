@@ -79,12 +79,12 @@ class Identity:
         except OSError as error:
             raise IdentityError(f"cannot write the key file {path}: {error}") from error
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                file.write(f"{_FILE_HEADER}{self.private_seed.hex()}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            try:  # a full disk must not leave a part of the secret behind
+                with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                    file.write(f"{_FILE_HEADER}{self.private_seed.hex()}\n")
+                    file.flush()
+                    os.fsync(file.fileno())
                 os.link(temporary, path)
             finally:
                 os.unlink(temporary)

@@ -67,12 +67,20 @@ class MessagingVerbs(ABC):
         *,
         peers: Sequence[PeerId] | None = None,
         timeout: float | None = None,
+        idempotent: bool = False,
         concurrency: int = 16,
+        headers: Headers | None = None,
         realm: RealmChoice = None,
     ) -> Mapping[PeerId, bytes | Dep2pError]:
         """Ask many peers (every member that is up when ``peers`` is None); a result or an error for each."""
         return await self.messaging(realm).broadcast_request(
-            self._targets(realm, peers), name, data, timeout_s=timeout, concurrency=concurrency
+            self._targets(realm, peers),
+            name,
+            data,
+            timeout_s=timeout,
+            idempotent=idempotent,
+            concurrency=concurrency,
+            headers=headers,
         )
 
     async def broadcast_notify(
@@ -82,11 +90,12 @@ class MessagingVerbs(ABC):
         *,
         peers: Sequence[PeerId] | None = None,
         concurrency: int = 16,
+        headers: Headers | None = None,
         realm: RealmChoice = None,
     ) -> Mapping[PeerId, Dep2pError | None]:
         """Notify many peers (every member that is up when ``peers`` is None); None or an error for each."""
         return await self.messaging(realm).broadcast_notify(
-            self._targets(realm, peers), name, data, concurrency=concurrency
+            self._targets(realm, peers), name, data, concurrency=concurrency, headers=headers
         )
 
     def _targets(self, realm: RealmChoice, peers: Sequence[PeerId] | None) -> list[PeerId]:

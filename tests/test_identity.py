@@ -1,5 +1,6 @@
 """Identities: key files that cannot be lost or misread, and ids that libp2p agrees with."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -83,3 +84,13 @@ def test_ids_of_other_key_types_hold_no_ed25519_key() -> None:
 def test_what_is_no_peer_id_is_refused_with_a_sentence(text: str) -> None:
     with pytest.raises(ValueError, match="is not a peer id"):
         parse_peer_id(text)
+
+
+def test_a_full_disk_leaves_nothing_of_the_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(IdentityError, match="No space left"):
+        Identity.generate().save(tmp_path / "node.key")
+    assert list(tmp_path.iterdir()) == []

@@ -117,6 +117,7 @@ class MessagingApi(Protocol):
         data: bytes,
         *,
         timeout_s: float | None,
+        idempotent: bool,
         headers: Headers | None,
     ) -> Mapping[PeerId, bytes | Dep2pError]: ...
     async def broadcast_notify(

@@ -45,7 +45,7 @@ async def request(control: Control, incoming: Request) -> ASGIApp:
     with control.lifecycle.work():
         if peer == _EVERY_MEMBER:
             results = await messaging.broadcast_request(
-                _members_up(control, realm), name, data, timeout_s=timeout_s, headers=headers
+                _members_up(control, realm), name, data, timeout_s=timeout_s, idempotent=idempotent, headers=headers
             )
             return json_response({"results": _results(results)})
         answer = await messaging.request(

@@ -11,7 +11,7 @@ from typing import Final
 
 import trio
 
-from dep2p.errors import Dep2pError
+from dep2p.errors import Dep2pError, RequestTimeoutError
 from dep2p.host.interface import ByteStream, Connection, Host
 from dep2p.io.broadcast import to_each
 from dep2p.io.driver import DeadlineTimer
@@ -352,13 +352,14 @@ class Messaging:
         data: bytes,
         *,
         timeout_s: float | None = None,
+        idempotent: bool = False,
         concurrency: int = 16,
         headers: Mapping[str, object] | None = None,
     ) -> dict[PeerId, bytes | Dep2pError]:
         """`request` to each peer, at most ``concurrency`` at a time; each one's answer or error, in their order."""
 
         async def one(peer: PeerId) -> bytes:
-            return await self.request(peer, name, data, timeout_s=timeout_s, headers=headers)
+            return await self.request(peer, name, data, timeout_s=timeout_s, idempotent=idempotent, headers=headers)
 
         return await to_each(peers, one, concurrency)
 
@@ -371,10 +372,16 @@ class Messaging:
         concurrency: int = 16,
         headers: Mapping[str, object] | None = None,
     ) -> dict[PeerId, Dep2pError | None]:
-        """`notify` to each peer; None or the error of each, in their order."""
+        """`notify` to each peer; None or the error of each, in their order.
+
+        A peer whose link stays full for ``Limits.request_timeout_s`` has RequestTimeoutError: it holds up no other.
+        """
 
         async def one(peer: PeerId) -> None:
-            await self.notify(peer, name, data, headers=headers)
+            with trio.move_on_after(self._limits.request_timeout_s):
+                await self.notify(peer, name, data, headers=headers)
+                return
+            raise RequestTimeoutError(f"{peer} takes no notifies at present")
 
         return await to_each(peers, one, concurrency)
 

@@ -133,6 +133,7 @@ class FakeMessaging:
         self.notifies: dict[str, Callable[[IncomingNotice], Awaitable[None]]] = {}
         self.streams: dict[str, Callable[[StreamApi], Awaitable[None]]] = {}
         self.notified: list[tuple[PeerId, str, bytes, Headers | None]] = []
+        self.broadcast_idempotent: list[bool] = []
 
     def on_request(
         self, name: str, handler: Callable[[IncomingCall], Awaitable[bytes]], *, concurrency: int
@@ -212,8 +213,16 @@ class FakeMessaging:
         return self._stream(peer, name, data, headers)
 
     async def broadcast_request(
-        self, peers: Sequence[PeerId], name: str, data: bytes, *, timeout_s: float | None, headers: Headers | None
+        self,
+        peers: Sequence[PeerId],
+        name: str,
+        data: bytes,
+        *,
+        timeout_s: float | None,
+        idempotent: bool,
+        headers: Headers | None,
     ) -> Mapping[PeerId, bytes | Dep2pError]:
+        self.broadcast_idempotent.append(idempotent)
         return {peer: data[::-1] if peer == ANN else FAILURES["timeout"] for peer in peers}
 
     async def broadcast_notify(

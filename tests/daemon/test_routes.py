@@ -186,7 +186,9 @@ def test_an_unforeseen_error_is_an_internal_one_without_details(served: Served) 
 
 
 def test_broadcast_has_a_result_for_each_member_that_is_up(served: Served) -> None:
-    results = served.http.post("/v1/requests", json={"peer": "*", "name": "x", **DATA}).json()["results"]
+    asked = {"peer": "*", "name": "x", "idempotent": True, **DATA}
+    results = served.http.post("/v1/requests", json=asked).json()["results"]
+    assert served.node.messaging().broadcast_idempotent == [True]
     assert [result["peer"] for result in results] == [ANN, BOB]
     assert base64.b64decode(results[0]["data"]) == b"cba"
     assert results[1]["error"]["code"] == "D5001"

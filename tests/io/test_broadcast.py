@@ -7,6 +7,7 @@ from dep2p.errors import HandlerError, NoHandlerError, PeerNotFoundError, Reques
 from dep2p.identity import Identity
 from dep2p.io.broadcast import to_each
 from dep2p.io.messaging import Notice, Request
+from dep2p.limits import Limits
 from dep2p.types import PeerId
 from tests.io.support import settled, sides
 
@@ -89,3 +90,41 @@ async def test_a_programming_error_is_not_swallowed(autojump_clock: trio.abc.Clo
     with pytest.raises(ExceptionGroup) as failed:
         await to_each([PeerId("x")], call, 1)
     assert isinstance(failed.value.exceptions[0], KeyError)
+
+
+async def test_a_peer_that_takes_no_notifies_holds_up_nobody_for_ever(autojump_clock: trio.abc.Clock) -> None:
+    limits = Limits(link_in_items_max=4, link_out_items_max=4, request_timeout_s=30.0, compress_bytes_min=0)
+    async with sides(3, limits=limits) as (a, stuck, ok):
+        got: list[bytes] = []
+
+        async def never(notice: Notice) -> None:
+            await trio.sleep_forever()
+
+        async def takes(notice: Notice) -> None:
+            got.append(notice.data)
+
+        stuck.messaging.on_notify("n", never)
+        ok.messaging.on_notify("n", takes)
+        for _ in range(2):  # what the writer holds in its hands, and what waits behind it
+            with trio.move_on_after(5):
+                while True:
+                    await a.messaging.notify(stuck.peer, "n", bytes(100_000))
+        with trio.fail_after(100):
+            results = await a.messaging.broadcast_notify([stuck.peer, ok.peer], "n", b"x", concurrency=1)
+        await settled()
+        assert isinstance(results[stuck.peer], RequestTimeoutError) and results[ok.peer] is None
+        assert got == [b"x"]
+
+
+async def test_a_broadcast_request_that_is_idempotent_is_tried_again(autojump_clock: trio.abc.Clock) -> None:
+    async with sides(2) as (a, b):
+        seen: list[bool] = []
+
+        async def answer(request: Request) -> bytes:
+            seen.append(request.idempotent)
+            return b"ok"
+
+        b.messaging.on_request("q", answer, rate_per_s=1.0)
+        for _ in range(2):
+            assert await a.messaging.broadcast_request([b.peer], "q", b"", idempotent=True) == {b.peer: b"ok"}
+        assert seen == [True, True] and a.count("requests_retried") == 1
