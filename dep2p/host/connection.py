@@ -17,6 +17,10 @@ from dep2p.types import PeerId
 
 logger = logging.getLogger("dep2p.host")
 
+NEGOTIATING_MAX = 64
+"""Inbound streams of one connection that agree on their protocol at a time; further ones wait, unacknowledged, in the
+muxer: else a stranger that opens streams and never sends makes a task of each."""
+
 _ids = itertools.count(1)
 
 
@@ -94,6 +98,8 @@ class PeerConnection:
         self._nursery: trio.Nursery | None = None
         self._closed = False
         self._measured_rtt_s: float | None = None
+        self._negotiating = 0
+        self._negotiated = trio.Event()
         muxer.bind(self)
 
     def __repr__(self) -> str:
@@ -201,7 +207,18 @@ class PeerConnection:
         if self._nursery is None or self._closed:
             stream.reset()
             return
+        self._negotiating += 1
         self._nursery.start_soon(self._serve, stream)
+
+    async def negotiation_place(self) -> None:
+        """Wait until another inbound stream may be handed to `serve`."""
+        while self._negotiating >= NEGOTIATING_MAX:
+            await self._negotiated.wait()
+
+    def _give_negotiation_place(self) -> None:
+        self._negotiating -= 1
+        self._negotiated.set()
+        self._negotiated = trio.Event()
 
     async def _serve(self, stream: NamedStream) -> None:
         timeout_s = self._limits.stream_open_timeout_s
@@ -216,6 +233,8 @@ class PeerConnection:
         except StreamClosedError:
             self._refuse(stream, "inbound_stream_closed_in_negotiation", "closed")
             return
+        finally:
+            self._give_negotiation_place()
         handler = self._handlers.get(protocol)
         if handler is None:  # removed between the answer and now
             self._refuse(stream, "inbound_stream_handler_removed", protocol)

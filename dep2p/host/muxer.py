@@ -37,6 +37,7 @@ class YamuxMuxer:
             own.start_soon(self._yamux.start)
             try:
                 while True:
+                    await connection.negotiation_place()
                     connection.serve(YamuxByteStream(await self._yamux.accept_stream(), connection))
             except MuxedConnUnavailable:
                 connection.end(self._yamux.close_reason)  # before the socket's own, slower end

@@ -56,6 +56,7 @@ class UpstreamMuxer:
 
     async def _accept_streams(self, connection: PeerConnection, nursery: trio.Nursery) -> str:
         while True:
+            await connection.negotiation_place()
             try:
                 muxed = await self._muxed.accept_stream()
             except Exception as error:

@@ -11,11 +11,13 @@ from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, StopMessage
 
 from dep2p.errors import StreamClosedError
 from dep2p.host import relay
+from dep2p.host.connection import NEGOTIATING_MAX
 from dep2p.host.counting import Counters
 from dep2p.host.delimited import encode_message, read_message
 from dep2p.host.identify import IDENTIFY_PUSH, PING, PingServer
 from dep2p.host.interface import ByteStream
 from dep2p.host.listen import TCPListener
+from dep2p.limits import Limits
 from dep2p.testing import MemoryHost, MemoryNetwork
 from dep2p.types import peer_id_bytes
 
@@ -155,3 +157,17 @@ async def test_a_host_without_files_left_says_so_once_a_minute(
         await TCPListener(listener, "tcp", refuse, None, counters).serve()
     assert counters["accept_out_of_resources"] > 1_000
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 3
+
+
+@pytest.mark.real
+async def test_streams_that_never_send_are_not_a_task_each(two_hosts: Any, eventually: Any) -> None:
+    async with two_hosts(limits=Limits(stream_open_timeout_s=1.0)) as (host, stranger):
+        connection = await stranger.dial(host.peer_id, host.listen_addrs())
+        await stranger.ping(host.peer_id)
+        before = trio.lowlevel.current_statistics().tasks_living
+        held = [await connection._muxer.open() for _ in range(200)]
+        await eventually(lambda: trio.lowlevel.current_statistics().tasks_living >= before + NEGOTIATING_MAX)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert trio.lowlevel.current_statistics().tasks_living <= before + NEGOTIATING_MAX
+        assert await stranger.ping(host.peer_id, timeout_s=10) > 0  # its own turn comes when those before it gave up
+        assert len(held) == 200
