@@ -33,7 +33,7 @@ class FakeGate:
         return REALM
 
     def is_verified(self, connection: Connection) -> bool:
-        return connection.peer not in self.strangers
+        return not connection.is_closed and connection.peer not in self.strangers
 
     def features(self, connection: Connection) -> frozenset[str]:
         return self._features
