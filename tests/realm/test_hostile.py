@@ -1,5 +1,7 @@
 """Strangers, liars and noise: each gets a clear answer or a closed stream, and everybody else is served as before."""
 
+from typing import Any
+
 import pytest
 import trio
 import trio.testing
@@ -17,6 +19,7 @@ from dep2p.protocols.member_messages import (
     members_protocol,
 )
 from dep2p.protocols.member_record import LIFE_MS, MemberRecord, seal_record
+from dep2p.protocols.member_sync import SendFrames
 from dep2p.protocols.realm_handshake import auth_protocol
 from dep2p.realm.handshakes import RESPONDING_MAX
 from dep2p.realm.links import GOSSIP_UNSENT_BYTES_MAX, LINKS_PER_CONNECTION_MAX
@@ -312,3 +315,29 @@ async def test_frames_are_not_taken_from_who_is_not_verified_any_more(autojump_c
         stream.write_nowait(encode_records([seal_record(record, TEAM.keys, fresh.sign).envelope])[0])
         assert [code for code, _ in await answers(stream)] == [ErrorCode.NOT_MEMBER]
         assert node.membership.member(fresh.peer_id) is None
+
+
+async def test_a_member_that_sends_without_end_gets_half_of_our_time_at_most(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A megabyte a second of outdated records is all that it would take."""
+    async with realm_nodes() as nodes:
+        node, member, connection = await pair(nodes)
+        sealed = member.membership._table.own_envelope  # pyright: ignore[reportPrivateUsage]
+        act, busy = node.membership.link_message, 0.0
+
+        def act_slowly(*args: Any) -> list[SendFrames]:
+            nonlocal busy
+            autojump_clock.jump(0.1)
+            busy += 0.1
+            return act(*args)
+
+        stream = await connection.open_stream(MEMBERS)
+        await trio.sleep(1)
+        monkeypatch.setattr(node.membership, "link_message", act_slowly)
+        for frame in encode_records([sealed] * 64 * 100):
+            stream.write_nowait(frame)
+        started = trio.current_time()
+        await until(lambda: node.counts.get("record_stale", 0) >= 6_400)
+        assert busy <= 0.55 * (trio.current_time() - started)
+        assert node.state(member) == "up"
