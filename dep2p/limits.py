@@ -114,5 +114,7 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value < 0:
+            if not value >= 0:  # nor NaN
                 raise ValueError(f"{field.name} is {value}: a limit cannot be negative")
+            if not value and field.name.endswith("_max"):
+                raise ValueError(f"{field.name} is 0: nothing could ever pass, and callers would wait for ever")

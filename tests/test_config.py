@@ -1,5 +1,6 @@
 """Configuration: which source wins, where each value comes from, and what is said about a wrong one."""
 
+import dataclasses
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -196,3 +197,13 @@ def test_toml_values() -> None:
         '"/x"',
     ]
     assert field_docs(int) == {}
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(Limits), ids=lambda field: field.name)
+@pytest.mark.parametrize("value", [-1, float("nan"), 0])
+def test_no_limit_of_the_python_api_lets_callers_wait_for_ever(field: dataclasses.Field[object], value: float) -> None:
+    if value == 0 and not field.name.endswith("_max"):
+        Limits(**{field.name: 0})
+    else:
+        with pytest.raises(ValueError, match=field.name):
+            Limits(**{field.name: value})  # type: ignore[arg-type]
