@@ -34,6 +34,12 @@ def daemon(
         str | None, typer.Option("--log-level", help="debug, info, warning or error.", metavar="LEVEL")
     ] = None,
     log_format: Annotated[str | None, typer.Option("--log-format", help="text or json.", metavar="FORMAT")] = None,
+    trace_json: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace-json", help="Append pub/sub's trace events to this file, as libp2p's JSON tracer.", metavar="FILE"
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,6 +55,7 @@ def daemon(
         "node.advertise": advertise,
         "node.bootstrap": bootstrap,
         "node.mdns": mdns,
+        "pubsub.trace_json": None if trace_json is None else str(trace_json.absolute()),
         "log.level": log_level,
         "log.format": log_format,
     }

@@ -17,8 +17,18 @@ import anyio
 import anyio.abc
 
 from dep2p.client_errors import ControlError, DaemonUnreachableError, code_of, error_from_problem
-from dep2p.client_messages import Event, IncomingRequest, Lagged, Notice, Subscription
+from dep2p.client_messages import (
+    Event,
+    IncomingRequest,
+    Lagged,
+    Notice,
+    Published,
+    PublishedMany,
+    Subscription,
+    TopicMessage,
+)
 from dep2p.client_streams import ClientStream
+from dep2p.client_topics import TopicCalls
 from dep2p.client_transport import NdjsonLines, Transport
 from dep2p.config import control_socket_path, default_data_dir
 from dep2p.control_wire import decode_headers, decode_payload, encode_headers, encode_payload
@@ -34,6 +44,9 @@ __all__ = [
     "IncomingRequest",
     "Lagged",
     "Notice",
+    "Published",
+    "PublishedMany",
+    "TopicMessage",
     "code_of",
 ]
 
@@ -41,7 +54,7 @@ _LOOK_TIMEOUT_S = 10.0  # for calls that only read what the daemon has in memory
 _MARGIN_S = 10.0  # how much longer than the daemon the client waits for a call that has a timeout of its own
 
 
-class Client:
+class Client(TopicCalls):
     """Calls to one daemon. Made by :meth:`open`; any number of tasks may use it at once.
 
     ``realm`` arguments take a realm's name, id or a unique start of the id; None stands for the only realm joined.

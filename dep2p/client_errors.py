@@ -11,6 +11,7 @@ from dep2p.errors import (
     ListenError,
     MessageTooLargeError,
     NoHandlerError,
+    NoPeersSubscribedError,
     NotInRealmError,
     NotMemberError,
     OverloadedError,
@@ -23,6 +24,7 @@ from dep2p.errors import (
     RemoteError,
     RequestTimeoutError,
     StreamClosedError,
+    TooManyTopicsError,
     TopicNotFoundError,
 )
 
@@ -83,6 +85,8 @@ _CODES: Final[tuple[tuple[type[Dep2pError], str], ...]] = (
     (RemoteError, "D5008"),
     (ProtocolNotSupportedError, "D5009"),
     (TopicNotFoundError, "D5010"),
+    (NoPeersSubscribedError, "D5013"),
+    (TooManyTopicsError, "D5014"),
     (StreamClosedError, "D6001"),
 )
 _EXCEPTIONS: Final[dict[str, type[Dep2pError]]] = {

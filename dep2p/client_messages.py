@@ -28,6 +28,50 @@ class Lagged:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicMessage:
+    """A message of a topic."""
+
+    topic: str
+    data: bytes
+    sender: PeerId | None
+    """Its author, whose signature holds; None on a network that does not sign."""
+    seqno: int | None
+    """Grows with each message of its author; None on a network that does not sign."""
+    id: str
+    """In hex; the same at every receiver and in :class:`Published`."""
+    received_from: PeerId | None
+    """The neighbour that brought the first copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What became of a message."""
+
+    id: str
+    """In hex."""
+    sent_to: tuple[PeerId, ...]
+    """The neighbours that took it; they carry it on to the others."""
+    queued: bool
+    """It waits for a first subscriber, for 30 s."""
+    dropped: tuple[PeerId, ...]
+    """Neighbours that did not get it, being too slow to be waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedMany:
+    """What became of many messages."""
+
+    messages: int
+    bytes: int
+    queued: int
+    """Messages that wait for a first subscriber."""
+    dropped: int
+    """How often a neighbour did not get a message, being too slow to be waited for."""
+    peers: int
+    """The fewest neighbours that took a message."""
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """Something happened on the node.
 

@@ -54,6 +54,9 @@ class Transport:
         Raises the exception of the daemon's problem, or DaemonUnreachableError.
         """
         status, content = await self.raw(method, path, body, params=params, timeout_s=timeout_s)
+        return self._object(status, content)
+
+    def _object(self, status: int, content: bytes) -> dict[str, Any]:
         try:
             value: object = json.loads(content) if content else {}
         except ValueError:
@@ -100,10 +103,13 @@ class Transport:
                 raise _problem(exchange.status, await self._whole(exchange))
             yield Body(self, exchange)
 
-    async def upload(self, path: str, pieces: AsyncIterator[bytes], *, params: Mapping[str, str]) -> None:
-        """POST a body as it is made. An answer that comes before its end is an error, and ends it. Raises as `call`."""
+    async def upload(self, path: str, pieces: AsyncIterator[bytes], *, params: Mapping[str, str]) -> dict[str, Any]:
+        """POST a body as it is made, and return the answer. One that comes before the end is an error, and ends it.
+
+        Raises as `call`, and what ``pieces`` raises.
+        """
         failed: list[Exception] = []
-        done = False
+        answer: bytes | None = None
         exchange: Exchange | None = None
         try:
             exchange = await self._pool.take()
@@ -125,9 +131,10 @@ class Transport:
                 try:
                     await exchange.receive_head()
                     content = await exchange.body()
-                    done = True
                     if exchange.status >= 400:
                         failed.append(_problem(exchange.status, content))
+                    else:
+                        answer = content
                 except LOST as error:
                     failed.append(self._unreachable(error))
                 tasks.cancel_scope.cancel()
@@ -138,7 +145,8 @@ class Transport:
                 await self._pool.give_back(exchange)
         if failed:
             raise failed[0]
-        assert done
+        assert exchange is not None and answer is not None
+        return self._object(exchange.status, answer)
 
     @asynccontextmanager
     async def _exchange(

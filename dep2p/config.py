@@ -71,7 +71,28 @@ class LogConfig:
     """File to append to; it may be moved away at any time and is then made anew. "" writes to stderr."""
 
 
-_SECTIONS: Final[dict[str, type]] = {"node": NodeConfig, "limits": Limits, "control": ControlConfig, "log": LogConfig}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PubSubConfig:
+    """[pubsub]: publish/subscribe. Every joined realm has it; its bounds are in [limits]."""
+
+    public: bool = False
+    """Also speak libp2p's GossipSub (/meshsub/1.1.0 and 1.2.0) with every peer that is connected, member or not, as
+    go-libp2p and js-libp2p do. Topics there are reached with --public."""
+    public_signing: Literal["strict_sign", "strict_no_sign"] = "strict_sign"
+    """On that public network: sign, and take signed messages only; or neither sign nor take signed ones. All nodes of
+    a network must agree."""
+    trace_json: str = ""
+    """File to which the router's trace events are appended, as NDJSON in the form of libp2p's JSON tracer. It grows
+    with each message. "" writes none."""
+
+
+_SECTIONS: Final[dict[str, type]] = {
+    "node": NodeConfig,
+    "limits": Limits,
+    "control": ControlConfig,
+    "pubsub": PubSubConfig,
+    "log": LogConfig,
+}
 KEYS: Final[dict[str, dict[str, Key]]] = {name: keys_of(name, cls) for name, cls in _SECTIONS.items()}
 """Every key, by section and name."""
 
@@ -83,6 +104,7 @@ class Config:
     node: NodeConfig = field(default_factory=NodeConfig)
     limits: Limits = field(default_factory=Limits)
     control: ControlConfig = field(default_factory=ControlConfig)
+    pubsub: PubSubConfig = field(default_factory=PubSubConfig)
     log: LogConfig = field(default_factory=LogConfig)
     origins: Mapping[str, str] = field(default_factory=dict[str, str])
     """Where the value of ``section.key`` comes from: "flag", "environment NAME", "file PATH" or "default"."""
@@ -262,7 +284,7 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, object]:
         key = names.get(name)
         if key is not None:
             values[key.path] = from_text(key, text, f"environment {name}")
-        elif name.startswith(("DEP2P_NODE_", "DEP2P_LIMITS_", "DEP2P_CONTROL_", "DEP2P_LOG_")):
+        elif name.startswith(("DEP2P_NODE_", "DEP2P_LIMITS_", "DEP2P_CONTROL_", "DEP2P_PUBSUB_", "DEP2P_LOG_")):
             raise ConfigError(f"environment {name}: there is no such setting; {nearest(name, names)}", "D1002")
     return values
 
@@ -344,6 +366,11 @@ def _check_relations(config: Config) -> None:
         raise ConfigError(
             f"{origins['node.dht']}: [node] dht: the DHT needs someone to ask first. Name a peer in [node] bootstrap, "
             "or set dht = false."
+        )
+    if config.pubsub.public_signing != "strict_sign" and not config.pubsub.public:
+        raise ConfigError(
+            f"{origins['pubsub.public_signing']}: [pubsub] public_signing: there is no public network to sign on. Set "
+            "public = true, or remove the key."
         )
     socket = config.socket_path
     if len(bytes(socket)) > SOCKET_PATH_BYTES_MAX:

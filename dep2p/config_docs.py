@@ -15,7 +15,7 @@ Four sources, the first that has a value wins: flags, `DEP2P_*` variables, the f
 each value comes from, `dep2p config check` whether a file is right, `dep2p config example` prints one with every key.
 
 An unknown section or key is an error that names the nearest right one; so is an unknown variable that starts with
-`DEP2P_NODE_`, `DEP2P_LIMITS_`, `DEP2P_CONTROL_` or `DEP2P_LOG_`. Any key can be given as a flag:
+`DEP2P_NODE_`, `DEP2P_LIMITS_`, `DEP2P_CONTROL_`, `DEP2P_PUBSUB_` or `DEP2P_LOG_`. Any key can be given as a flag:
 `dep2p daemon --set limits.connections_max=100`. Lists in variables and flags are separated by commas.
 
 Times are in seconds (`_s`), sizes in bytes (`_bytes`).

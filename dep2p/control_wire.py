@@ -139,6 +139,11 @@ class LineSplitter:
         self._buffer = bytearray()
         self._line_bytes_max = line_bytes_max
 
+    @property
+    def is_inside_line(self) -> bool:
+        """Whether a part of a line has arrived."""
+        return bool(self._buffer)
+
     def feed(self, piece: bytes) -> deque[bytes]:
         """The lines that are complete now. Raises ``ValueError`` when one is over the bound."""
         self._buffer += piece

@@ -29,6 +29,12 @@ class ControlBounds:
     streams_max: int = 256
     stream_unattached_timeout_s: float = 60.0
     """A stream to which no client is attached is reset after this."""
+    topic_bytes_max: int = 1_024
+    """A topic's name; the router's own bound."""
+    topic_buffer_items_max: int = 65_536
+    """The largest buffer that the reader of a topic may ask for; subscription_bytes_max bounds it, too."""
+    topic_idle_timeout_s: float = 60.0
+    """A topic that nobody reads any more is left after this."""
     timeout_max_s: float = 3_600.0
     """The longest timeout that a call may ask for."""
     ping_count_max: int = 1_000

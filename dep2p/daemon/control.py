@@ -17,6 +17,7 @@ from dep2p.daemon.realm_files import RealmFiles
 from dep2p.daemon.replies import ReplyDesk
 from dep2p.daemon.stream_table import StreamTable
 from dep2p.daemon.subscriptions import Subscriptions
+from dep2p.daemon.topics import TopicTable
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +34,7 @@ class Control:
     notifies: NotifyFeed
     replies: ReplyDesk
     streams: StreamTable
+    topics: TopicTable
     nursery: trio.Nursery
     """For work that outlives the call which began it."""
     counts: Counter[str]
@@ -64,6 +66,8 @@ async def open_control(
         async with trio.open_nursery() as nursery:
             streams = StreamTable(node, subscriptions, lifecycle, bounds, counts, nursery)
             nursery.start_soon(streams.reap)
+            topics = TopicTable(node, subscriptions, bounds, counts)
+            nursery.start_soon(topics.reap)
             control = Control(
                 node,
                 config,
@@ -75,6 +79,7 @@ async def open_control(
                 NotifyFeed(node, subscriptions),
                 ReplyDesk(node, subscriptions, bounds),
                 streams,
+                topics,
                 nursery,
                 counts,
             )

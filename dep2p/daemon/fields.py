@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import trio
 from starlette.requests import ClientDisconnect, Request
@@ -16,21 +16,25 @@ from dep2p.errors import MessageTooLargeError
 from dep2p.types import Headers, PeerId, parse_peer_id
 
 _NAME_BYTES_MAX = 255
+T = TypeVar("T", bound=str)
 
 
 async def read_json(request: Request, bounds: ControlBounds) -> "Fields":
     """The request's body as fields; an empty body is an empty object. Raises :class:`Problem`."""
     raw = await read_body(request, bounds.json_bytes_max, bounds.body_timeout_s)
-    if not raw:
-        return Fields({})
+    return parse_json(raw) if raw else Fields({})
+
+
+def parse_json(raw: bytes, what: str = "the body") -> "Fields":
+    """A JSON object as fields. Raises :class:`Problem`."""
     try:
         value = cast(object, json.loads(raw, parse_constant=_no_constant))
     except RecursionError:
-        raise Problem("D1005", "the body is not JSON: it is nested too deeply") from None
+        raise Problem("D1005", f"{what} is not JSON: it is nested too deeply") from None
     except ValueError as error:
-        raise Problem("D1005", f"the body is not JSON: {error}") from None
+        raise Problem("D1005", f"{what} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise Problem("D1005", "the body is not a JSON object")
+        raise Problem("D1005", f"{what} is not a JSON object")
     return Fields(cast(dict[str, object], value))
 
 
@@ -146,6 +150,21 @@ class Fields:
         if not low <= value <= high:
             raise self.wrong(name, f"is out of range: {low} to {high}")
         return value
+
+    def integer_text(self, name: str, default: int, *, low: int, high: int) -> int:
+        """A whole number that is written as text, as in a query."""
+        text = self.text(name, str(default))
+        if not text.isascii() or not text.isdecimal() or len(text) > 18 or not low <= int(text) <= high:
+            raise self.wrong(name, f"is not a whole number from {low} to {high}")
+        return int(text)
+
+    def choice(self, name: str, choices: tuple[T, ...]) -> T:
+        """One of some texts; the first when it is not there."""
+        text = self.text(name, choices[0])
+        for choice in choices:
+            if choice == text:
+                return choice
+        raise self.wrong(name, f"is none of {', '.join(choices)}")
 
     def boolean(self, name: str, default: bool) -> bool:
         """True or false."""

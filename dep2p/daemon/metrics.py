@@ -14,7 +14,7 @@ import dep2p
 from dep2p.daemon.control import Control
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
-_PARTS: Final = ("host", "realm", "messaging")
+_PARTS: Final = ("host", "realm", "messaging", "public_pubsub", "pubsub")
 _VALUES: Final = ("host_connections", "host_inbound_pending", "host_peers_known")
 """Among the node's counts, those that also fall."""
 
@@ -35,6 +35,7 @@ class _NodeCollector(Collector):
         yield from self._process()
         yield from self._network()
         yield from self._realms()
+        yield from self._topics()
         yield from self._counted()
         yield from self._api()
 
@@ -64,6 +65,23 @@ class _NodeCollector(Collector):
             family.add_metric([realm.name, "other"], realm.members_known - realm.members_up)
         yield family
 
+    def _topics(self) -> Iterator[Metric]:
+        names = {realm.realm_id: realm.name for realm in self._control.node.realms()}
+        topics = self._control.node.topics()
+        yield _gauge("dep2p_topics", "Joined topics.", len(topics))
+        families = {
+            "peers": "Neighbours that are subscribed.",
+            "mesh": "Neighbours with which every message of the topic is exchanged.",
+            "subscriptions": "Open subscriptions on this node.",
+            "buffered_items": "Messages that wait for their readers.",
+        }
+        for name, help_text in families.items():
+            family = GaugeMetricFamily(f"dep2p_topic_{name}", help_text, labels=["realm", "topic"])
+            for topic in topics:
+                realm = "" if topic.realm_id is None else names.get(topic.realm_id, "")
+                family.add_metric([realm, topic.name], getattr(topic, name))
+            yield family
+
     def _counted(self) -> Iterator[Metric]:
         family = CounterMetricFamily(
             "dep2p_node_events",
@@ -72,10 +90,8 @@ class _NodeCollector(Collector):
         )
         values = GaugeMetricFamily("dep2p_node_values", "What the node holds at this moment.", labels=["part", "name"])
         for name, count in sorted(self._control.node.counters().items()):
-            part, _, event = name.partition("_")
-            (values if name in _VALUES else family).add_metric(
-                [part, event] if part in _PARTS else ["node", name], count
-            )
+            part = next((part for part in _PARTS if name.startswith(f"{part}_")), "node")
+            (values if name in _VALUES else family).add_metric([part, name.removeprefix(f"{part}_")], count)
         yield family
         yield values
 
@@ -102,7 +118,7 @@ class _NodeCollector(Collector):
         yield _gauge("dep2p_control_replies_pending", "Requests that wait for a client.", control.replies.pending_count)
         subscriptions = GaugeMetricFamily("dep2p_control_subscriptions", "Open subscriptions.", labels=["kind"])
         open_now = control.subscriptions.by_kind()
-        for kind in ("events", "notifies", "replies", "streams"):
+        for kind in ("events", "notifies", "replies", "streams", "topics"):
             subscriptions.add_metric([kind], open_now.get(kind, 0))
         yield subscriptions
         dropped = CounterMetricFamily("dep2p_log_lines_dropped", "Log lines lost: full disk, or too many at once.")

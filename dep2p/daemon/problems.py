@@ -47,9 +47,9 @@ def problem_of(error: BaseException) -> dict[str, Any]:
     }
 
 
-def problem_response(error: BaseException) -> Response:
-    """The whole answer for an error."""
-    problem = problem_of(error)
+def problem_response(error: BaseException, **extra: object) -> Response:
+    """The whole answer for an error, with further fields."""
+    problem: dict[str, Any] = {**problem_of(error), **extra}
     headers: dict[str, str] = {}
     if problem["status"] == 401:
         headers["www-authenticate"] = "Bearer"

@@ -8,13 +8,14 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import trio
 
 import dep2p
 from dep2p.client_errors import code_of
-from dep2p.config import Config
+from dep2p.config import Config, PubSubConfig
 from dep2p.daemon.control import Control, open_control
 from dep2p.daemon.http_server import HttpServer
 from dep2p.daemon.lock import hold_lock, prepare_data_dir
@@ -24,6 +25,9 @@ from dep2p.daemon.realm_files import RealmFiles
 from dep2p.daemon.service_manager import notify
 from dep2p.error_codes import ERRORS
 from dep2p.errors import Dep2pError
+
+if TYPE_CHECKING:
+    from dep2p.io.pubsub_wire import PublicPubSub
 
 _logger = logging.getLogger("dep2p.daemon")
 _OPEN_FILES_WANTED: Final = 65_536
@@ -115,6 +119,7 @@ class _Daemon:
         started_s = time.monotonic()
         identity = await trio.to_thread.run_sync(Identity.load_or_create, config.key_file)
         realms, problems = await trio.to_thread.run_sync(RealmFiles(config.realms_dir).load_all)
+        trace_json = await trio.to_thread.run_sync(_trace_file, config.pubsub.trace_json)
         try:
             async with (
                 Node.open(
@@ -129,6 +134,8 @@ class _Daemon:
                     rendezvous=config.node.rendezvous,
                     relay=config.node.relay,
                     limits=config.limits,
+                    public_pubsub=_public_pubsub(config.pubsub),
+                    trace_json=trace_json,
                 ) as node,
                 open_control(node, config) as control,
             ):
@@ -165,6 +172,27 @@ class _Daemon:
                 await server.wait_closed()
             nursery.cancel_scope.cancel()
         config.socket_path.unlink(missing_ok=True)
+
+
+def _public_pubsub(chosen: PubSubConfig) -> "bool | PublicPubSub":
+    if not chosen.public:
+        return False
+    from dep2p.gossipsub.signing import SigningPolicy
+    from dep2p.io.pubsub_wire import PublicPubSub
+
+    signs = chosen.public_signing == "strict_sign"
+    return PublicPubSub(policy=SigningPolicy.STRICT_SIGN if signs else SigningPolicy.STRICT_NO_SIGN)
+
+
+def _trace_file(chosen: str) -> Path | None:
+    if not chosen:
+        return None
+    path = Path(chosen).expanduser()
+    try:
+        path.open("ab").close()  # what is wrong with it is told before anything starts
+    except OSError as error:
+        raise Problem("D1003", f"[pubsub] trace_json: cannot open {path}: {error.strerror or error}") from None
+    return path
 
 
 async def _first(*events: trio.Event) -> None:

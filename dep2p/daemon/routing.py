@@ -17,8 +17,8 @@ ROUTE_KEY = "dep2p.route"
 Action = Callable[[Control, Request], Awaitable[ASGIApp]]
 
 
-def route(method: str, path: str, action: Action) -> Route:
-    """A route of the control API."""
+def route(method: str, path: str, action: Action, *, path_names: tuple[str, ...] = ()) -> Route:
+    """A route of the control API. Parts of the path in ``path_names`` may hold a slash, written %2F."""
 
     async def endpoint(request: Request) -> Response:
         request.scope[ROUTE_KEY] = path
@@ -35,7 +35,10 @@ def route(method: str, path: str, action: Action) -> Route:
         # Starlette only calls it: any ASGI application will do.
         return cast(Response, answer)
 
-    return Route(path, endpoint, methods=[method], name=f"{method} {path}")
+    pattern = path
+    for name in path_names:
+        pattern = pattern.replace(f"{{{name}}}", f"{{{name}:path}}")
+    return Route(pattern, endpoint, methods=[method], name=f"{method} {path}")
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> Exception:

@@ -125,7 +125,7 @@ class LinesResponse:
             headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_cancel_on_disconnect, receive, nursery.cancel_scope)
+                nursery.start_soon(cancel_on_disconnect, receive, nursery.cancel_scope)
                 while lines := await self._queue.take():
                     await send({"type": "http.response.body", "body": lines, "more_body": True})
                 nursery.cancel_scope.cancel()
@@ -134,7 +134,8 @@ class LinesResponse:
             self._on_end()
 
 
-async def _cancel_on_disconnect(receive: Receive, scope: trio.CancelScope) -> None:
+async def cancel_on_disconnect(receive: Receive, scope: trio.CancelScope) -> None:
+    """Wait until the client hangs up, then cancel."""
     while (await receive())["type"] == "http.request":
         pass
     scope.cancel()

@@ -207,6 +207,21 @@ class FakeClient:
     def listen(self, name: str, *, realm: str | None = None) -> Any:
         return self._subscription("listen", name, realm)
 
+    async def publish(self, topic: str, data: bytes, **options: Any) -> Any:
+        return self._answer("publish", topic, data, options)
+
+    async def publish_many(self, topic: str, messages: AsyncIterator[bytes], **options: Any) -> Any:
+        return self._answer("publish_many", topic, [message async for message in messages], options)
+
+    async def topics(self) -> Any:
+        return self._answer("topics")
+
+    async def topic(self, name: str, **options: Any) -> Any:
+        return self._answer("topic", name, options)
+
+    def subscribe(self, topic: str, **options: Any) -> Any:
+        return self._subscription("subscribe", topic, options)
+
     def reply(self, name: str, *, realm: str | None = None, concurrency: int = 64) -> Any:
         return self._subscription("reply", name, realm, concurrency)
 

@@ -10,7 +10,7 @@ import pytest
 
 from dep2p.config import load_config
 from dep2p.config_docs import reference_markdown
-from dep2p.daemon import routes_messages, routes_peers, routes_process, routes_realms, routes_streams
+from dep2p.daemon import routes_messages, routes_peers, routes_process, routes_realms, routes_streams, routes_topics
 from dep2p.error_codes import ERRORS, error_info, find
 from dep2p.limits import Limits
 from tests.daemon.harness import Served
@@ -25,7 +25,7 @@ def test_the_configuration_page_is_made_from_the_code() -> None:
 
 def test_every_metric_is_documented_and_every_documented_one_is_there(served: Served) -> None:
     served.http.get("/v1/status")
-    with served.http.stream("GET", "/v1/events"):
+    with served.http.stream("GET", "/v1/events"), served.http.stream("GET", "/v1/topics/chat/messages"):
         served.do(served.control.counts.update, ["lagged_events"])
         text = served.http.get("/metrics").text
     there = {name: kind for name, kind in re.findall(r"^# TYPE (dep2p_\w+) (\w+)$", text, re.M)}
@@ -52,7 +52,7 @@ def test_labels_cannot_be_invented_by_clients(served: Served) -> None:
 
 def test_every_route_is_documented() -> None:
     page = (ROOT / "docs/reference/control-api.md").read_text()
-    for module in (routes_process, routes_peers, routes_realms, routes_messages, routes_streams):
+    for module in (routes_process, routes_peers, routes_realms, routes_messages, routes_streams, routes_topics):
         for route in module.ROUTES:
             assert f"`{route.name}`" in page, f"{route.name} is not in docs/reference/control-api.md"
     for code in re.findall(r"\bD\d{4}\b", page):
