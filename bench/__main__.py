@@ -15,6 +15,7 @@ from bench.memory import memory
 from bench.messages import notify, request, stream
 from bench.processes import WorkerError
 from bench.report import Report, Result
+from bench.simulator import simulator
 
 BENCHES: Mapping[str, tuple[Callable[[Run], Awaitable[list[Result]]], str]] = {
     "request": (request, "100 B there and back, 1 and 64 in flight, against the py-libp2p helper and raw TCP"),
@@ -22,6 +23,7 @@ BENCHES: Mapping[str, tuple[Callable[[Run], Awaitable[list[Result]]], str]] = {
     "stream": (stream, "bulk one way, against a py-libp2p stream"),
     "dial": (dial, "a fresh node to a usable connection, against py-libp2p host.connect"),
     "memory": (memory, "resident memory, idle and for each connected peer, against a py-libp2p host"),
+    "simulator": (simulator, "simulated events a second of one core, against a bare heapq loop with flooding nodes"),
 }
 
 

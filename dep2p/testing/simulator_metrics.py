@@ -83,13 +83,13 @@ class Metrics:
         self.up_since: dict[int, float] = {}
         """When a node came back last; it has forgotten what it got before."""
         self.copies = 0
-        """Messages sent to neighbours, own publishes included."""
+        """Messages sent to neighbours, own publishes included, by honest nodes."""
         self.deliveries = 0
         self.delivered_twice = 0
         self.forged_delivered = 0
         """Deliveries of messages that nobody honest published."""
         self.rpcs: dict[str, int] = {}
-        """RPCs sent, by what they hold."""
+        """RPCs sent by honest nodes, by what they hold."""
         self.drops: dict[str, int] = {}
         """RPCs that did not arrive, by reason."""
         self.disconnects: dict[str, int] = {}
@@ -122,8 +122,10 @@ class Metrics:
         record.hops[number] = min(hops, _HOPS_MAX)
         self._mix(b"deliver %d %d %a" % (number, sender, message.id))
 
-    def sent(self, rpc: Rpc, count: int, lane: Lane) -> None:
-        """An RPC went to ``count`` neighbours."""
+    def sent(self, number: int, rpc: Rpc, count: int, lane: Lane) -> None:
+        """An honest node sent an RPC to ``count`` neighbours."""
+        if number >= self._honest:
+            return
         rpcs = self.rpcs
         if lane is Lane.MESSAGE:
             self.copies += count * len(rpc.messages)

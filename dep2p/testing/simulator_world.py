@@ -238,7 +238,7 @@ class World:
         for effect in effects:
             if isinstance(effect, Send):
                 rpc, peers, lane = effect.rpc, effect.peers, effect.lane
-                metrics.sent(rpc, len(peers), lane)
+                metrics.sent(number, rpc, len(peers), lane)
                 if self._wire is not None or (self.loss and lane is not Lane.CONTROL):
                     self._send_slowly(number, peers, rpc, lane, now)
                     continue

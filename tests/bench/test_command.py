@@ -19,6 +19,7 @@ NAMES = {
     "stream": {"stream"},
     "dial": {"dial", "dial/request"},
     "memory": {"memory/idle", "memory/peer"},
+    "simulator": {"simulator/1000", "simulator/10000"},
 }
 
 
