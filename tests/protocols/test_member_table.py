@@ -42,6 +42,7 @@ NOW_MS = int(WALL_S * 1000)
 IDENTITIES = [Identity(bytes([n + 1]) * 32) for n in range(12)]
 OWN, A, B, C = IDENTITIES[:4]
 ADDR = "/ip4/192.0.2.1/tcp/4001"
+STATES: tuple[State, ...] = ("active", "left")
 
 
 def envelope(
@@ -534,3 +535,47 @@ def test_sums_do_not_depend_on_the_order(step: int) -> None:
     assert store.summary() == expected.summary() != RecordStore(OWN.peer_id, KEYS, records_max=10).summary()
     store.expire(NOW_MS + LIFE_MS + SKEW_MS)
     assert store.summary() == bytes(32) and len(store) == 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_order_of_short_lived_records_proofs_losses_and_clock_jumps_fails_or_leaves_anything(seed: int) -> None:
+    rng, now, wall_s, seq = Random(seed), 0.0, 0.0, 1
+    own = table(members_max=rng.choice([2, 100]), kept_max=2, burst=rng.choice([2.0, 1e9]))
+    connections: dict[int, PeerId] = {}
+
+    def act(effects: list[TableEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, MembershipEnded):  # as the shell does
+                for connection in [one for one, peer in connections.items() if peer == effect.peer]:
+                    act(own.handle(PeerUnverified(connection, connections.pop(connection)), now))
+
+    for step in range(150):
+        owner = rng.choice(IDENTITIES[1:5])
+        match rng.randrange(6):
+            case 0:
+                connections[step] = owner.peer_id
+                act(own.handle(PeerVerified(step, owner.peer_id), now))
+            case 1 if connections:
+                connection = rng.choice(list(connections))
+                act(own.handle(PeerUnverified(connection, connections.pop(connection)), now))
+            case 2 | 3:
+                seq += rng.choice([0, 1, 2])
+                issued_ms = NOW_MS + int((now + wall_s) * 1000) + rng.randrange(-130_000, 119_000)
+                life_ms, state = rng.choice([1, 1_000, 30_000, LIFE_MS]), rng.choice(STATES)
+                addrs = rng.choice([(), (ADDR,)])
+                record = MemberRecord(owner.peer_id, addrs, seq, issued_ms, issued_ms + life_ms, state)
+                act(give(own, seal_record(record, KEYS, owner.sign).envelope, now=now))
+            case 4:
+                wall_s += rng.choice([-1e5, 1e5, 30.0, -30.0])
+                act(own.handle(ClockObserved(WALL_S + now + wall_s), now))
+            case _:
+                now += rng.choice([0, 1, 5, 16, 120, 400])
+                act(own.on_deadline(now))
+    for connection in list(connections):
+        act(own.handle(PeerUnverified(connection, connections.pop(connection)), now))
+    for _ in range(100):
+        now += 20_000
+        own.handle(ClockObserved(WALL_S + now), now)
+        act(own.on_deadline(now))
+    assert own.members() == []
+    assert not own._presence._members and not own._store._buckets  # pyright: ignore[reportPrivateUsage]

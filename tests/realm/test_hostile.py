@@ -218,6 +218,23 @@ async def test_silent_handshakes_of_many_connections_do_not_lock_out_a_member(au
             nursery.cancel_scope.cancel()
 
 
+async def test_handshakes_held_open_at_one_address_make_room_for_others_and_not_the_other_way(
+    autojump_clock: Clock,
+) -> None:
+    async with realm_nodes() as nodes:
+        node = await nodes.add()
+        _, honest = await stranger_at(nodes, node)
+        (inbound,) = node.host.connections()
+        inbound.remote_addr = "/ip4/192.0.2.7/tcp/1"
+        slow = await honest.open_stream(AUTH)
+        busy = [await (await stranger_at(nodes, node))[1].open_stream(AUTH) for _ in range(RESPONDING_MAX + 3)]
+        for stream in busy[:4]:
+            assert [code for code, _ in await answers(stream)] == [ErrorCode.OVERLOADED]
+        assert node.counts["handshake_dropped_busy"] == 4 and trio.current_time() < 1.0
+        slow.write_nowait(encode_frame(FrameType.REQUEST, bytes(32), req_id=1))
+        assert len(await slow.read()) > 64  # it is still served
+
+
 async def test_noise_from_a_member_ends_its_members_stream_only(autojump_clock: Clock) -> None:
     async with realm_nodes() as nodes:
         node, member, connection = await pair(nodes)
