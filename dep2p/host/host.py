@@ -44,7 +44,7 @@ RelayMode = Literal["off", "client", "server"]
 _DISCOVERED_TTL_S = 3_600.0
 _PEERSTORE_SAVE_INTERVAL_S = 30.0
 _IDENTIFY_PUSH_DELAY_S = 0.2
-_IDENTIFY_CONCURRENCY = 16
+_IDENTIFY_CONCURRENCY = 128  # who does not answer holds a place until the time limit
 
 
 class LibP2PHost:
