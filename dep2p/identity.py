@@ -1,6 +1,8 @@
 """A node's Ed25519 identity and its key file."""
 
+import logging
 import os
+import stat
 from pathlib import Path
 from typing import Final, Self
 
@@ -11,6 +13,7 @@ import nacl.signing
 from dep2p.errors import IdentityError
 from dep2p.types import PeerId, peer_id_bytes, peer_id_from_bytes
 
+_logger = logging.getLogger("dep2p.identity")
 _SEED_BYTES: Final = 32
 # protobuf PublicKey{Type: Ed25519 (1), Data: 32 bytes} inside an identity multihash: libp2p's Ed25519 peer ids.
 _KEY_PREFIX: Final = bytes([0x08, 0x01, 0x12, 0x20])
@@ -42,15 +45,18 @@ class Identity:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a key file. Raises :class:`IdentityError` that says what to do."""
+        """Read a key file; warns when others may read it. Raises :class:`IdentityError` that says what to do."""
         try:
             text = path.read_text("ascii")
+            mode = stat.S_IMODE(path.stat().st_mode)
         except FileNotFoundError:
             raise IdentityError(f"no key file at {path}: `dep2p id --new` makes one") from None
         except (OSError, UnicodeDecodeError) as error:
             raise IdentityError(
                 f"cannot read the key file {path}: {error}. Check its owner and mode (0600)."
             ) from error
+        if mode & 0o077:
+            _logger.warning("the key file %s can be read by others (mode %04o): chmod 600 it", path, mode)
         header, _, digits = text.strip().partition(":")
         try:
             if header + ":" != _FILE_HEADER:

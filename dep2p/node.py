@@ -19,6 +19,7 @@ from dep2p.io.messaging import Messaging, NotifyHandler, RequestHandler, StreamH
 from dep2p.io.pubsub import PubSub
 from dep2p.io.pubsub_wire import PublicPubSub
 from dep2p.limits import Limits
+from dep2p.node_arguments import check_arguments, check_decorated, check_handler
 from dep2p.node_messaging import MessagingVerbs, RealmChoice
 from dep2p.node_pubsub import PubSubs, PubSubVerbs
 from dep2p.realm.interface import MemberEvent
@@ -132,6 +133,7 @@ class Node(MessagingVerbs, PubSubVerbs):
 
         Raises ListenError, IdentityError, RealmFileError, or ``ValueError`` for a malformed argument.
         """
+        check_arguments(realm, realms, listen=listen, advertise=advertise, bootstrap=bootstrap, rendezvous=rendezvous)
         limits = limits or Limits()
         directory = None if data_dir is None else Path(data_dir)
         if identity is None:
@@ -367,6 +369,7 @@ class Node(MessagingVerbs, PubSubVerbs):
         self, name: str, *, realm: RealmChoice = None, concurrency: int = 64, rate_per_s: float = 0.0
     ) -> Callable[[RequestHandler], RequestHandler]:
         """Decorator: answer requests ``name`` of verified members, in every realm or in the given one."""
+        check_decorated(name)
         return self._decorator(
             realm, lambda m, fn: m.on_request(name, fn, concurrency=concurrency, rate_per_s=rate_per_s)
         )
@@ -375,6 +378,7 @@ class Node(MessagingVerbs, PubSubVerbs):
         self, name: str, *, realm: RealmChoice = None, concurrency: int = 64, rate_per_s: float = 0.0
     ) -> Callable[[NotifyHandler], NotifyHandler]:
         """Decorator: take notifies ``name`` of verified members, in order per peer."""
+        check_decorated(name)
         return self._decorator(
             realm, lambda m, fn: m.on_notify(name, fn, concurrency=concurrency, rate_per_s=rate_per_s)
         )
@@ -383,12 +387,14 @@ class Node(MessagingVerbs, PubSubVerbs):
         self, name: str, *, realm: RealmChoice = None, concurrency: int = 64
     ) -> Callable[[StreamHandler], StreamHandler]:
         """Decorator: serve streams ``name`` that verified members open."""
+        check_decorated(name)
         return self._decorator(realm, lambda m, fn: m.on_stream(name, fn, concurrency=concurrency))
 
     def _decorator(
         self, realm: RealmChoice, register: Callable[[Messaging, H], Callable[[], None]]
     ) -> Callable[[H], H]:
         def decorate(function: H) -> H:
+            check_handler(function)
             self._add_registration(realm, lambda messaging: register(messaging, function))
             return function
 

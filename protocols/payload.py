@@ -10,6 +10,8 @@ from dep2p.protocols.frame import COMPRESSED, HEADERS, Frame
 from dep2p.protocols.headers import HeaderMap, HeaderReader, Key, encode_headers
 
 _NO_HEADERS: Final[HeaderMap] = {}
+NAME_BYTES_MAX: Final = 255
+"""Of the name of a request, notify or stream."""
 _CACHE_MAX: Final = 512
 _NAME: Final = int(Key.NAME)
 TIMEOUT_MS_MAX: Final = 0xFFFF_FFFF
@@ -67,6 +69,14 @@ class PayloadReader:
         return headers, self.content(frame.flags, body)
 
 
+def check_name(name: object) -> None:
+    """Raises ``TypeError`` or ``ValueError`` for what is no name of a request, notify or stream."""
+    if not isinstance(name, str):
+        raise TypeError(f"a name must be text, not {type(name).__name__}: {name!r:.80}")
+    if not 1 <= len(name.encode("utf-8", "surrogatepass")) <= NAME_BYTES_MAX:
+        raise ValueError(f"the name {name[:80]!r} must have 1 to {NAME_BYTES_MAX} bytes")
+
+
 class HeaderEncoder:
     """Encodes header maps, with a bounded memory of those that have no app headers: they repeat."""
 
@@ -85,13 +95,16 @@ class HeaderEncoder:
     ) -> bytes:
         """The header map of a request, notify or stream; ``timeout_ms`` 0 and ``idempotent`` False are left out.
 
-        Raises ``ValueError`` for headers that cannot be encoded, MessageTooLargeError for too many bytes.
+        Raises ``TypeError`` or ``ValueError`` for a name that no handler can have (sent, it would cost the link with
+        all that is in flight on it), ``ValueError`` for headers that cannot be encoded, MessageTooLargeError for too
+        many bytes.
         """
         key = (name, timeout_ms, idempotent)
         if not app:
             known = self._known.get(key)
             if known is not None:
                 return known
+        check_name(name)
         own: dict[int, object] = {Key.NAME: name}
         if timeout_ms:
             own[Key.TIMEOUT_MS] = timeout_ms

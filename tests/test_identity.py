@@ -94,3 +94,13 @@ def test_a_full_disk_leaves_nothing_of_the_secret(tmp_path: Path, monkeypatch: p
     with pytest.raises(IdentityError, match="No space left"):
         Identity.generate().save(tmp_path / "node.key")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_key_file_that_others_may_read_is_used_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    identity = Identity.generate()
+    identity.save(tmp_path / "node.key")
+    (tmp_path / "node.key").chmod(0o644)
+    assert Identity.load(tmp_path / "node.key").peer_id == identity.peer_id
+    assert "mode 0644" in caplog.text and "chmod 600" in caplog.text

@@ -1,5 +1,6 @@
 """The node puts its parts together: realms joined and left at run time, handlers that follow, clear refusals."""
 
+import asyncio
 import os
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
@@ -315,3 +316,38 @@ async def test_a_node_that_was_drained_stops_without_draining_again(autojump_clo
             before_s = trio.current_time()
             await a.drain()
             assert trio.current_time() - before_s < 1
+
+
+async def test_a_handler_or_decorator_written_wrongly_is_told_at_once() -> None:
+    realm = Realm.generate("team")
+    host = MemoryNetwork().host()
+    async with Node.open(realm, host=host, identity=host.identity) as node:
+        with pytest.raises(TypeError, match="needs a name"):
+            node.on_request(print)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+
+        def plain(request: object) -> bytes:
+            return b""
+
+        with pytest.raises(TypeError, match=r"plain\(\) must be an async def"):
+            node.on_request("greet")(plain)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+
+
+async def test_arguments_of_the_wrong_kind_are_told_before_anything_is_opened() -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"realm": "team"}, "must be a dep2p.Realm, not str"),
+        ({"realm": [Realm.generate("a")]}, "not list; several go into realms"),
+        ({"listen": "/ip4/127.0.0.1/tcp/0"}, "listen takes a list"),
+    ]
+    for arguments, says in wrong:
+        with pytest.raises(TypeError, match=says):
+            async with Node.open(**arguments):
+                pass
+
+
+def test_a_node_in_asyncio_says_what_to_use_there() -> None:
+    async def main() -> None:
+        async with Node.open():
+            pass
+
+    with pytest.raises(RuntimeError, match=r"dep2p\.client\.Client"):
+        asyncio.run(main())

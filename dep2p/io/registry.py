@@ -9,6 +9,7 @@ import trio
 from outcome import Value
 
 from dep2p.protocols.admission import HandlerQueue
+from dep2p.protocols.payload import check_name
 from dep2p.protocols.request import RequestPolicy
 from dep2p.types import Headers, PeerId
 
@@ -141,8 +142,7 @@ class Registry:
 
 
 def _check(name: str, fn: Callable[[Any], Awaitable[Any]], concurrency: int, rate_per_s: float) -> None:
-    if not name or len(name.encode()) > 255:
-        raise ValueError(f"handler name {name!r} must have 1 to 255 bytes")
+    check_name(name)
     if not callable(fn):
         raise ValueError(f"the handler {name!r} is not callable: {fn!r}")
     if concurrency < 1:

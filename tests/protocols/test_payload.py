@@ -1,5 +1,7 @@
 """Payloads: which flags a frame may have, and the caps of headers and body."""
 
+from typing import Any
+
 import pytest
 
 from dep2p.errors import ErrorCode, MessageTooLargeError, ProtocolError
@@ -65,3 +67,11 @@ def test_many_different_headers_do_not_pile_up_in_memory() -> None:
     for index in range(5_000):
         assert encoder.encode(f"name{index}", index + 1) == HeaderEncoder(LIMITS).encode(f"name{index}", index + 1)
     assert len(encoder._known) <= 512  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [("", ValueError), ("x" * 256, ValueError), (3, TypeError), (None, TypeError)]
+)
+def test_a_name_that_no_handler_can_have_is_refused_before_it_costs_the_link(name: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="name"):
+        HeaderEncoder(LIMITS).encode(name)
