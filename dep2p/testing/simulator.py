@@ -265,7 +265,7 @@ class Simulation:
             self.world.peers[number],
             self.world.identities[number],
             params=scenario.params,
-            compose=_make_compose(scenario, self.world.identities[number]),
+            compose=_make_compose(scenario, self.world.identities[number], GOOD_SIGNATURE),
             rng=self._rng,
             now=now,
             seqno_start=_SEQNO_START * starts,
@@ -296,6 +296,7 @@ class Simulation:
             scenario.last_publish_s,
             self._rng_attack,
             scenario.nodes,
+            partial(_forge, scenario),
         )
         assert scenario.attack is not None
         sybil = make_sybil(scenario.attack, stage, partial(self.make_router, number, now))
@@ -416,32 +417,35 @@ def _authenticate(message: Message) -> str | None:
     return reasons.INVALID_SIGNATURE if message.signature == FORGED_SIGNATURE else None
 
 
-def _sign(data: bytes) -> bytes:
-    return GOOD_SIGNATURE
+def _forge(scenario: Scenario, author: bytes, topic: str, data: bytes, seqno: bytes) -> Message:
+    return _make_compose(scenario, author, FORGED_SIGNATURE)(topic, data, seqno)
 
 
-def _make_compose(scenario: Scenario, identity: bytes) -> Compose:
+def _make_compose(scenario: Scenario, identity: bytes, signature: bytes) -> Compose:
     if scenario.wire != "none":
-        return _make_codec(scenario, identity).compose
+        return _make_codec(scenario, identity, signature).compose
 
     def compose(topic: str, data: bytes, seqno: bytes) -> Message:
         message_id = hashlib.sha256(identity + seqno).digest()[:16]
-        return Message(message_id, identity, seqno, topic, data, GOOD_SIGNATURE)
+        return Message(message_id, identity, seqno, topic, data, signature)
 
     return compose
 
 
 def _make_wire(scenario: Scenario) -> Codec | None:
     """One codec for all nodes: encoding and decoding depend on nobody's keys."""
-    return None if scenario.wire == "none" else _make_codec(scenario, identity_of(0))
+    return None if scenario.wire == "none" else _make_codec(scenario, identity_of(0), GOOD_SIGNATURE)
 
 
-def _make_codec(scenario: Scenario, identity: bytes) -> Codec:
+def _make_codec(scenario: Scenario, identity: bytes, signature: bytes) -> Codec:
+    def sign(data: bytes) -> bytes:
+        return signature
+
     if scenario.wire == "realm":
         from dep2p.gossipsub.codec_realm import RealmCodec
 
-        return RealmCodec(identity, _sign, bytes(32), scenario.params)
+        return RealmCodec(identity, sign, bytes(32), scenario.params)
     from dep2p.gossipsub.codec_libp2p import Libp2pCodec
     from dep2p.gossipsub.message_id import go_id
 
-    return Libp2pCodec(identity, _sign, go_id, scenario.params)
+    return Libp2pCodec(identity, sign, go_id, scenario.params)

@@ -6,7 +6,7 @@ works, what stops it, and what was measured.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Final
@@ -37,6 +37,8 @@ class Stage:
     rng: Random
     victims: int
     """Honest nodes have the numbers below."""
+    forge: Callable[[bytes, str, bytes, bytes], Message]
+    """Author, topic, data, seqno → a message in that author's name with a signature that is not its own."""
 
 
 class Sybil(ABC):
@@ -189,7 +191,7 @@ class MessageSpamSybil(Sybil):
         for message in rpc.messages:
             if message.id not in self._altered and message.signature != FORGED_SIGNATURE:
                 self._altered[message.id] = None
-                copy = replace(message, data=FORGED_DATA + message.data, signature=FORGED_SIGNATURE)
+                copy = self.stage.forge(message.author, message.topic, FORGED_DATA + message.data, message.seqno)
                 effects.append(Send(tuple(self.linked), Rpc((copy,)), Lane.MESSAGE))
         return effects
 
@@ -203,9 +205,8 @@ class MessageSpamSybil(Sybil):
             return []
         self._count += 1
         author = self.stage.world.identities[self.stage.rng.randrange(self.stage.victims)]
-        message_id = self.stage.rng.randbytes(16)
         seqno = (1 << 60 | self.stage.number << 24 | self._count).to_bytes(8, "big")
-        message = Message(message_id, author, seqno, self.stage.topic, FORGED_DATA, FORGED_SIGNATURE)
+        message = self.stage.forge(author, self.stage.topic, FORGED_DATA, seqno)
         return [Send(tuple(self.linked), Rpc((message,)), Lane.MESSAGE)]
 
 

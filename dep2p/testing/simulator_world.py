@@ -7,7 +7,7 @@ from hashlib import sha256
 from random import Random
 from typing import Any, Final, Protocol
 
-from dep2p.errors import Dep2pError
+from dep2p.errors import Dep2pError, ProtocolError
 from dep2p.gossipsub.codec import Codec
 from dep2p.gossipsub.effects import (
     Deliver,
@@ -22,7 +22,7 @@ from dep2p.gossipsub.effects import (
     Send,
     Validate,
 )
-from dep2p.gossipsub.events import Event, PeerDown, PeerUp, StreamUp, Validated, Verdict, Version
+from dep2p.gossipsub.events import Event, Malformed, PeerDown, PeerUp, StreamUp, Validated, Verdict, Version
 from dep2p.gossipsub.rpc import Message, Rpc
 from dep2p.testing.simulator_agenda import BUCKETS_PER_S, NOBODY, Agenda, entry_time
 from dep2p.testing.simulator_links import Latency
@@ -281,7 +281,13 @@ class World:
                 self.agenda.put((now + link[0], link[1], sender, rpc))
             else:
                 for payload in payloads:
-                    self.agenda.put((now + link[0], link[1], sender, self._wire.decode(payload)))
+                    self._put_payload(now + link[0], link[1], sender, payload, self._wire)
+
+    def _put_payload(self, at: float, number: int, sender: PeerId, payload: bytes, wire: Codec) -> None:
+        try:
+            self.agenda.put((at, number, sender, wire.decode(payload)))
+        except ProtocolError as error:
+            self.post(at, number, Malformed(sender, str(error)))
 
     def _perform_rare(self, number: int, effect: Effect, now: float) -> None:
         if isinstance(effect, Published):

@@ -167,6 +167,15 @@ def test_who_floods_with_grafts_or_forgeries_is_thrown_out() -> None:
     assert report.mesh_sybil_share < 0.05
 
 
+@pytest.mark.parametrize("wire", ["none", "realm", "libp2p"])
+def test_forgeries_are_seen_through_on_every_wire(wire: Literal["none", "realm", "libp2p"]) -> None:
+    scenario = Scenario(nodes=15, publishers=3, messages=10, seed=5, degree=8, attack="message-spam", wire=wire)
+    report = simulate(replace(scenario, sybils_per_node=1.0))
+    assert report.counters["rejected: invalid signature"] > 100
+    assert not report.counters.get("drop: malformed rpc")
+    assert everything_arrived_once(report)
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
