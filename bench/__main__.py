@@ -14,6 +14,7 @@ from bench.environment import describe
 from bench.memory import memory
 from bench.messages import notify, request, stream
 from bench.processes import WorkerError
+from bench.pubsub import pubsub
 from bench.report import Report, Result
 from bench.simulator import simulator
 
@@ -23,6 +24,7 @@ BENCHES: Mapping[str, tuple[Callable[[Run], Awaitable[list[Result]]], str]] = {
     "stream": (stream, "bulk one way, against a py-libp2p stream"),
     "dial": (dial, "a fresh node to a usable connection, against py-libp2p host.connect"),
     "memory": (memory, "resident memory, idle and for each connected peer, against a py-libp2p host"),
+    "pubsub": (pubsub, "1 KiB signed, among two and ten processes, and a burst, against js-libp2p and py-libp2p"),
     "simulator": (simulator, "simulated events a second of one core, against a bare heapq loop with flooding nodes"),
 }
 

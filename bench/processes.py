@@ -25,7 +25,7 @@ class WorkerError(Exception):
 
 
 class Worker:
-    """One process that runs :mod:`bench.worker`: a side's server or client."""
+    """One process of a side, driven by JSON lines as :mod:`bench.worker` is."""
 
     def __init__(self, label: str, process: trio.Process, stderr: IO[bytes]) -> None:
         self.label = label
@@ -107,6 +107,7 @@ class Crew:
         self._workers: list[Worker] = []
         self._files: list[IO[bytes]] = []
         self._profile_dir = profile_dir
+        self._started = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -125,15 +126,29 @@ class Crew:
         """The ids of all live processes of the run."""
         return [worker.pid for worker in self._workers]
 
-    async def start(self, side: str, role: str) -> Worker:
+    async def start(self, side: str, role: str, module: str = "bench.worker") -> Worker:
         """A new worker of ``side`` that has imported its code and waits for commands."""
-        label = f"{side} {role} {len(self._workers)}"
-        stderr: IO[bytes] = tempfile.TemporaryFile()  # closed in __aexit__
-        self._files.append(stderr)
-        command = [sys.executable, "-m", "bench.worker", side]
+        label = self._label(side, role)
+        command = [sys.executable, "-m", module, side]
         if self._profile_dir is not None:
             command += ["--profile", str(self._profile_dir / f"{label.replace(' ', '-')}.prof")]
-        process = await trio.lowlevel.open_process(command, stdin=PIPE, stdout=PIPE, stderr=stderr, cwd=_ROOT)
+        return await self._start(label, command, _ROOT)
+
+    async def start_program(self, side: str, role: str, command: list[str], directory: Path) -> Worker:
+        """The same in another language: a program that takes the same JSON lines. Raises WorkerError."""
+        return await self._start(self._label(side, role), command, directory)
+
+    def _label(self, side: str, role: str) -> str:
+        self._started += 1
+        return f"{side} {role} {self._started}"
+
+    async def _start(self, label: str, command: list[str], directory: Path) -> Worker:
+        stderr: IO[bytes] = tempfile.TemporaryFile()  # closed in __aexit__
+        self._files.append(stderr)
+        try:
+            process = await trio.lowlevel.open_process(command, stdin=PIPE, stdout=PIPE, stderr=stderr, cwd=directory)
+        except OSError as error:
+            raise WorkerError(f"{label} cannot be started: {error}") from error
         worker = Worker(label, process, stderr)
         self._workers.append(worker)
         await worker.call("hello", timeout_s=_START_TIMEOUT_S)

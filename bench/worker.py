@@ -166,11 +166,11 @@ async def _send_for(send: Send, seconds: float, data: bytes) -> dict[str, object
     return {"count": count, "began_s": began_s, "sent_at_s": clock()}
 
 
-async def _read_commands(input_fd: int, output_fd: int, side: Side) -> None:
+async def _read_commands(input_fd: int, output_fd: int, make: Callable[[AsyncExitStack], object]) -> None:
     lines = trio.lowlevel.FdStream(input_fd)
     received = bytearray()
     async with lines, AsyncExitStack() as stack:
-        commands = Commands(side, stack)
+        commands = make(stack)
         while True:
             while b"\n" not in received:
                 chunk = await lines.receive_some(_LINE_BYTES_MAX)
@@ -189,26 +189,32 @@ async def _read_commands(input_fd: int, output_fd: int, side: Side) -> None:
             os.write(output_fd, json.dumps(answer).encode() + b"\n")
 
 
-def main() -> None:
-    """Run the commands; what the side's libraries print goes to stderr."""
-    parser = argparse.ArgumentParser(prog="bench.worker")
+def run_worker(program: str, make: Callable[[str, AsyncExitStack], object]) -> None:
+    """Run the commands that ``make`` gives for a side's name; what its libraries print goes to stderr.
+
+    Each command is an async method of its name.
+    """
+    parser = argparse.ArgumentParser(prog=program)
     parser.add_argument("side")
     parser.add_argument("--profile")
     options = parser.parse_args()
     input_fd, output_fd = os.dup(0), os.dup(1)
     os.dup2(2, 1)
-    side = load_side(options.side)
+
+    def make_commands(stack: AsyncExitStack) -> object:
+        return make(options.side, stack)
+
     if options.profile is None:
-        trio.run(_read_commands, input_fd, output_fd, side)
+        trio.run(_read_commands, input_fd, output_fd, make_commands)
         return
     profile = cProfile.Profile()
     try:
         profile.enable()
-        trio.run(_read_commands, input_fd, output_fd, side)
+        trio.run(_read_commands, input_fd, output_fd, make_commands)
     finally:
         profile.disable()
         profile.dump_stats(options.profile)
 
 
 if __name__ == "__main__":
-    main()
+    run_worker("bench.worker", lambda name, stack: Commands(load_side(name), stack))

@@ -1,0 +1,67 @@
+"""dep2p's pub/sub as an application uses it: `Node.join`, `Topic.publish` and `Topic.subscribe` in a realm."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+
+import trio
+
+from bench.sides.pubsub import Received
+from dep2p.io.pubsub_items import Lagged
+from dep2p.io.pubsub_topic import Topic
+from dep2p.limits import Limits
+from dep2p.node import Node, split_addr
+from dep2p.realm.secret import Realm
+
+_TOPIC = "bench"
+
+
+class NodeSubscriber:
+    """A node in the realm of the run."""
+
+    def __init__(self, node: Node, topic: Topic) -> None:
+        self._node = node
+        self._topic = topic
+        self.address = node.listen_addrs()[0]
+        self.received = Received()
+
+    @property
+    def mesh(self) -> Sequence[object]:
+        return self._topic.mesh()
+
+    async def connect(self, address: str) -> None:
+        """To a verified member."""
+        peer, addr = split_addr(address)
+        await self._node.membership().connect(peer, [addr])
+
+    async def publish(self, data: bytes) -> None:
+        """With the default options: it waits while a neighbour's queue is full."""
+        await self._topic.publish(data)
+
+
+class NodePubSubSide:
+    """Nodes in a realm made of the shared secret: the realm's wire, defaults everywhere."""
+
+    @asynccontextmanager
+    async def subscribe(self, secret: str, *, is_limited: bool) -> AsyncGenerator[NodeSubscriber, None]:
+        """A node, joined, with one subscription that is read all the time."""
+        limits = Limits() if is_limited else Limits(pubsub_publish_per_s=0.0)
+        async with (
+            Node.open(
+                Realm.from_psk(bytes.fromhex(secret), "bench"), listen=("/ip4/127.0.0.1/tcp/0",), limits=limits
+            ) as node,
+            await node.join(_TOPIC) as topic,
+            trio.open_nursery() as nursery,
+        ):
+            subscriber = NodeSubscriber(node, topic)
+
+            async def read() -> None:
+                add = subscriber.received.add
+                async with topic.subscribe() as messages:
+                    async for message in messages:
+                        if isinstance(message, Lagged):
+                            raise ValueError(f"{message.count} messages were dropped in the subscription's buffer")
+                        add(message.data)
+
+            nursery.start_soon(read)
+            yield subscriber
+            nursery.cancel_scope.cancel()
