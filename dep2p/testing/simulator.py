@@ -5,30 +5,26 @@ whether two runs were the same. How to use it: docs/howto/simulate.md.
 """
 
 import gc
-import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from dep2p.gossipsub import reasons
-from dep2p.gossipsub.codec import Codec
 from dep2p.gossipsub.events import Join, Publish
 from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.router import Router
-from dep2p.gossipsub.rpc import Message
 from dep2p.gossipsub.score_params import ScoreParams, standard_scores
-from dep2p.gossipsub.signing import Compose
 from dep2p.testing.simulator_agenda import Agenda
 from dep2p.testing.simulator_attacks import ATTACKS, Stage, make_sybil
 from dep2p.testing.simulator_faults import Churn, Faults, Partition
 from dep2p.testing.simulator_links import Latency, random_graph
+from dep2p.testing.simulator_messages import WireName, authenticate, forge, make_compose, make_wire
 from dep2p.testing.simulator_metrics import Deliveries, Metrics, Spread
 from dep2p.testing.simulator_trace import TraceFile
-from dep2p.testing.simulator_world import FORGED_SIGNATURE, GOOD_SIGNATURE, World, identity_of
+from dep2p.testing.simulator_world import World
 
 TOPIC: Final = "simulation"
 
@@ -66,7 +62,7 @@ class Scenario:
     sybils_per_node: float = 4.0
     sybil_degree: int = 10
     """Honest nodes that each sybil dials; all when there are fewer."""
-    wire: Literal["none", "realm", "libp2p"] = "none"
+    wire: WireName = "none"
     """Encode and decode each RPC; ``none`` hands the objects over, several times as fast."""
     warmup_s: float = 5.0
     settle_s: float = 5.0
@@ -207,7 +203,7 @@ class Simulation:
             latency=scenario.latency,
             loss=scenario.loss,
             validation_s=scenario.validation_s,
-            wire=_make_wire(scenario),
+            wire=make_wire(scenario.wire, scenario.params),
             trace=trace,
         )
         self.mesh_degree = Spread()
@@ -265,11 +261,11 @@ class Simulation:
             self.world.peers[number],
             self.world.identities[number],
             params=scenario.params,
-            compose=_make_compose(scenario, self.world.identities[number], GOOD_SIGNATURE),
+            compose=make_compose(scenario.wire, scenario.params, self.world.identities[number]),
             rng=self._rng,
             now=now,
             seqno_start=_SEQNO_START * starts,
-            authenticate=_authenticate,
+            authenticate=authenticate,
             external_authentication=external,
             scores=scenario.scores,
             tracing=self._tracing and number < scenario.nodes,
@@ -296,7 +292,7 @@ class Simulation:
             scenario.last_publish_s,
             self._rng_attack,
             scenario.nodes,
-            partial(_forge, scenario),
+            partial(forge, scenario.wire, scenario.params),
         )
         assert scenario.attack is not None
         sybil = make_sybil(scenario.attack, stage, partial(self.make_router, number, now))
@@ -411,41 +407,3 @@ def _simulate(scenario: Scenario, trace: TraceFile | None, on_progress: Callable
     finally:
         if collects:
             gc.enable()
-
-
-def _authenticate(message: Message) -> str | None:
-    return reasons.INVALID_SIGNATURE if message.signature == FORGED_SIGNATURE else None
-
-
-def _forge(scenario: Scenario, author: bytes, topic: str, data: bytes, seqno: bytes) -> Message:
-    return _make_compose(scenario, author, FORGED_SIGNATURE)(topic, data, seqno)
-
-
-def _make_compose(scenario: Scenario, identity: bytes, signature: bytes) -> Compose:
-    if scenario.wire != "none":
-        return _make_codec(scenario, identity, signature).compose
-
-    def compose(topic: str, data: bytes, seqno: bytes) -> Message:
-        message_id = hashlib.sha256(identity + seqno).digest()[:16]
-        return Message(message_id, identity, seqno, topic, data, signature)
-
-    return compose
-
-
-def _make_wire(scenario: Scenario) -> Codec | None:
-    """One codec for all nodes: encoding and decoding depend on nobody's keys."""
-    return None if scenario.wire == "none" else _make_codec(scenario, identity_of(0), GOOD_SIGNATURE)
-
-
-def _make_codec(scenario: Scenario, identity: bytes, signature: bytes) -> Codec:
-    def sign(data: bytes) -> bytes:
-        return signature
-
-    if scenario.wire == "realm":
-        from dep2p.gossipsub.codec_realm import RealmCodec
-
-        return RealmCodec(identity, sign, bytes(32), scenario.params)
-    from dep2p.gossipsub.codec_libp2p import Libp2pCodec
-    from dep2p.gossipsub.message_id import go_id
-
-    return Libp2pCodec(identity, sign, go_id, scenario.params)

@@ -15,8 +15,8 @@ from dep2p.gossipsub.effects import Deliver, Effect, Lane, Send
 from dep2p.gossipsub.events import Event, PeerDown, StreamUp
 from dep2p.gossipsub.router import Router
 from dep2p.gossipsub.rpc import Message, Rpc, Subscription
-from dep2p.testing.simulator_metrics import FORGED_DATA
-from dep2p.testing.simulator_world import FORGED_SIGNATURE, World
+from dep2p.testing.simulator_messages import FORGED_DATA, FORGED_SIGNATURE
+from dep2p.testing.simulator_world import World
 from dep2p.types import PeerId
 
 _RETURN_S: Final = 5.0

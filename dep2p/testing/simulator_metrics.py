@@ -7,6 +7,7 @@ from typing import Final
 
 from dep2p.gossipsub.effects import Lane
 from dep2p.gossipsub.rpc import Message, Rpc
+from dep2p.testing.simulator_messages import FORGED_DATA
 
 _NEVER: Final = -1.0
 _HOPS_MAX: Final = 255
@@ -173,7 +174,3 @@ class Metrics:
         result.latency_ms = Spread.of(latencies)
         result.hops = Spread.of(hops)
         return result
-
-
-FORGED_DATA: Final = b"forged"
-"""How the payloads of forged messages start, so that a delivery of one is noticed."""

@@ -23,18 +23,15 @@ from dep2p.gossipsub.effects import (
     Validate,
 )
 from dep2p.gossipsub.events import Event, Malformed, PeerDown, PeerUp, StreamUp, Validated, Verdict, Version
-from dep2p.gossipsub.rpc import Message, Rpc
+from dep2p.gossipsub.rpc import Rpc
 from dep2p.testing.simulator_agenda import BUCKETS_PER_S, NOBODY, Agenda, entry_time
 from dep2p.testing.simulator_links import Latency
+from dep2p.testing.simulator_messages import authenticate
 from dep2p.testing.simulator_metrics import Metrics
 from dep2p.testing.simulator_trace import TraceFile
 from dep2p.types import PeerId, peer_id_from_bytes
 
 PROTOCOL: Final = "/meshsub/1.2.0"
-FORGED_SIGNATURE: Final = b"\xff" * 64
-"""Stands for a signature that is not the author's. Nothing is really signed: a flag costs no time."""
-GOOD_SIGNATURE: Final = b"\x01" * 64
-
 _ED25519_PREFIX: Final = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])
 
 
@@ -293,7 +290,8 @@ class World:
         if isinstance(effect, Published):
             self.metrics.published(number, effect.message, now)
         elif isinstance(effect, Validate):
-            verdict = self._verdict(effect.message) if effect.authenticate else Verdict.ACCEPT
+            forged = effect.authenticate and authenticate(effect.message) is not None
+            verdict = Verdict.BAD_SIGNATURE if forged else Verdict.ACCEPT
             self.post(now + self.validation_s, number, Validated(effect.ticket, verdict))
         elif isinstance(effect, Disconnect):
             self._disconnect(number, effect)
@@ -307,9 +305,6 @@ class World:
             return
         elif self._trace is not None:
             self._trace.write(effect, self.peers[number], now)
-
-    def _verdict(self, message: Message) -> Verdict:
-        return Verdict.BAD_SIGNATURE if message.signature == FORGED_SIGNATURE else Verdict.ACCEPT
 
     def _disconnect(self, number: int, effect: Disconnect) -> None:
         other = self.numbers.get(effect.peer)
