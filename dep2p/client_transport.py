@@ -204,12 +204,7 @@ class Transport:
         pid = self._lock_pid()
         if pid is None:
             return "it took the call and gave no answer in time", "Try again; if it stays so, look at the daemon's log."
-        try:
-            # The state is the first word after the name, which stands in parentheses and may hold anything.
-            state = Path(f"/proc/{pid}/stat").read_text("latin-1").rpartition(")")[2].split()[0]
-        except (OSError, IndexError):
-            state = ""
-        if state in ("T", "t"):
+        if _process_state(pid) in ("T", "t"):
             return f"its process {pid} is stopped (SIGSTOP or a debugger)", f"Let it go on: kill -CONT {pid}"
         return (
             f"its process {pid} runs, but gave no answer in time",
@@ -234,6 +229,8 @@ class Transport:
             return f" (stale lock of pid {pid})"
         except OSError:
             return f" (the lock names pid {pid}, of another user)"
+        if _process_state(pid) == "Z":
+            return f" (stale lock of pid {pid}, which has ended)"
         return f" (the lock names pid {pid}, which runs: it may still be starting or stopping)"
 
     async def _whole(self, exchange: Exchange) -> bytes:
@@ -248,6 +245,15 @@ class Transport:
             return await exchange.piece()
         except LOST as error:
             raise self._unreachable(error) from error
+
+
+def _process_state(pid: int) -> str:
+    """The letter of Linux: R, S, D run, T is stopped, Z has ended; empty where that cannot be seen."""
+    try:
+        # The first word after the name, which stands in parentheses and may hold anything.
+        return Path(f"/proc/{pid}/stat").read_text("latin-1").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
 
 
 class Body:

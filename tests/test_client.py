@@ -461,3 +461,13 @@ async def test_a_daemon_whose_process_is_stopped_is_told_with_the_way_out(tmp_pa
             await Transport(path, None, None).call("GET", "/v1/status", timeout_s=0.1)
     assert f"its process {stopped_process} is stopped" in raised.value.detail
     assert raised.value.hint == f"Let it go on: kill -CONT {stopped_process}"
+
+
+async def test_the_lock_of_a_killed_daemon_that_nobody_reaped_is_stale(tmp_path: Path, stopped_process: int) -> None:
+    os.kill(stopped_process, signal.SIGKILL)
+    os.waitid(os.P_PID, stopped_process, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - it ends at once
+    (tmp_path / "daemon.lock").write_text(f"{stopped_process}\n")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "control.sock"))
+    with pytest.raises(DaemonUnreachableError, match="stale lock"):
+        await Transport(tmp_path / "control.sock", None, None).call("GET", "/v1/status")
