@@ -6,6 +6,7 @@ imports them gets the real ones. An app that loaded them before is left alone.
 """
 
 import importlib
+import logging
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -46,6 +47,7 @@ class _PlaceholderFinder(MetaPathFinder, Loader):
 def import_libp2p() -> None:
     """Import libp2p lean, if nobody has imported it yet."""
     if "libp2p" in sys.modules:
+        _quiet()
         return
     finder = _PlaceholderFinder([name for name in UNUSED if name not in sys.modules])
     sys.meta_path.insert(0, finder)
@@ -56,3 +58,12 @@ def import_libp2p() -> None:
         for name in list(sys.modules):
             if finder.covers(name):
                 del sys.modules[name]
+    _quiet()
+
+
+def _quiet() -> None:
+    """Upstream cuts its logger off from the root's handlers, so Python's last resort prints a line to stderr for every
+    connection that a stranger breaks off. What concerns us is counted and logged here; an app may add a handler."""
+    logger = logging.getLogger("libp2p")
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())

@@ -42,3 +42,16 @@ def test_an_http_client_that_the_app_loaded_before_is_left_alone() -> None:
 def test_upstream_still_loads_them_by_itself() -> None:
     """Fails when py-libp2p stops doing so: then dep2p/host/lean_import.py can go."""
     run("import sys, libp2p; assert {'httpx', 'requests'} <= set(sys.modules)")
+
+
+@pytest.mark.real
+def test_upstream_prints_no_line_per_hostile_event() -> None:
+    run(
+        "import io, logging, sys\n"
+        "from dep2p.host.lean_import import import_libp2p\n"
+        "import_libp2p()\n"
+        "import dep2p.host.host\n"
+        "sys.stderr = printed = io.StringIO()\n"
+        "logging.getLogger('libp2p.transport.quic.listener').error('a stranger did something')\n"
+        "assert printed.getvalue() == '', printed.getvalue()\n"
+    )
