@@ -295,6 +295,8 @@ class Node(MessagingVerbs, PubSubVerbs):
 
     def _pick(self, realm: RealmChoice) -> _Joined:
         joined = self._joined
+        if self._nursery.cancel_scope.cancel_called:
+            raise NotInRealmError("this node is closed: its `async with Node.open(…)` block has ended")
         if realm is None:
             if len(joined) == 1:
                 return next(iter(joined.values()))
@@ -327,8 +329,7 @@ class Node(MessagingVerbs, PubSubVerbs):
         Raises PeerNotFoundError, or ValueError for a malformed address.
         """
         peer, addrs = (parse_peer_id(addr), []) if not addr.startswith("/") else _as_list(split_addr(addr))
-        if addrs:
-            self.host.add_addrs(peer, addrs, ttl_s=_KNOWN_ADDR_TTL_S)
+        # Not kept before it is known to be right: what identify says of a live peer goes into the peer store.
         connection = await self.host.dial(peer, addrs, timeout_s=timeout_s)
         verified: list[str] = []
         for joined in list(self._joined.values()):

@@ -351,3 +351,18 @@ def test_a_node_in_asyncio_says_what_to_use_there() -> None:
 
     with pytest.raises(RuntimeError, match=r"dep2p\.client\.Client"):
         asyncio.run(main())
+
+
+async def test_an_address_is_kept_only_when_its_peer_answered_there(autojump_clock: trio.testing.MockClock) -> None:
+    async with nodes(2, Realm.generate("team")) as (a, b):
+        await until_up(b, 1)
+        wrong = f"/ip4/127.0.0.1/tcp/9/p2p/{a.peer_id}"
+        await b.connect(wrong)
+        assert wrong not in b.host.addrs(a.peer_id)
+
+
+async def test_a_closed_node_says_that_it_is_closed(autojump_clock: trio.testing.MockClock) -> None:
+    async with on(MemoryNetwork(), Realm.generate("team")) as node:
+        peer = node.peer_id
+    with pytest.raises(NotInRealmError, match="is closed"):
+        await node.request(peer, "x", b"")
