@@ -46,6 +46,7 @@ from dep2p.io.pubsub_items import Message, OnFull, OnNoPeers, PublishResult, Top
 from dep2p.io.pubsub_links import PubSubLinks
 from dep2p.io.pubsub_neighbours import Neighbours
 from dep2p.io.pubsub_publishing import Publishing
+from dep2p.io.pubsub_queue import PeerQueue
 from dep2p.io.pubsub_topic import Topic, TopicState
 from dep2p.io.pubsub_validation import Validation
 from dep2p.io.pubsub_wire import Wire
@@ -256,9 +257,21 @@ class PubSub:
         except ProtocolError as error:
             self.malformed(peer, str(error))
             return
+        queue = self._links.queue_of(peer)
+        if queue is not None and queue.has_messages:
+            self._spare(queue, rpc)
         effects = self._router.receive(peer, rpc, now)
         if effects:
             self.perform(effects, now)
+
+    def _spare(self, queue: PeerQueue, rpc: Rpc) -> None:
+        """What the peer sends or says it has, it need not be sent: most copies of a burst end here."""
+        for message in rpc.messages:
+            if queue.discard(message.id):
+                self.counters_by_name["copies_spared"] += 1
+        for message_id in rpc.idontwant:
+            if queue.discard(message_id):
+                self.counters_by_name["copies_spared"] += 1
 
     def malformed(self, peer: PeerId, detail: str) -> None:
         """For the links: something that is no RPC has come."""

@@ -19,6 +19,16 @@ _UNSENT_HIGH_BYTES: Final = 131_072
 _UNSENT_LOW_BYTES: Final = 32_768
 
 
+class _Entry:
+    """One encoded RPC; an empty frame when it need not be sent any more."""
+
+    __slots__ = ("frame", "rpc")
+
+    def __init__(self, frame: bytes, rpc: Rpc) -> None:
+        self.frame = frame
+        self.rpc = rpc
+
+
 class PeerQueue:
     """Encoded RPCs for one peer, in lanes: control goes before messages, gossip after them.
 
@@ -31,6 +41,7 @@ class PeerQueue:
         "_gossip_items_max",
         "_is_closed",
         "_lanes",
+        "_messages",
         "_on_gossip_dropped",
         "_on_low",
         "_sleeper",
@@ -62,7 +73,9 @@ class PeerQueue:
         self._control_bytes_max = max(1, limits.pubsub_out_bytes_max // 8)
         self._on_gossip_dropped = on_gossip_dropped
         self._on_low = on_low
-        self._lanes: tuple[deque[tuple[bytes, Rpc]], ...] = (deque(), deque(), deque())
+        self._lanes: tuple[deque[_Entry], ...] = (deque(), deque(), deque())
+        self._messages: dict[bytes, _Entry] = {}
+        """Single messages that wait, by id."""
         self.bytes_by_lane = [0, 0, 0]
         self._sleeper: trio.lowlevel.Task | None = None
         self._is_closed = False
@@ -113,7 +126,10 @@ class PeerQueue:
             entries and lane_bytes[Lane.CONTROL] + size > self._control_bytes_max
         ):
             return False
-        entries.append((frame, rpc))
+        entry = _Entry(frame, rpc)
+        entries.append(entry)
+        if lane == Lane.MESSAGE and len(rpc.messages) == 1:
+            self._messages[rpc.messages[0].id] = entry
         lane_bytes[lane] += size
         sleeper = self._sleeper
         if sleeper is not None:
@@ -126,15 +142,30 @@ class PeerQueue:
         dropped = list(lane)
         lane.clear()
         self.bytes_by_lane[Lane.GOSSIP] = 0
-        for _, rpc in dropped:
-            self._on_gossip_dropped(self.peer, rpc)
+        for entry in dropped:
+            self._on_gossip_dropped(self.peer, entry.rpc)
+
+    @property
+    def has_messages(self) -> bool:
+        """Some message waits that `discard` might find."""
+        return bool(self._messages)
+
+    def discard(self, message_id: bytes) -> bool:
+        """The peer has this message by now: do not send it. Whether it was waiting."""
+        entry = self._messages.pop(message_id, None)
+        if entry is None:
+            return False
+        self.bytes_by_lane[Lane.MESSAGE] -= len(entry.frame)
+        entry.frame = b""
+        return True
 
     def clear(self, *, keep_messages: bool = False) -> int:
         """Forget what waits; with ``keep_messages`` control and gossip only. Returns how many messages are lost."""
         lost = 0
         for lane in (Lane.CONTROL, Lane.GOSSIP) if keep_messages else tuple(Lane):
             if lane == Lane.MESSAGE:
-                lost = sum(len(rpc.messages) for _, rpc in self._lanes[lane])
+                lost = sum(len(entry.rpc.messages) for entry in self._lanes[lane] if entry.frame)
+                self._messages.clear()
             self._lanes[lane].clear()
             self.bytes_by_lane[lane] = 0
         self._note_low()
@@ -174,7 +205,12 @@ class PeerQueue:
         for number, lane in enumerate(self._lanes):
             lane_size = 0
             while lane and size < _JOIN_BYTES:
-                frame = lane.popleft()[0]
+                entry = lane.popleft()
+                frame = entry.frame
+                if not frame:
+                    continue
+                if number == Lane.MESSAGE and len(entry.rpc.messages) == 1:
+                    self._messages.pop(entry.rpc.messages[0].id, None)
                 taken.append(frame)
                 lane_size += len(frame)
                 size += len(frame)
