@@ -20,13 +20,15 @@ DEFAULTS = {"realm": None, "public": False, "on_no_peers": "error"}
 Cli = Callable[..., Any]
 
 
+def _published(_topic: str, messages: list[bytes], _options: object) -> PublishedMany:
+    return PublishedMany(len(messages), sum(map(len, messages)), 0, 0, 2)
+
+
 @pytest.fixture(autouse=True)
 def answers(fake: Any) -> None:
     fake.answers |= {
         "publish": Published("0a0b", (ANN, BOB), False, ()),
-        "publish_many": lambda _topic, messages, _options: PublishedMany(
-            len(messages), sum(map(len, messages)), 0, 0, 2
-        ),
+        "publish_many": _published,
     }
 
 
