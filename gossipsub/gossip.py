@@ -35,6 +35,8 @@ class Gossip:
             return
         params = core.params
         count = max(params.d_lazy, int(params.gossip_factor * len(candidates)))
+        if not count:
+            return
         chosen = sample(candidates, count, core.rng)
         if len(ids) <= params.ihave_ids_max:
             core.out.send(tuple(chosen), Rpc(ihave=(IHave(topic.name, tuple(ids)),)), Lane.GOSSIP)
