@@ -19,9 +19,9 @@ class ReconnectPolicy:
     """The wanted peers of one host and their next attempts.
 
     Times are seconds of the caller's clock. The delay after the n-th failure in a row is ``initial_s * 2**(n-1)``, at
-    most ``max_s``, times a random factor between 0.5 and 1, so that peers which lost each other together do
-    not dial at the same moment. A connection that lasted ``stable_s`` forgives earlier failures; a shorter one counts as
-    a failure, so that a peer that accepts and hangs up is not dialled in a tight loop.
+    most ``max_s``, times a random factor between 0.5 and 1, so that peers which lost each other together do not dial at
+    the same moment. A connection that lasted ``stable_s`` forgives earlier failures; a shorter one counts as a failure,
+    so that a peer that accepts and hangs up is not dialled in a tight loop.
     """
 
     def __init__(
