@@ -82,6 +82,10 @@ def simulate(
     d_score: Annotated[int | None, _mesh_option("--d-score", "Best scored peers that survive a prune")] = None,
     d_out: Annotated[int | None, _mesh_option("--d-out", "Dialed peers kept in a mesh")] = None,
     d_lazy: Annotated[int | None, _mesh_option("--d-lazy", "Peers that hear gossip")] = None,
+    gossip_factor: Annotated[
+        float | None,
+        typer.Option("--gossip-factor", help="The same as a share.", min=0, max=1, metavar="SHARE", show_default=False),
+    ] = None,
     flood_publish: Annotated[bool, typer.Option("--flood-publish", help="Publish to all peers of the topic.")] = False,
     scores: Annotated[
         Scores, typer.Option("--scores", help="Peer scoring: standard, hardening or off.")
@@ -120,7 +124,15 @@ def simulate(
     from dep2p.testing.simulator_faults import Churn, Partition
     from dep2p.testing.simulator_links import Latency
 
-    given = {"d": d, "d_lo": d_lo, "d_hi": d_hi, "d_score": d_score, "d_out": d_out, "d_lazy": d_lazy}
+    given: dict[str, int | float | None] = {
+        "d": d,
+        "d_lo": d_lo,
+        "d_hi": d_hi,
+        "d_score": d_score,
+        "d_out": d_out,
+        "d_lazy": d_lazy,
+    }
+    given["gossip_factor"] = gossip_factor
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     made_scores = {Scores.STANDARD: standard_scores(), Scores.HARDENING: hardening_scores(), Scores.OFF: None}
     try:
