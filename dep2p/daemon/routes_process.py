@@ -68,6 +68,8 @@ async def status(control: Control, _request: Request) -> ASGIApp:
             "in_flight": control.lifecycle.in_flight,
             "problems": control.problems,
             "messaging": plain(stats.get("realms", {})),
+            "pubsub": plain(stats.get("pubsub", {})),
+            "public_pubsub": plain(stats.get("public_pubsub", [])),
             "counters": node.counters(),
         }
     )
