@@ -2,6 +2,7 @@
 
 import base64
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -137,6 +138,31 @@ def test_a_body_is_held_back_while_the_node_cannot_publish(served: Served) -> No
     served.do(pubsub.let_go.set)
     thread.join(10)
     assert answers == [64]
+
+
+def test_a_client_that_dies_in_the_middle_leaves_what_it_published_and_nothing_else(served: Served) -> None:
+    head = f"POST {MESSAGES} HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n"
+    head += f"content-type: {ITEMS['content-type']}\r\n\r\n"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.connect(str(served.socket))
+        client.sendall(head.encode() + framed(b"one", b"two") + b"\x00\x00\x00\x05thr")
+        served.wait_until(lambda: len(published(served)) == 2, "what came whole is published")
+        assert served.control.lifecycle.in_flight == 1
+    served.wait_until(lambda: served.control.lifecycle.in_flight == 0, "the call is over")
+    assert [data for _, data, _ in published(served)] == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("part", [(b"\x00\x00\x00\x05thr", "octet-stream"), (b'{"data":', "x-ndjson")])
+def test_the_rest_of_a_message_has_a_time_limit_but_the_next_one_has_none(part: tuple[bytes, str]) -> None:
+    with serving(ControlBounds(body_timeout_s=0.3)) as served:
+
+        def pieces() -> Iterator[bytes]:
+            threading.Event().wait(0.6)
+            yield part[0]
+            threading.Event().wait(1)
+
+        headers = {"content-type": f"application/{part[1]}"}
+        assert problem(served.http.post(MESSAGES, content=pieces(), headers=headers))["code"] == "D1009"
 
 
 def test_messages_reach_every_reader(served: Served) -> None:
