@@ -126,6 +126,11 @@ def main() -> None:
         bob.run("notify", cat.peer_id, "news", "lunch is ready")
         expect("lunch is ready", finish(cat, listening))
 
+        subscribed = cat.start("subscribe", "chat", "--count", "1", "--raw")
+        # Queued: should the subscription still be on its way to bob, the message waits for it.
+        bob.run("publish", "chat", "hello everyone", "--on-no-peers", "queue")
+        expect("hello everyone", finish(cat, subscribed))
+
         source = Path(root) / "photo.bin"
         source.write_bytes(os.urandom(4_000_000))
         inbox = Path(root) / "inbox"
