@@ -3,6 +3,7 @@
 import logging
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Final
 
 import trio
@@ -58,6 +59,10 @@ logger = logging.getLogger("dep2p.io")
 _AUTHORS_CACHED_MAX: Final = 4_096
 _MANY_BYTES: Final = 1_048_576
 """An RPC with more messages than this is encoded one by one, so that a full queue ends it early."""
+_IDONTWANT_IDS_MAX: Final = 10
+"""go and js read no more out of one RPC."""
+_BUSY_MAX_S: Final = 2.0
+"""So long, of the three heartbeats that tell of a message, a busy node may pass over what it is told."""
 
 
 def params_from(limits: Limits) -> GossipParams:
@@ -119,6 +124,8 @@ class PubSub:
         self._authors: dict[bytes, PeerId] = {}
         self._timer = DeadlineTimer(self._on_time)
         self._holds: dict[object, None] = {}
+        self._busy_since_s = self._busy_until_s = float("-inf")
+        self._unwanted: dict[tuple[PeerId, ...], list[bytes]] = {}
         self._links = PubSubLinks(self, host, neighbours, wire, limits, self.counters_by_name)
         self._publishing = Publishing(self, self._router, self._links, limits, params, self.counters_by_name)
         self._validation = Validation(
@@ -260,9 +267,21 @@ class PubSub:
         queue = self._links.queue_of(peer)
         if queue is not None and queue.has_messages:
             self._spare(queue, rpc)
+        if rpc.ihave and now < self._busy_until_s and now - self._busy_since_s < _BUSY_MAX_S:
+            # What it tells of is most likely among what waits here; the next heartbeats tell again of what is not.
+            self.counters_by_name["ihave_passed_over_busy"] += len(rpc.ihave)
+            rpc = replace(rpc, ihave=())
         effects = self._router.receive(peer, rpc, now)
         if effects:
             self.perform(effects, now)
+
+    def received_all(self) -> None:
+        """For the links: these were all RPCs of one read. IDONTWANT of several messages goes out as one RPC."""
+        if self._unwanted:
+            unwanted, self._unwanted = self._unwanted, {}
+            for peers, ids in unwanted.items():
+                for start in range(0, len(ids), _IDONTWANT_IDS_MAX):
+                    self._send_now(peers, Rpc(idontwant=tuple(ids[start : start + _IDONTWANT_IDS_MAX])), Lane.CONTROL)
 
     def _spare(self, queue: PeerQueue, rpc: Rpc) -> None:
         """What the peer sends or says it has, it need not be sent: most copies of a burst end here."""
@@ -287,6 +306,10 @@ class PubSub:
         """Take nothing from any neighbour until `release`."""
         if not self._holds:
             self.counters_by_name["receiving_paused"] += 1
+            now = trio.current_time()
+            if now >= self._busy_until_s:
+                self._busy_since_s = now
+            self._busy_until_s = now + self.params.heartbeat_interval_s
         self._holds[who] = None
         self._links.is_held = True
 
@@ -357,18 +380,24 @@ class PubSub:
 
     def _send(self, send: Send) -> None:
         rpc, lane = send.rpc, send.lane
+        if rpc.idontwant and lane == Lane.CONTROL and rpc == Rpc(idontwant=rpc.idontwant):
+            self._unwanted.setdefault(send.peers, []).extend(rpc.idontwant)
+            return
+        self._send_now(send.peers, rpc, lane)
+
+    def _send_now(self, peers: tuple[PeerId, ...], rpc: Rpc, lane: Lane) -> None:
         messages = rpc.messages
         if len(messages) > 1 and sum([len(message.wire) for message in messages]) > _MANY_BYTES:
             for message in messages:
                 one = Rpc((message,))
                 for payload in self._encode(one):
-                    self._put(send.peers, one, lane, self._wire.frame(payload))
+                    self._put(peers, one, lane, self._wire.frame(payload))
             return
         payloads = self._encode(rpc)
         if len(payloads) == 1:
-            self._put(send.peers, rpc, lane, self._wire.frame(payloads[0]))
+            self._put(peers, rpc, lane, self._wire.frame(payloads[0]))
         elif payloads:
-            self._put(send.peers, rpc, lane, b"".join([self._wire.frame(payload) for payload in payloads]))
+            self._put(peers, rpc, lane, b"".join([self._wire.frame(payload) for payload in payloads]))
 
     def _put(self, peers: tuple[PeerId, ...], rpc: Rpc, lane: Lane, frame: bytes) -> None:
         links = self._links

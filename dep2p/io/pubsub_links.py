@@ -43,6 +43,8 @@ class LinksOwner(Protocol):
 
     def receive(self, peer: PeerId, payload: bytes) -> None: ...
 
+    def received_all(self) -> None: ...
+
     def malformed(self, peer: PeerId, detail: str) -> None: ...
 
     def gossip_dropped(self, peer: PeerId, rpc: Rpc) -> None: ...
@@ -78,6 +80,7 @@ class PubSubLinks:
         self._writes = 0
         self._items_written = 0
         self.receive = owner.receive
+        self.received_all = owner.received_all
         self.malformed = owner.malformed
 
     async def run(self, nursery: trio.Nursery, *, task_status: trio.TaskStatus[None]) -> None:

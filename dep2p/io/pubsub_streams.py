@@ -60,6 +60,10 @@ class InboundOwner(Protocol):
 
     def receive(self, peer: PeerId, payload: bytes) -> None: ...
 
+    def received_all(self) -> None:
+        """Nothing more was in this read."""
+        ...
+
     def malformed(self, peer: PeerId, detail: str) -> None: ...
 
     def inbound_ended(self, stream: "InboundStream") -> None: ...
@@ -106,6 +110,7 @@ class InboundStream:
                 self.refuse()
                 return
             owner.receive(peer, backlog.popleft())
+        owner.received_all()
         if self._is_over:
             return
         if backlog or owner.is_held:

@@ -230,3 +230,29 @@ async def test_parameters_of_the_router_can_be_given(autojump_clock: Clock) -> N
         async with a.subscribe() as messages:
             await a.publish(b"to myself too")
             assert await take(messages, 1) == [b"to myself too"]
+
+
+async def test_what_large_messages_need_not_be_sent_again_is_said_for_many_at_once(autojump_clock: Clock) -> None:
+    async with pubsub_nodes(3) as nodes:
+        a, b, _ = await joined(nodes)
+        async with b.subscribe() as messages:
+            for _number in range(200):
+                await a.publish(bytes(2_000))
+            await take(messages, 200)
+        # At most a forward for each, and an IDONTWANT for each read: not one for each message.
+        assert nodes[1].counters()["pubsub_rpcs_written"] < 260
+
+
+async def test_a_node_that_is_behind_passes_over_gossip_for_a_while_and_still_gets_all(autojump_clock: Clock) -> None:
+    limits = Limits(pubsub_validating_max=16)
+    async with pubsub_nodes(
+        6, limits=limits, pubsub_params=GossipParams(d=2, d_lo=2, d_hi=2, d_score=1, d_out=0)
+    ) as nodes:
+        topics = await joined(nodes)
+        async with topics[1].subscribe() as messages:
+            for number in range(1_500):
+                await topics[0].publish(b"%d" % number)
+                if not number % 100:
+                    await trio.sleep(0.3)
+            assert sorted(await take(messages, 1_500)) == sorted(b"%d" % number for number in range(1_500))
+        assert any(node.counters().get("pubsub_ihave_passed_over_busy", 0) for node in nodes)
