@@ -364,6 +364,8 @@ class PubSub:
             case Disconnect(peer, reason):
                 self.counters_by_name[f"disconnect_hints_{reason.replace(' ', '_')}"] += 1
                 logger.info("%s is of no use to pub/sub: %s", peer, reason)
+                # As long as the connection lives there is hope: tried on, with pauses of up to half a minute.
+                self._links.open(peer)
             case PublishExpired(_, message):
                 logger.warning("a publish to %r found no peer in time: dropped", message.topic)
             case Dial(peer, _):

@@ -202,7 +202,7 @@ class PubSubLinks:
         if self._known.get(peer) is not known or self._nursery is None:
             return
         known.queue.clear(keep_messages=True)
-        lived_s = trio.current_time() - opened_s
+        lived_s = trio.current_time() - opened_s if is_known_to_router else 0.0
         known.quick_ends = known.quick_ends + 1 if lived_s < QUICK_END_S else 0
         if supported or known.inbound:
             self._owner.handle(StreamDown(peer))
@@ -316,10 +316,17 @@ class PubSubLinks:
     # Watching
 
     @property
+    def is_running(self) -> bool:
+        """Streams are opened and accepted."""
+        return self._nursery is not None
+
+    @property
     def has_unsent(self) -> bool:
         """Something waits to be handed to the transport."""
         return any(
-            known.stream is not None and (known.queue.items or known.stream.unsent_bytes)
+            known.stream is not None
+            and not known.queue.is_slow
+            and (known.queue.waiting_bytes or known.stream.unsent_bytes)
             for known in self._known.values()
         )
 

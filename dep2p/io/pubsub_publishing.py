@@ -106,7 +106,7 @@ class Publishing:
     async def _wait_for_room(self, topic: str, size: int) -> None:
         """Until every peer that would get it has room, but for those that are too slow."""
         counted = False
-        while self._blocking(topic, size + RPC_OVERHEAD_BYTES):
+        while self._links.is_running and self._blocking(topic, size + RPC_OVERHEAD_BYTES):
             if not counted:
                 counted = True
                 self._counters["publishes_delayed_full_queue"] += 1

@@ -19,6 +19,8 @@ from dep2p import (
     TooManyTopicsError,
     TopicNotFoundError,
 )
+from dep2p.host.interface import ByteStream
+from dep2p.io.pubsub_wire import pubsub_protocol
 from dep2p.testing import MemoryNetwork
 from tests.io.pubsub_support import host_of, joined, pubsub_nodes, take, until
 
@@ -256,3 +258,27 @@ async def test_a_node_that_is_behind_passes_over_gossip_for_a_while_and_still_ge
                     await trio.sleep(0.3)
             assert sorted(await take(messages, 1_500)) == sorted(b"%d" % number for number in range(1_500))
         assert any(node.counters().get("pubsub_ihave_passed_over_busy", 0) for node in nodes)
+
+
+async def test_a_peer_that_ends_every_stream_for_a_minute_is_tried_on_and_found_again(autojump_clock: Clock) -> None:
+    async with pubsub_nodes(2) as nodes:
+        a, b = await joined(nodes)
+        host = host_of(nodes[1])
+        protocol = pubsub_protocol(nodes[1].realm().realm_id)
+        serve = host.handlers[protocol]
+        attempts = 0
+
+        async def refuse(stream: ByteStream) -> None:
+            nonlocal attempts
+            attempts += 1
+            stream.reset()
+
+        host.set_stream_handler(protocol, refuse)
+        nodes[1].pubsub()._links.reset_inbound(nodes[0].peer_id)  # pyright: ignore[reportPrivateUsage]
+        await trio.sleep(60)
+        assert 3 <= attempts <= 12
+        host.set_stream_handler(protocol, serve)
+        await trio.sleep(40)
+        async with b.subscribe() as messages:
+            await a.publish(b"found")
+            assert await take(messages, 1) == [b"found"]
