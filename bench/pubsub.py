@@ -32,6 +32,8 @@ _MANY_PACED_PER_S = 10.0
 _PACED_MIN = 10
 _EACH_MIN = 5
 """Messages of one publisher in a round: of ten, js-libp2p delivers few a second."""
+_WARM_MESSAGES = 4_000
+"""Of two processes before the first round: js-libp2p halves its time for a message while its code is compiled."""
 _QUICK_ROUNDS = 3
 _BURSTS = 3
 _COUNT_MAX = 100_000
@@ -81,6 +83,9 @@ async def _two_and_burst(run: Run) -> list[Result]:
         ours, js, py = await _start_groups(run, crew, (run.ours, "js", "libp2p"), 2)
         # Its queue holds 32 entries, two for each message, and drops what does not fit.
         py.batch = 8
+        if run.effort != TINY:
+            for group in (ours, js):
+                await fly(group, _WARM_MESSAGES)
         samples = await alternate(run, crew, [_measure(run, group) for group in (ours, js, py)])
         burst = await _burst(run, crew, ours.workers, js.workers, py.workers)
     return [
