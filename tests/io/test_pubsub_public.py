@@ -1,0 +1,114 @@
+"""Public pub/sub between nodes of ours; against js-libp2p see tests/interop."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from dep2p import Message, Node, NotInRealmError, PublicPubSub, Realm
+from dep2p.gossipsub.signing import SigningPolicy
+from dep2p.io.pubsub_wire import MESHSUB_1_1, MESHSUB_1_2
+from dep2p.testing import MemoryNetwork
+from tests.io.pubsub_support import host_of, pubsub_nodes, take, until
+
+Clock = trio.testing.MockClock
+UNSIGNED = PublicPubSub(policy=SigningPolicy.STRICT_NO_SIGN)
+
+
+@asynccontextmanager
+async def public_pair(
+    first: bool | PublicPubSub = True, second: bool | PublicPubSub = True
+) -> AsyncGenerator[tuple[Node, Node], None]:
+    """Two connected nodes in no realm."""
+    network = MemoryNetwork()
+    a_host, b_host = network.host(), network.host()
+    async with (
+        Node.open(host=a_host, identity=a_host.identity, public_pubsub=first) as a,
+        Node.open(host=b_host, identity=b_host.identity, public_pubsub=second) as b,
+    ):
+        await a.host.dial(b.peer_id, b.listen_addrs())
+        yield a, b
+
+
+@pytest.mark.parametrize("options", [PublicPubSub(), UNSIGNED, PublicPubSub(protocols=(MESHSUB_1_1,))], ids=repr)
+async def test_nodes_in_no_realm_exchange_messages(autojump_clock: Clock, options: PublicPubSub) -> None:
+    async with public_pair(options, options) as (a, b):
+        topic_a, topic_b = await a.join("chat", public=True), await b.join("chat", public=True)
+        await until(lambda: bool(topic_a.mesh() and topic_b.mesh()))
+        async with topic_b.subscribe() as messages:
+            await topic_a.publish(b"hello")
+            message = await anext(messages)
+            assert isinstance(message, Message)
+            assert message.data == b"hello"
+            assert message.sender == (a.peer_id if options.policy is SigningPolicy.STRICT_SIGN else None)
+        assert topic_a.realm_id is None
+        assert a.counters()["public_pubsub_router_published"] == 1
+
+
+async def test_an_older_and_a_newer_node_agree_on_the_older_version(autojump_clock: Clock) -> None:
+    async with public_pair(PublicPubSub(protocols=(MESHSUB_1_1,)), PublicPubSub()) as (a, b):
+        topic_a, topic_b = await a.join("chat", public=True), await b.join("chat", public=True)
+        await until(lambda: bool(topic_a.mesh() and topic_b.mesh()))
+        protocols = {stream.protocol for one in host_of(a).connections() for stream in one.streams}
+        assert MESHSUB_1_1 in protocols
+        assert MESHSUB_1_2 not in protocols
+
+
+async def test_nodes_with_different_signing_policies_take_nothing_of_each_other(autojump_clock: Clock) -> None:
+    async with public_pair(True, UNSIGNED) as (a, b):
+        topic_a, topic_b = await a.join("chat", public=True), await b.join("chat", public=True)
+        await until(lambda: bool(topic_a.mesh() and topic_b.mesh()))
+        async with topic_a.subscribe() as to_a, topic_b.subscribe() as to_b:
+            await topic_a.publish(b"signed")
+            await topic_b.publish(b"unsigned")
+            await trio.sleep(2)
+            assert len(to_a) == len(to_b) == 0
+        assert a.counters()["public_pubsub_router_rejected_missing_signature"] >= 1
+        assert b.counters()["public_pubsub_router_rejected_unexpected_signature"] >= 1
+
+
+async def test_a_realms_topic_and_a_public_one_of_the_same_name_are_two(autojump_clock: Clock) -> None:
+    async with pubsub_nodes(2, public_pubsub=True) as nodes:
+        private = [await node.join("chat") for node in nodes]
+        public = [await node.join("chat", public=True) for node in nodes]
+        await until(lambda: all(topic.mesh() for topic in (*private, *public)))
+        async with private[1].subscribe() as secret, public[1].subscribe() as open_to_all:
+            await private[0].publish(b"secret")
+            await public[0].publish(b"open")
+            assert await take(secret, 1) == [b"secret"]
+            assert await take(open_to_all, 1) == [b"open"]
+            assert len(secret) == len(open_to_all) == 0
+        assert [status.realm_id is None for status in nodes[0].topics()] == [False, True]
+
+
+async def test_where_it_is_off_joining_says_how_to_turn_it_on(autojump_clock: Clock) -> None:
+    async with pubsub_nodes(1, realm=Realm.generate("team")) as (node,):
+        with pytest.raises(NotInRealmError, match="public_pubsub=True"):
+            await node.join("chat", public=True)
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xff" * 9, b"\xff\xff\xff\x7f", b"\x05\x12\x7f\x00\x00\x00", b"\x02\x12\x05"], ids=repr
+)
+async def test_bytes_that_are_no_rpc_end_that_stream_only(autojump_clock: Clock, data: bytes) -> None:
+    async with public_pair() as (a, b):
+        topic_a, topic_b = await a.join("chat", public=True), await b.join("chat", public=True)
+        await until(lambda: bool(topic_a.mesh() and topic_b.mesh()))
+        (connection,) = host_of(a).connections()
+        stream = await connection.open_stream(MESHSUB_1_2)
+        for byte in data:
+            stream.write_nowait(bytes((byte,)))
+        await until(lambda: stream.is_write_closed)
+        assert b.counters()["public_pubsub_rpcs_malformed"] == 1
+        async with topic_a.subscribe() as messages:
+            await topic_b.publish(b"still here")
+            assert await take(messages, 1) == [b"still here"]
+
+
+def test_wrong_options_are_refused() -> None:
+    with pytest.raises(ValueError, match="message id profile"):
+        PublicPubSub(message_ids="swift")
+    with pytest.raises(ValueError, match="meshsub"):
+        PublicPubSub(protocols=("/floodsub/1.0.0",))
