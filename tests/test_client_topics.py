@@ -16,7 +16,8 @@ from dep2p.errors import (
     TooManyTopicsError,
     TopicNotFoundError,
 )
-from tests.daemon.fake_node import ANN, BOB, FakePubSub
+from tests.daemon.fake_node import ANN, BOB
+from tests.daemon.fake_pubsub import FakePubSub
 from tests.daemon.harness import Served, serving
 
 Run = Callable[[Callable[[Client], Awaitable[None]]], None]

@@ -1,6 +1,5 @@
 """A node without a network, for tests of the control API: its peers do what their request's name says."""
 
-from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ from dep2p.errors import (
     HandlerError,
     MessageTooLargeError,
     NoHandlerError,
-    NoPeersSubscribedError,
     NotInRealmError,
     NotMemberError,
     OverloadedError,
@@ -27,13 +25,12 @@ from dep2p.errors import (
 )
 from dep2p.host.interface import ByteStream, Connection, Direction, HostEvent, PeerConnected
 from dep2p.identity import Identity
-from dep2p.io.pubsub_items import Message as TopicMessage
-from dep2p.io.pubsub_items import OnFull, OnNoPeers, PublishResult, TopicStatus
-from dep2p.io.pubsub_subscription import Subscription
+from dep2p.io.pubsub_items import TopicStatus
 from dep2p.limits import Limits
 from dep2p.realm.interface import MemberEvent
 from dep2p.realm.secret import Realm
 from dep2p.types import Headers, PeerId, RealmId, parse_peer_id
+from tests.daemon.fake_pubsub import FakePubSub, FakeTopic
 
 ME = Identity(bytes(32)).peer_id
 ANN = Identity(bytes([1]) * 32).peer_id
@@ -237,90 +234,6 @@ class FakeMessaging:
         return {peer: None if peer == ANN else FAILURES["overloaded"] for peer in peers}
 
 
-class FakeTopic:
-    """A handle of a joined topic; its subscriptions are the library's own."""
-
-    def __init__(self, pubsub: "FakePubSub", name: str) -> None:
-        self._pubsub = pubsub
-        self.name = name
-        self.realm_id = pubsub.realm_id
-        self.is_joined = True
-
-    def subscribe(self, *, buffer_items: int, buffer_bytes: int, on_full: OnFull) -> Subscription:
-        return Subscription(self._pubsub, buffer_items, buffer_bytes, on_full)
-
-    async def leave(self) -> None:
-        await trio.lowlevel.checkpoint()
-        if self.is_joined:
-            self.is_joined = False
-            self._pubsub.handles[self.name] -= 1
-
-
-class FakePubSub:
-    """Pub/sub of one realm. ANN and BOB are subscribed to every topic but those that start with "empty"."""
-
-    def __init__(self, realm_id: RealmId | None) -> None:
-        self.realm_id = realm_id
-        self.handles: Counter[str] = Counter()
-        self.subscriptions: dict[Subscription, None] = {}
-        self.held: list[Subscription] = []
-        self.published: list[tuple[str, bytes, OnNoPeers]] = []
-        self.let_go = trio.Event()
-        self.let_go.set()
-
-    async def publish(self, topic: str, data: bytes, *, wait: bool, on_no_peers: OnNoPeers) -> PublishResult:
-        assert wait
-        await trio.lowlevel.checkpoint()
-        await self.let_go.wait()
-        empty = topic.startswith("empty")
-        if empty and on_no_peers == "error":
-            raise NoPeersSubscribedError(f"nobody is subscribed to {topic!r}")
-        if data == b"too much":
-            raise RateLimitedError("slow down", 250)
-        self.published.append((topic, data, on_no_peers))
-        message_id = len(self.published).to_bytes(2, "big")
-        return PublishResult(message_id, () if empty else (ANN, BOB), empty and on_no_peers == "queue", ())
-
-    def has_joined(self, name: str) -> bool:
-        return self.handles[name] > 0
-
-    def peers(self, topic: str) -> list[PeerId]:
-        return [] if topic.startswith("empty") else [ANN, BOB]
-
-    def mesh(self, topic: str) -> list[PeerId]:
-        return self.peers(topic)[:1]
-
-    def scores(self) -> dict[PeerId, float]:
-        return {ANN: 1.25, STRANGER: -3.0}
-
-    def topics(self) -> list[TopicStatus]:
-        buffered = sum(map(len, self.subscriptions))
-        return [
-            TopicStatus(name, self.realm_id, 2, 1, len(self.subscriptions), buffered)
-            for name, handles in self.handles.items()
-            if handles
-        ]
-
-    def deliver(self, data: bytes, number: int = 1, topic: str = "chat") -> None:
-        """A message of ANN for every subscription."""
-        for subscription in list(self.subscriptions):
-            subscription.put(TopicMessage(topic, data, ANN, number, number.to_bytes(2, "big"), BOB))
-
-    def open_subscription(self, subscription: Subscription) -> None:
-        self.subscriptions[subscription] = None
-
-    def close_subscription(self, subscription: Subscription) -> None:
-        self.subscriptions.pop(subscription, None)
-
-    def subscription_full(self, subscription: Subscription) -> None:
-        self.held.append(subscription)
-
-    def subscription_low(self, subscription: Subscription) -> None:
-        self.held.remove(subscription)
-
-    def count_lagged(self, policy: OnFull) -> None: ...
-
-
 @dataclass
 class FakeMember:
     """A member."""
@@ -388,7 +301,7 @@ class FakeNode:
     def _add(self, realm: Realm) -> None:
         messaging = FakeMessaging(self, realm.realm_id)
         self._realms[realm.realm_id] = realm, messaging
-        self.pubsubs[realm.realm_id] = FakePubSub(realm.realm_id)
+        self.pubsubs[realm.realm_id] = FakePubSub(realm.realm_id, ANN, BOB)
         for only, register in self._registered:
             if only is None:
                 register(messaging)

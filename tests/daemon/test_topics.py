@@ -12,7 +12,8 @@ import pytest
 
 from dep2p.daemon.bounds import ControlBounds
 from dep2p.io.pubsub_items import OnNoPeers
-from tests.daemon.fake_node import ANN, BOB, FakePubSub
+from tests.daemon.fake_node import ANN, BOB
+from tests.daemon.fake_pubsub import FakePubSub
 from tests.daemon.harness import Served, serving
 from tests.daemon.test_subscriptions import framed, lines
 
