@@ -107,7 +107,7 @@ class FrameDecoder:
 
     def __init__(self, payload_bytes_max: int) -> None:
         self._payload_bytes_max = payload_bytes_max
-        self._rest = b""  # the start of a frame; less than a small frame
+        self._rest: bytes = b""  # the start of a frame; less than a small frame
         self._large = bytearray()  # the start of a large frame, whose header has been checked
         self._large_bytes = 0
         self._skip_bytes = 0
