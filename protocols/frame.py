@@ -109,8 +109,8 @@ class FrameDecoder:
         self._payload_bytes_max = payload_bytes_max
         self._rest: bytes = b""  # the start of a frame; less than a small frame
         self._large = bytearray()  # the start of a large frame, whose header has been checked
-        self._large_bytes = 0
-        self._skip_bytes = 0
+        self._large_bytes: int = 0
+        self._skip_bytes: int = 0
         self.error: ProtocolError | None = None
         self.error_req_id = 0
         """The req_id of a frame over the cap, so that its sender learns which message was too large; else 0."""

@@ -61,7 +61,7 @@ _MANY_BYTES: Final = 1_048_576
 """An RPC with more messages than this is encoded one by one, so that a full queue ends it early."""
 _IDONTWANT_IDS_MAX: Final = 10
 """go and js read no more out of one RPC."""
-_BUSY_MAX_S: Final = 2.0
+_BUSY_MAX_S: Final = 0.0
 """So long, of the three heartbeats that tell of a message, a busy node may pass over what it is told."""
 
 
@@ -307,7 +307,8 @@ class PubSub:
         if not self._holds:
             self.counters_by_name["receiving_paused"] += 1
             now = trio.current_time()
-            if now >= self._busy_until_s:
+            if now >= self._busy_until_s + self.params.mcache_windows * self.params.heartbeat_interval_s:
+                # Not sooner: a message told of in three heartbeats must not meet a pause each time.
                 self._busy_since_s = now
             self._busy_until_s = now + self.params.heartbeat_interval_s
         self._holds[who] = None
