@@ -61,7 +61,7 @@ _MANY_BYTES: Final = 1_048_576
 """An RPC with more messages than this is encoded one by one, so that a full queue ends it early."""
 _IDONTWANT_IDS_MAX: Final = 10
 """go and js read no more out of one RPC."""
-_BUSY_MAX_S: Final = 0.0
+_BUSY_MAX_S: Final = 1.5
 """So long, of the three heartbeats that tell of a message, a busy node may pass over what it is told."""
 
 

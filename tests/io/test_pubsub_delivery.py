@@ -248,7 +248,7 @@ async def test_what_large_messages_need_not_be_sent_again_is_said_for_many_at_on
 async def test_a_node_that_is_behind_passes_over_gossip_for_a_while_and_still_gets_all(autojump_clock: Clock) -> None:
     limits = Limits(pubsub_validating_max=16)
     async with pubsub_nodes(
-        6, limits=limits, pubsub_params=GossipParams(d=2, d_lo=2, d_hi=2, d_score=1, d_out=0)
+        6, limits=limits, pubsub_params=GossipParams(d=2, d_lo=1, d_hi=4, d_score=1, d_out=0)
     ) as nodes:
         topics = await joined(nodes)
         async with topics[1].subscribe() as messages:
