@@ -85,7 +85,7 @@ async def test_a_subscriber_waits_while_messages_come_and_no_longer(autojump_clo
 
 
 async def test_without_node_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    def find_nothing(_name: str) -> None:
+    def find_nothing(_name: str, path: str | None = None) -> None:
         return None
 
     monkeypatch.setattr(shutil, "which", find_nothing)
