@@ -16,7 +16,7 @@ def _prefer_bundled_node() -> None:
 
 
 def _take_interrupts() -> None:
-    """A suite that a shell started in the background ignores SIGINT, and so would every process that tests interrupt."""
+    """A suite started in the background by a shell ignores SIGINT, and so would every process that tests interrupt."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
