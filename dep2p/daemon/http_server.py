@@ -287,8 +287,11 @@ class _Connection:
         """Cut it when the client is gone and the reader, being busy, cannot see it."""
         if not self._handling or self._all_of_it is None or not isinstance(self._stream, trio.SocketStream):
             return
+        descriptor = self._stream.socket.fileno()
+        if descriptor < 0:
+            return  # closed in this very step, and about to be forgotten
         poll = select.poll()
-        poll.register(self._stream.socket.fileno(), _HANGUP_EVENTS)
+        poll.register(descriptor, _HANGUP_EVENTS)
         if poll.poll(0):
             self._broken = True
             self._all_of_it.cancel()

@@ -125,8 +125,9 @@ def serving(
         finally:
             if started:
                 started[0].http.close()
-                started[0].do(started[0].stop.set)
+                with contextlib.suppress(trio.RunFinishedError):
+                    started[0].do(started[0].stop.set)
             worker.join(10)
-        if failed:
-            raise failed[0]
+            if failed:
+                raise failed[0]  # also when the test failed: its failure may be no more than the echo
         assert not worker.is_alive(), "the control API did not stop"
