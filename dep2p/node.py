@@ -19,9 +19,10 @@ from dep2p.io.messaging import Messaging, NotifyHandler, RequestHandler, StreamH
 from dep2p.io.pubsub import PubSub
 from dep2p.io.pubsub_wire import PublicPubSub
 from dep2p.limits import Limits
-from dep2p.node_arguments import check_arguments, check_decorated, check_handler
+from dep2p.node_arguments import check_arguments, check_decorated, check_handler, split_addr
 from dep2p.node_messaging import MessagingVerbs, RealmChoice
 from dep2p.node_pubsub import PubSubs, PubSubVerbs
+from dep2p.node_services import NodeServices, RealmParts, RealmServices
 from dep2p.realm.interface import MemberEvent
 from dep2p.realm.membership import Membership
 from dep2p.realm.secret import Realm
@@ -53,6 +54,7 @@ class _Joined:
     membership: Membership
     messaging: Messaging
     pubsub: PubSub
+    services: RealmServices
     scope: trio.CancelScope
     ended: trio.Event
 
@@ -81,6 +83,7 @@ class Node(MessagingVerbs, PubSubVerbs):
         data_dir: Path | None,
         nursery: trio.Nursery,
         pubsubs: PubSubs,
+        services: NodeServices,
     ) -> None:
         self.host = host
         self.identity = identity
@@ -93,6 +96,7 @@ class Node(MessagingVerbs, PubSubVerbs):
         self._member_listeners: dict[object, Callable[[RealmId, MemberEvent], None]] = {}
         self._rng = random.SystemRandom()
         self._pubsubs = pubsubs
+        self._services = services
         self._draining = False
         self._drained = trio.Event()
         self.started_at_s = trio.current_time()
@@ -163,10 +167,13 @@ class Node(MessagingVerbs, PubSubVerbs):
                 raise ValueError(
                     f"the host is {host.peer_id}, the identity {identity.peer_id}: give the host's identity"
                 )
+            services = NodeServices(host, identity, limits, directory)
+            stack.push_async_callback(services.aclose)
             async with trio.open_nursery() as nursery:
                 pubsubs = PubSubs(host, identity, limits, pubsub_params, pubsub_scores, tracing=trace)
                 await pubsubs.start(nursery, public_pubsub, None if trace_json is None else Path(trace_json))
-                node = cls(host, identity, limits, directory, nursery, pubsubs)
+                await services.start(nursery)
+                node = cls(host, identity, limits, directory, nursery, pubsubs, services)
                 for peer, addr in bootstrap_peers:
                     node.remember(peer, [addr])
                 try:
@@ -224,7 +231,8 @@ class Node(MessagingVerbs, PubSubVerbs):
         membership = Membership(realm, self.host, self.identity, self.limits, records_path=records, rng=self._rng)
         messaging = Messaging(self.host, membership, realm.realm_id, self.limits, rng=self._rng)
         pubsub = self._pubsubs.of_realm(realm, membership)
-        joined = _Joined(realm, membership, messaging, pubsub, trio.CancelScope(), trio.Event())
+        services = self._services.of_realm(RealmParts(realm, membership, messaging, pubsub))
+        joined = _Joined(realm, membership, messaging, pubsub, services, trio.CancelScope(), trio.Event())
         for registration in self._registrations:
             self._apply(registration, joined)
         membership.subscribe(lambda event: self._tell_members(realm.realm_id, event))
@@ -238,6 +246,8 @@ class Node(MessagingVerbs, PubSubVerbs):
                 async with trio.open_nursery() as nursery:
                     await nursery.start(joined.messaging.run)
                     await nursery.start(joined.pubsub.run)
+                    for _name, service in joined.services.each():
+                        await nursery.start(service.run)
                     await nursery.start(joined.membership.run)
                     self._joined[joined.realm.realm_id] = joined
                     task_status.started()
@@ -254,6 +264,8 @@ class Node(MessagingVerbs, PubSubVerbs):
         """
         joined = self._pick(realm)
         try:
+            for _name, service in joined.services.each():
+                await service.drain()
             await joined.pubsub.leave_all()
             await joined.messaging.drain()
             await joined.membership.leave()
@@ -328,7 +340,12 @@ class Node(MessagingVerbs, PubSubVerbs):
         Returns the connection and the names of the realms in which the peer is a verified member now.
         Raises PeerNotFoundError, or ValueError for a malformed address.
         """
-        peer, addrs = (parse_peer_id(addr), []) if not addr.startswith("/") else _as_list(split_addr(addr))
+        addrs: list[str] = []
+        if addr.startswith("/"):
+            peer, full = split_addr(addr)
+            addrs = [full]
+        else:
+            peer = parse_peer_id(addr)
         # Not kept before it is known to be right: what identify says of a live peer goes into the peer store.
         connection = await self.host.dial(peer, addrs, timeout_s=timeout_s)
         verified: list[str] = []
@@ -451,6 +468,8 @@ class Node(MessagingVerbs, PubSubVerbs):
             with trio.move_on_after(self.limits.drain_timeout_s):
                 async with trio.open_nursery() as nursery:
                     for joined in list(self._joined.values()):
+                        for _name, service in joined.services.each():
+                            nursery.start_soon(service.drain)
                         nursery.start_soon(joined.messaging.drain)
                     for pubsub in self.all_pubsubs():
                         nursery.start_soon(pubsub.drain)
@@ -465,6 +484,7 @@ class Node(MessagingVerbs, PubSubVerbs):
                 ("realm", joined.membership.counters()),
                 ("messaging", joined.messaging.counters()),
                 ("pubsub", joined.pubsub.counters()),
+                *((name, service.counters()) for name, service in joined.services.each()),
             ):
                 for name, count in counts.items():
                     key = f"{prefix}_{name}"
@@ -479,16 +499,5 @@ class Node(MessagingVerbs, PubSubVerbs):
             "realms": {each.realm.name: each.messaging.stats() for each in self._joined.values()},
             "pubsub": {each.realm.name: each.pubsub.stats() for each in self._joined.values()},
             "public_pubsub": [public.stats() for public in self._pubsubs.public],
+            "services": {each.realm.name: each.services.stats() for each in self._joined.values()},
         }
-
-
-def split_addr(addr: str) -> tuple[PeerId, str]:
-    """Peer id and whole address of a multiaddr that ends in ``/p2p/PEER``. Raises ``ValueError``."""
-    _head, separator, peer = addr.rpartition("/p2p/")
-    if not separator or not addr.startswith("/"):
-        raise ValueError(f"{addr!r} is not a full address: it must look like /ip4/192.0.2.1/tcp/4001/p2p/12D3KooW…")
-    return parse_peer_id(peer), addr
-
-
-def _as_list(pair: tuple[PeerId, str]) -> tuple[PeerId, list[str]]:
-    return pair[0], [pair[1]]

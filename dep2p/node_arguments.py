@@ -6,6 +6,7 @@ from inspect import iscoroutinefunction, isfunction
 import trio
 
 from dep2p.realm.secret import Realm
+from dep2p.types import PeerId, parse_peer_id
 
 
 def check_arguments(realm: object, realms: Iterable[object], **addrs: object) -> None:
@@ -30,3 +31,11 @@ def check_handler(function: object) -> None:
     """Raises ``TypeError`` for a plain def; other callables, and what wraps a function, may well give an awaitable."""
     if isfunction(function) and not iscoroutinefunction(function) and not hasattr(function, "__wrapped__"):
         raise TypeError(f"the handler {function.__name__}() must be an async def")
+
+
+def split_addr(addr: str) -> tuple[PeerId, str]:
+    """Peer id and whole address of a multiaddr that ends in ``/p2p/PEER``. Raises ``ValueError``."""
+    _head, separator, peer = addr.rpartition("/p2p/")
+    if not separator or not addr.startswith("/"):
+        raise ValueError(f"{addr!r} is not a full address: it must look like /ip4/192.0.2.1/tcp/4001/p2p/12D3KooW…")
+    return parse_peer_id(peer), addr

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from bench.sides.interface import Arrivals, DialTimes, Send
 from dep2p.io.messaging import MessageStream, Notice, Request
-from dep2p.node import Node, split_addr
+from dep2p.node import Node
+from dep2p.node_arguments import split_addr
 from dep2p.realm.secret import Realm
 from dep2p.types import PeerId
 

@@ -9,7 +9,8 @@ from bench.sides.pubsub import Received
 from dep2p.io.pubsub_items import Lagged
 from dep2p.io.pubsub_topic import Topic
 from dep2p.limits import Limits
-from dep2p.node import Node, split_addr
+from dep2p.node import Node
+from dep2p.node_arguments import split_addr
 from dep2p.realm.secret import Realm
 
 _TOPIC = "bench"

@@ -1,0 +1,82 @@
+"""What a node offers on top of messaging and pub/sub: made here, run and drained by the node, one set per realm."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Protocol, cast
+
+import trio
+
+from dep2p.host.interface import Host
+from dep2p.identity import Identity
+from dep2p.io.messaging import Messaging
+from dep2p.io.pubsub import PubSub
+from dep2p.limits import Limits
+from dep2p.realm.membership import Membership
+from dep2p.realm.secret import Realm
+
+
+class RealmService(Protocol):
+    """A part of a joined realm that runs until the realm is left."""
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled; ``task_status.started`` is called when peers can reach it."""
+        ...
+
+    async def drain(self) -> None:
+        """Take no new work and finish what is in flight; bounded by the caller's own deadline."""
+        ...
+
+    def counters(self) -> dict[str, int]:
+        """Monotonic counts by name; each drop and refusal has its reason in its name."""
+        ...
+
+    def stats(self) -> object:
+        """What is going on now, for people; plain values."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RealmParts:
+    """What the services of a realm are made from."""
+
+    realm: Realm
+    membership: Membership
+    messaging: Messaging
+    pubsub: PubSub
+
+
+@dataclass(frozen=True, slots=True)
+class RealmServices:
+    """The services of one joined realm; the name of each field is the prefix of its counters."""
+
+    def each(self) -> Iterator[tuple[str, RealmService]]:
+        """Name and service, in the order of starting."""
+        for field in fields(self):
+            yield field.name, cast(RealmService, getattr(self, field.name))
+
+    def stats(self) -> dict[str, object]:
+        """What each is doing now."""
+        return {name: service.stats() for name, service in self.each()}
+
+
+class NodeServices:
+    """Makes the services of one node alike, and holds what all its realms share."""
+
+    def __init__(self, host: Host, identity: Identity, limits: Limits, data_dir: Path | None) -> None:
+        self._host = host
+        self._identity = identity
+        self._limits = limits
+        self._data_dir = data_dir
+        self._rng = random.SystemRandom()
+
+    async def start(self, nursery: trio.Nursery) -> None:
+        """Start what is shared by all realms, before the first one is joined."""
+
+    async def aclose(self) -> None:
+        """Let go of files and threads, after the last realm was left; whoever cancels, this is carried through."""
+
+    def of_realm(self, parts: RealmParts) -> RealmServices:
+        """New ones, for a realm that is being joined."""
+        return RealmServices()
