@@ -146,6 +146,18 @@ class RealmSecretError(Dep2pError, ValueError):
     """A realm's name, secret or passphrase is not usable; the message says why and never shows the secret."""
 
 
+class StoreError(Dep2pError):
+    """A store cannot read or write; the text says what, why and what to do. Nothing that was acknowledged is lost."""
+
+
+class StoreFullError(StoreError):
+    """There is no room for more: nothing was written. Acknowledgements still work."""
+
+
+class StoreLockedError(StoreError):
+    """Another process has the store."""
+
+
 class ConfigError(Dep2pError):
     """A configuration value or key is wrong; the message names the place and the nearest right key.
 

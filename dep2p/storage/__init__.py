@@ -1,0 +1,1 @@
+"""Where queues and outboxes are kept: memory, SQLite, PostgreSQL, Redis."""

@@ -1,0 +1,56 @@
+"""The contract of a queue store. One test-suite, which every backend passes: tests/storage/test_store_contract.py."""
+
+from typing import Protocol
+
+from dep2p.protocols.queue.records import DeadRow, MessageRow, PartitionRecord, StoreBatch, StoreStatistics
+
+
+class QueueStore(Protocol):
+    """Keeps queues. Every method blocks and is called by one worker thread at a time; errors are `StoreError`s.
+
+    A store is owned by one process: `open` takes a lock and raises when another has it.
+    """
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether what was committed outlives the process."""
+        ...
+
+    def open(self) -> None:
+        """Create or migrate what is kept, lock it, and check that it is sound. Raises StoreError with what to do."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back. Idempotent."""
+        ...
+
+    def load(self) -> dict[str, bytes]:
+        """All definitions by key. Cheap: thousands of queues must not slow a start down."""
+        ...
+
+    def load_partition(self, partition: int) -> PartitionRecord:
+        """All of a partition but its messages; an empty record for one that was never written."""
+        ...
+
+    def scan(self, partition: int, from_seq: int, *, items_max: int, bytes_max: int) -> list[MessageRow]:
+        """Messages from ``from_seq`` on in rising order; at least one if there is any, however large."""
+        ...
+
+    def get(self, partition: int, seqs: list[int]) -> list[MessageRow]:
+        """These messages, in rising order; those that are gone are left out."""
+        ...
+
+    def scan_dead(self, channel: int, after_id: int, *, items_max: int) -> list[DeadRow]:
+        """Dead letters in the order of id."""
+        ...
+
+    def commit(self, batch: StoreBatch) -> None:
+        """Write all of it in one atomic step, durable on return as the store's ``sync`` says.
+
+        Raises StoreFullError (nothing was written; acks alone may still fit), StoreError.
+        """
+        ...
+
+    def statistics(self) -> StoreStatistics:
+        """Counts since `open`, and the size on disk."""
+        ...
