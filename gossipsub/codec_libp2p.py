@@ -79,7 +79,9 @@ class Libp2pCodec:
         signature = self._sign(SIGN_PREFIX + signed)
         wire = signed + encode_field(_SIGNATURE, signature) + (encode_field(_KEY, self._key) if self._key else b"")
         message_id = self._ids(self._author, seqno, topic, data, self._key)
-        return Message(message_id, self._author, seqno, topic, data, signature, self._key, b"", wire, 0, len(signed))
+        return Message(
+            message_id, self._author, seqno, topic, data, signature, self._key, b"", b"", wire, 0, len(signed)
+        )
 
     def authenticate(self, message: Message) -> str | None:
         """Under StrictNoSign there is nothing to check here; the policy itself is the router's."""
@@ -178,7 +180,7 @@ class Libp2pCodec:
         author, data, seqno = fields[_FROM] or b"", fields[_DATA] or b"", fields[_SEQNO] or b""
         signature, key = fields[_SIGNATURE] or b"", fields[_KEY] or b""
         message_id = self._ids(author, seqno, topic, data, key)
-        return Message(message_id, author, seqno, topic, data, signature, key, b"", wire, 0, signed_bytes)
+        return Message(message_id, author, seqno, topic, data, signature, key, b"", b"", wire, 0, signed_bytes)
 
 
 def _subscription(reader: ProtoReader, limits: DecodeLimits) -> Subscription:

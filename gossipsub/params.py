@@ -7,6 +7,8 @@ lists both side by side.
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
+from dep2p.gossipsub.batch_signing import BATCH_MAX
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GossipParams:
@@ -114,6 +116,8 @@ class GossipParams:
     """Own publishes a second, averaged (token bucket); 0 means no limit."""
     publish_burst: int = 10_000
     """Publishes that may come at once before `publish_rate_per_s` holds them."""
+    sign_batch_max: int = 16
+    """Own messages that wait to be written and share one signature; realm wire only. 1 signs each of them alone."""
     pending_publish_items_max: int = 1_000
     """Publishes that wait for a first peer of their topic, over all topics."""
     pending_publish_bytes_max: int = 8_388_608
@@ -214,6 +218,8 @@ class GossipParams:
             raise ValueError("rpc_bytes_max must hold a message of message_bytes_max, its topic and a signature")
         if self.rpc_bytes_max < self.rpc_control_bytes_max:
             raise ValueError("rpc_bytes_max must not be below rpc_control_bytes_max")
+        if not 1 <= self.sign_batch_max <= BATCH_MAX:
+            raise ValueError(f"sign_batch_max {self.sign_batch_max} must be between 1 and {BATCH_MAX}")
         if self.publish_rate_per_s and self.publish_burst < 1:
             raise ValueError("publish_burst must be at least 1 when publish_rate_per_s is set")
 

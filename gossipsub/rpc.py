@@ -3,14 +3,17 @@
 from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Message:
-    """A published message.
+    """A published message. Only its codec may change it, and only before anybody has encoded it.
 
     ``author`` is the publisher's peer id as multihash bytes and ``seqno`` 8 bytes big-endian; both are empty when the
     network does not sign. The codec fills in ``id`` by the topic's profile, and keeps in ``wire`` the bytes as they
     came (or as they go out), so that forwarding encodes nothing; the part of them that signature and MAC cover is
-    ``wire[signed_start:signed_end]``.
+    ``wire[signed_start:signed_end]``. ``wire`` is empty while an own message waits for its signature: see
+    :meth:`~dep2p.gossipsub.codec.Codec.compose`. ``proof`` shows that the signature of a batch covers it.
+
+    Neither this nor `Rpc` is frozen: making a frozen object costs several times as much, and they are made per message.
     """
 
     id: bytes
@@ -21,6 +24,7 @@ class Message:
     signature: bytes = b""
     key: bytes = b""
     mac: bytes = b""
+    proof: bytes = b""
     wire: bytes = field(default=b"", compare=False, repr=False)
     signed_start: int = field(default=0, compare=False, repr=False)
     signed_end: int = field(default=0, compare=False, repr=False)
@@ -59,9 +63,12 @@ class Prune:
     peers: tuple[PeerInfo, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rpc:
-    """One message between neighbours; every part may be empty. Graft holds topics; iwant and idontwant hold ids."""
+    """One message between neighbours; every part may be empty. Graft holds topics; iwant and idontwant hold ids.
+
+    Shared by all that send it: nobody changes it.
+    """
 
     messages: tuple[Message, ...] = ()
     subscriptions: tuple[Subscription, ...] = ()

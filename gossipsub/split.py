@@ -4,11 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
+from dep2p.gossipsub.batch_signing import PROOF_BYTES_MAX
 from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.rpc import IHave, Message, Prune, Rpc, Subscription
 
 ITEM_OVERHEAD_BYTES: Final = 16
 """At most so many bytes does either codec add to an item: tags, lengths, numbers."""
+SIGNING_BYTES_MAX: Final = 64 + 16 + PROOF_BYTES_MAX
+"""And so many signature, MAC and proof, of a message that has none yet."""
 RPC_BYTES: Final = 64
 """And so many to an RPC."""
 
@@ -64,7 +67,7 @@ def message_bytes(message: Message) -> int:
     """At most so long is an encoded message."""
     if message.wire:
         return len(message.wire) + ITEM_OVERHEAD_BYTES
-    fixed = len(message.author) + len(message.seqno) + len(message.signature) + len(message.key) + len(message.mac)
+    fixed = len(message.author) + len(message.seqno) + len(message.key) + SIGNING_BYTES_MAX
     return len(message.data) + 4 * len(message.topic) + fixed + 8 * ITEM_OVERHEAD_BYTES
 
 

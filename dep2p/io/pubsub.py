@@ -39,6 +39,7 @@ from dep2p.gossipsub.router import Router
 from dep2p.gossipsub.rpc import Message as RouterMessage
 from dep2p.gossipsub.rpc import Rpc
 from dep2p.gossipsub.score_params import ScoreParams
+from dep2p.gossipsub.split import RPC_BYTES, message_bytes
 from dep2p.gossipsub.trace import Trace, TraceBuffer
 from dep2p.host.interface import Host
 from dep2p.identity import Identity
@@ -47,7 +48,7 @@ from dep2p.io.pubsub_items import Message, OnFull, OnNoPeers, PublishResult, Top
 from dep2p.io.pubsub_links import PubSubLinks
 from dep2p.io.pubsub_neighbours import Neighbours
 from dep2p.io.pubsub_publishing import Publishing
-from dep2p.io.pubsub_queue import PeerQueue
+from dep2p.io.pubsub_queue import LateFrame, PeerQueue
 from dep2p.io.pubsub_topic import Topic, TopicState
 from dep2p.io.pubsub_validation import Validation
 from dep2p.io.pubsub_wire import Wire
@@ -390,19 +391,27 @@ class PubSub:
 
     def _send_now(self, peers: tuple[PeerId, ...], rpc: Rpc, lane: Lane) -> None:
         messages = rpc.messages
+        if len(messages) == 1 and not messages[0].wire:
+            late = LateFrame(lambda: self._frame_of(rpc), message_bytes(messages[0]) + RPC_BYTES)
+            self._put(peers, rpc, lane, late)
+            return
         if len(messages) > 1 and sum([len(message.wire) for message in messages]) > _MANY_BYTES:
             for message in messages:
                 one = Rpc((message,))
-                for payload in self._encode(one):
-                    self._put(peers, one, lane, self._wire.frame(payload))
+                frame = self._frame_of(one)
+                self._put(peers, one, lane, frame)
             return
+        frame = self._frame_of(rpc)
+        if frame:
+            self._put(peers, rpc, lane, frame)
+
+    def _frame_of(self, rpc: Rpc) -> bytes:
         payloads = self._encode(rpc)
         if len(payloads) == 1:
-            self._put(peers, rpc, lane, self._wire.frame(payloads[0]))
-        elif payloads:
-            self._put(peers, rpc, lane, b"".join([self._wire.frame(payload) for payload in payloads]))
+            return self._wire.frame(payloads[0])
+        return b"".join([self._wire.frame(payload) for payload in payloads])
 
-    def _put(self, peers: tuple[PeerId, ...], rpc: Rpc, lane: Lane, frame: bytes) -> None:
+    def _put(self, peers: tuple[PeerId, ...], rpc: Rpc, lane: Lane, frame: bytes | LateFrame) -> None:
         links = self._links
         for peer in peers:
             queue = links.queue_of(peer)

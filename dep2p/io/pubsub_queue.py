@@ -19,14 +19,39 @@ _UNSENT_HIGH_BYTES: Final = 131_072
 _UNSENT_LOW_BYTES: Final = 32_768
 
 
+class LateFrame:
+    """A frame that is made when the first of its recipients is written to: until then its message waits for company
+    under one signature."""
+
+    __slots__ = ("_frame", "_make", "_size")
+
+    def __init__(self, make: Callable[[], bytes], size: int) -> None:
+        """``size``: of the frame, at most."""
+        self._make = make
+        self._frame = b""
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def frame(self) -> bytes:
+        """The frame, made at the first call."""
+        if not self._frame:
+            self._frame = self._make()
+        return self._frame
+
+
 class _Entry:
-    """One encoded RPC; an empty frame when it need not be sent any more."""
+    """One RPC; an empty frame when it need not be sent any more."""
 
-    __slots__ = ("frame", "rpc")
+    __slots__ = ("frame", "message_id", "rpc", "size")
 
-    def __init__(self, frame: bytes, rpc: Rpc) -> None:
+    def __init__(self, frame: bytes | LateFrame, size: int, rpc: Rpc, message_id: bytes) -> None:
         self.frame = frame
+        self.size = size
         self.rpc = rpc
+        self.message_id = message_id
+        """Of the only message; empty for anything else."""
 
 
 class PeerQueue:
@@ -105,8 +130,8 @@ class PeerQueue:
             return True
         return len(lane) < self.items_max and self.bytes_by_lane[Lane.MESSAGE] + size <= self.bytes_max
 
-    def put(self, lane: Lane, frame: bytes, rpc: Rpc) -> bool:
-        """Queue one encoded RPC; False, and nothing done, when its lane is full."""
+    def put(self, lane: Lane, frame: bytes | LateFrame, rpc: Rpc) -> bool:
+        """Queue one RPC; False, and nothing done, when its lane is full."""
         size = len(frame)
         entries = self._lanes[lane]
         lane_bytes = self.bytes_by_lane
@@ -126,10 +151,11 @@ class PeerQueue:
             entries and lane_bytes[Lane.CONTROL] + size > self._control_bytes_max
         ):
             return False
-        entry = _Entry(frame, rpc)
+        message_id = rpc.messages[0].id if lane == Lane.MESSAGE and len(rpc.messages) == 1 else b""
+        entry = _Entry(frame, size, rpc, message_id)
         entries.append(entry)
-        if lane == Lane.MESSAGE and len(rpc.messages) == 1:
-            self._messages[rpc.messages[0].id] = entry
+        if message_id:
+            self._messages[message_id] = entry
         lane_bytes[lane] += size
         sleeper = self._sleeper
         if sleeper is not None:
@@ -155,7 +181,7 @@ class PeerQueue:
         entry = self._messages.pop(message_id, None)
         if entry is None:
             return False
-        self.bytes_by_lane[Lane.MESSAGE] -= len(entry.frame)
+        self.bytes_by_lane[Lane.MESSAGE] -= entry.size
         entry.frame = b""
         return True
 
@@ -202,6 +228,7 @@ class PeerQueue:
         """All that waits, up to what one write should hold; None when there is nothing."""
         taken: list[bytes] = []
         size = 0
+        waiting = self._messages
         for number, lane in enumerate(self._lanes):
             lane_size = 0
             while lane and size < _JOIN_BYTES:
@@ -209,11 +236,13 @@ class PeerQueue:
                 frame = entry.frame
                 if not frame:
                     continue
-                if number == Lane.MESSAGE and len(entry.rpc.messages) == 1:
-                    self._messages.pop(entry.rpc.messages[0].id, None)
+                if isinstance(frame, LateFrame):
+                    frame = frame.frame()
+                if entry.message_id:
+                    waiting.pop(entry.message_id, None)
                 taken.append(frame)
-                lane_size += len(frame)
-                size += len(frame)
+                lane_size += entry.size
+                size += entry.size
             self.bytes_by_lane[number] -= lane_size
         if not taken:
             return None

@@ -114,7 +114,9 @@ class RealmWire:
         self.half_close_ends = True
         self.has_signatures = True
         mac_key = derive_pubsub_key(psk, realm_id)
-        codec = RealmCodec(peer_id_bytes(identity.peer_id), identity.sign, mac_key, params)
+        codec = RealmCodec(
+            peer_id_bytes(identity.peer_id), identity.sign, mac_key, params, sign_batch_max=params.sign_batch_max
+        )
         self.codec: Codec = codec
         self.check_now = codec.check_mac
         self.check_signature = codec.check_signature
