@@ -9,6 +9,7 @@ import pytest
 from dep2p.gossipsub.params import GossipParams, go_defaults
 from dep2p.gossipsub.score_params import ScoreParams, ScoreThresholds, TopicScoreParams
 from tests.gossipsub import test_codec_realm as realm
+from tests.gossipsub.test_batch_signing import VECTOR_BATCH
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMS = (ROOT / "docs/reference/gossipsub-params.md").read_text()
@@ -41,5 +42,5 @@ def test_each_score_parameter_is_in_the_reference(kind: type) -> None:
 
 def test_the_specification_holds_the_vectors_that_are_tested() -> None:
     text = "".join(SPEC.split())
-    for vector in (realm.VECTOR_KEY, realm.VECTOR_MESSAGE, realm.VECTOR_ID, realm.VECTOR_CONTROL):
+    for vector in (realm.VECTOR_KEY, realm.VECTOR_MESSAGE, realm.VECTOR_ID, realm.VECTOR_CONTROL, VECTOR_BATCH):
         assert vector in text
