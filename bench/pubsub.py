@@ -1,15 +1,15 @@
-"""pubsub: signed messages of 1 KiB among two and among ten processes, and a burst of 10,000."""
+"""pubsub: signed messages of 1 KiB among two and among ten processes, and bursts of 10,000."""
 
 import importlib.util
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 import trio
 
-from bench.compare import QUICK, TINY, Run, alternate
+from bench.compare import QUICK, TINY, Effort, Run, alternate
 from bench.processes import Crew, Worker, WorkerError
 from bench.report import Result, Sample
 
@@ -17,6 +17,8 @@ MESSAGE_BYTES = 1_024
 BURST_MESSAGES = 10_000
 JS_PEER = "js-libp2p GossipSub"
 PY_PEER = "py-libp2p GossipSub"
+_PUBLIC = "dep2p-public"
+"""Our node on libp2p's wire: the same bytes and the same signatures as js-libp2p."""
 
 _ROOT = Path(__file__).parent.parent
 _JS_DIRECTORY = _ROOT / "tests" / "interop"
@@ -35,9 +37,62 @@ _EACH_MIN = 5
 """Messages of one publisher in a round: of ten, js-libp2p delivers few a second."""
 _WARM_MESSAGES = 4_000
 """Of two processes before the first round: js-libp2p halves its time for a message while its code is compiled."""
-_QUICK_ROUNDS = 3
-_BURSTS = 3
 _COUNT_MAX = 100_000
+_JS_BURST_TEN = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What one effort measures."""
+
+    rounds_two: int
+    rounds_ten: int
+    sides_two: Sequence[str]
+    """Beside ours; the burst between two has them too, but for our other wire."""
+    sides_ten: Sequence[str]
+    ten: int
+    bursts: int
+    burst_messages: int
+    js_burst_messages: int
+    has_burst_of_ten: bool
+
+
+def plan_of(effort: Effort) -> Plan:
+    """The whole ends within four minutes, the quick one within 25 seconds: 26 processes are half of that to start."""
+    whole = Plan(
+        rounds_two=6,
+        rounds_ten=5,
+        sides_two=("js", "libp2p", _PUBLIC),
+        sides_ten=("js", "libp2p"),
+        ten=_MANY,
+        bursts=3,
+        burst_messages=BURST_MESSAGES,
+        js_burst_messages=BURST_MESSAGES,
+        has_burst_of_ten=True,
+    )
+    if effort == QUICK:
+        return replace(
+            whole,
+            rounds_two=3,
+            rounds_ten=2,
+            sides_two=("js",),
+            sides_ten=("js",),
+            bursts=1,
+            js_burst_messages=2_500,
+            has_burst_of_ten=False,
+        )
+    if effort == TINY:
+        return replace(
+            whole,
+            rounds_two=1,
+            rounds_ten=1,
+            sides_ten=("js",),
+            ten=3,
+            bursts=1,
+            burst_messages=200,
+            js_burst_messages=200,
+        )
+    return whole
 
 
 @dataclass(slots=True)
@@ -73,68 +128,85 @@ class Flight:
 
 
 async def pubsub(run: Run) -> list[Result]:
-    """pubsub/2, pubsub/10 and pubsub/burst."""
-    if run.effort == QUICK:
-        run.effort = replace(QUICK, rounds=_QUICK_ROUNDS)
-    return [*await _two_and_burst(run), *await _ten(run)]
+    """pubsub/2, pubsub/10 and pubsub/burst, and the same against further peers and on libp2p's wire."""
+    plan = plan_of(run.effort)
+    return [*await _two_and_burst(run, plan), *await _ten(run, plan)]
 
 
-async def _two_and_burst(run: Run) -> list[Result]:
+async def _two_and_burst(run: Run, plan: Plan) -> list[Result]:
+    run.effort = replace(run.effort, rounds=plan.rounds_two)
+    sides = (run.ours, *plan.sides_two)
     async with run.crew() as crew:
-        ours, js, py = await _start_groups(run, crew, (run.ours, "js", "libp2p"), 2)
-        # Its queue holds 32 entries, two for each message, and drops what does not fit.
-        py.batch = 8
-        if run.effort != TINY:
-            for group in (ours, js):
-                await fly(group, _WARM_MESSAGES)
-        samples = await alternate(run, crew, [_measure(run, group) for group in (ours, js, py)])
-        burst = await _burst(run, crew, ours.workers, js.workers, py.workers)
-    return [
-        Result("pubsub/2", "1/s", JS_PEER, samples[0], samples[1]),
-        Result("pubsub/2/py", "1/s", PY_PEER, samples[0], samples[2]),
-        *burst,
-    ]
+        groups = dict(zip(sides, await _start_groups(run, crew, sides, 2), strict=True))
+        if "libp2p" in groups:
+            # Its queue holds 32 entries, two for each message, and drops what does not fit.
+            groups["libp2p"].batch = 8
+        if plan.burst_messages == BURST_MESSAGES:
+            for side, group in groups.items():
+                if side != "libp2p":
+                    await fly(group, _WARM_MESSAGES)
+        samples = dict(
+            zip(sides, await alternate(run, crew, [_measure(run, group) for group in groups.values()]), strict=True)
+        )
+        burst = await _bursts(run, plan, crew, {side: each.workers for side, each in groups.items() if side != _PUBLIC})
+    results = [Result("pubsub/2", "1/s", JS_PEER, samples[run.ours], samples["js"])]
+    if _PUBLIC in samples:
+        results.append(Result("pubsub/2/libp2p", "1/s", JS_PEER, samples[_PUBLIC], samples["js"]))
+    if "libp2p" in samples:
+        results.append(Result("pubsub/2/py", "1/s", PY_PEER, samples[run.ours], samples["libp2p"]))
+    return results + burst
 
 
-async def _ten(run: Run) -> list[Result]:
-    # Ten processes of py-libp2p take some 20 seconds to start and deliver five messages a second.
-    with_py = run.effort.rounds > _QUICK_ROUNDS
-    size = 3 if run.effort == TINY else _MANY
+async def _ten(run: Run, plan: Plan) -> list[Result]:
+    run.effort = replace(run.effort, rounds=plan.rounds_ten)
+    sides = (run.ours, *plan.sides_ten)
     async with run.crew() as crew:
-        groups = await _start_groups(run, crew, (run.ours, "js", *(("libp2p",) if with_py else ())), size)
-        for py in groups[2:]:
-            py.batch = 1
-        samples = await alternate(run, crew, [_measure(run, group) for group in groups])
+        groups = dict(zip(sides, await _start_groups(run, crew, sides, plan.ten), strict=True))
+        if "libp2p" in groups:
+            groups["libp2p"].batch = 1
+        samples = await alternate(run, crew, [_measure(run, group) for group in groups.values()])
+        burst: list[Result] = []
+        if plan.has_burst_of_ten:
+            ours = await _burst(run, crew, groups[run.ours].workers, plan.burst_messages)
+            theirs = await _burst(run, crew, groups["js"].workers, min(plan.js_burst_messages, _JS_BURST_TEN))
+            burst = [Result("pubsub/burst/10", "1/s", JS_PEER, [ours], [theirs])]
     results = [Result("pubsub/10", "1/s", JS_PEER, samples[0], samples[1])]
-    if with_py:
+    if "libp2p" in groups:
         results.append(Result("pubsub/10/py", "1/s", PY_PEER, samples[0], samples[2]))
+    return results + burst
+
+
+async def _bursts(run: Run, plan: Plan, crew: Crew, sides: Mapping[str, Sequence[Worker]]) -> list[Result]:
+    """From one of two processes, every side in turn."""
+    losses: list[float] = []
+    samples: dict[str, list[Sample]] = {side: [] for side in sides}
+    names = list(sides)
+    for number in range(plan.bursts):
+        for side in names[number % len(names) :] + names[: number % len(names)]:
+            count = plan.js_burst_messages if side == "js" else plan.burst_messages
+            sample = await _burst(run, crew, sides[side], count, losses if side == "libp2p" else None)
+            samples[side].append(sample)
+    results = [Result("pubsub/burst", "1/s", JS_PEER, samples[run.ours], samples["js"])]
+    if losses:
+        peer = f"{PY_PEER}, {median(losses):.0%} lost"
+        results.append(Result("pubsub/burst/py", "1/s", peer, samples[run.ours], samples["libp2p"]))
     return results
 
 
 async def _burst(
-    run: Run, crew: Crew, ours: Sequence[Worker], js: Sequence[Worker], py: Sequence[Worker]
-) -> list[Result]:
-    count = 200 if run.effort == TINY else BURST_MESSAGES
-    js_count = count if run.effort.rounds > _QUICK_ROUNDS else count // 4
-    losses: list[float] = []
-    samples: list[list[Sample]] = [[], [], []]
-    for number in range(_BURSTS if run.effort.rounds > _QUICK_ROUNDS else 1):
-        steps = [(0, ours, count), (1, js, js_count), (2, py, count)]
-        for index, workers, messages in steps[number % 3 :] + steps[: number % 3]:
-            # New nodes each time: our default limits allow 10,000 publishes at once, then 100 a second.
-            group = await _connect(run, workers, is_limited=True)
-            run.load.begin(crew.pids)
-            before_s = group.cpu_s()
-            flight = await fly(group, messages, may_lose=workers is py)
-            cpu_us = (group.cpu_s() - before_s) * 1e6 / messages
-            run.load.end(crew.pids)
-            if workers is py:
-                losses.append(flight.lost)
-            samples[index].append(Sample(messages * (1 - flight.lost) / flight.elapsed_s, cpu_us=cpu_us))
-    return [
-        Result("pubsub/burst", "1/s", JS_PEER, samples[0], samples[1]),
-        Result("pubsub/burst/py", "1/s", f"{PY_PEER}, {median(losses):.0%} lost", samples[0], samples[2]),
-    ]
+    run: Run, crew: Crew, workers: Sequence[Worker], messages: int, losses: list[float] | None = None
+) -> Sample:
+    """One process publishes at once, to all others. ``losses``: where a side that loses is noted; else a loss fails."""
+    # New nodes each time: our default limits allow 10,000 publishes at once, then 100 a second.
+    group = replace(await _connect(run, workers, is_limited=True), publishers=[1])
+    run.load.begin(crew.pids)
+    before_s = group.cpu_s()
+    flight = await fly(group, messages, may_lose=losses is not None)
+    cpu_us = (group.cpu_s() - before_s) * 1e6 / messages
+    run.load.end(crew.pids)
+    if losses is not None:
+        losses.append(flight.lost)
+    return Sample(messages * (1 - flight.lost) / flight.elapsed_s, cpu_us=cpu_us)
 
 
 # Processes
@@ -203,7 +275,7 @@ def _measure(run: Run, group: Group) -> Callable[[], Awaitable[Sample]]:
 
 async def _round(run: Run, group: Group) -> Sample:
     """Latencies at a slow pace that every side can keep, then the rate: as fast as publishing returns."""
-    paced_count = max(_PACED_MIN, int(group.paced_per_s * run.effort.seconds))
+    paced_count = max(_PACED_MIN if run.effort.seconds >= 1 else _EACH_MIN, int(group.paced_per_s * run.effort.seconds))
     paced = await fly(group, paced_count, alone_per_s=group.paced_per_s)
     wanted = min(_COUNT_MAX, group.per_s * run.effort.seconds)
     each = max(_EACH_MIN, int(wanted / len(group.publishers)))

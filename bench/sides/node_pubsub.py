@@ -1,4 +1,4 @@
-"""dep2p's pub/sub as an application uses it: `Node.join`, `Topic.publish` and `Topic.subscribe` in a realm."""
+"""dep2p's pub/sub as an application uses it: `Node.join`, `Topic.publish` and `Topic.subscribe`."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -17,7 +17,7 @@ _TOPIC = "bench"
 
 
 class NodeSubscriber:
-    """A node in the realm of the run."""
+    """A node in the realm of the run, or on the public network."""
 
     def __init__(self, node: Node, topic: Topic) -> None:
         self._node = node
@@ -30,8 +30,11 @@ class NodeSubscriber:
         return self._topic.mesh()
 
     async def connect(self, address: str) -> None:
-        """To a verified member."""
+        """To a verified member, or to anybody."""
         peer, addr = split_addr(address)
+        if self._topic.realm_id is None:
+            await self._node.host.dial(peer, [addr])
+            return
         await self._node.membership().connect(peer, [addr])
 
     async def publish(self, data: bytes) -> None:
@@ -40,17 +43,19 @@ class NodeSubscriber:
 
 
 class NodePubSubSide:
-    """Nodes in a realm made of the shared secret: the realm's wire, defaults everywhere."""
+    """Nodes in a realm made of the shared secret, on the realm's wire; or on libp2p's. Defaults everywhere."""
+
+    def __init__(self, *, is_public: bool = False) -> None:
+        self._is_public = is_public
 
     @asynccontextmanager
     async def subscribe(self, secret: str, *, is_limited: bool) -> AsyncGenerator[NodeSubscriber, None]:
         """A node, joined, with one subscription that is read all the time."""
         limits = Limits() if is_limited else Limits(pubsub_publish_per_s=0.0)
+        realm = None if self._is_public else Realm.from_psk(bytes.fromhex(secret), "bench")
         async with (
-            Node.open(
-                Realm.from_psk(bytes.fromhex(secret), "bench"), listen=("/ip4/127.0.0.1/tcp/0",), limits=limits
-            ) as node,
-            await node.join(_TOPIC) as topic,
+            Node.open(realm, listen=("/ip4/127.0.0.1/tcp/0",), limits=limits, public_pubsub=self._is_public) as node,
+            await node.join(_TOPIC, public=self._is_public) as topic,
             trio.open_nursery() as nursery,
         ):
             subscriber = NodeSubscriber(node, topic)

@@ -102,7 +102,15 @@ def test_the_last_line_is_the_object_of_the_contract() -> None:
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["bench"] == "pubsub"
     results = {result["name"]: result for result in report["results"]}
-    assert list(results) == ["pubsub/2", "pubsub/2/py", "pubsub/burst", "pubsub/burst/py", "pubsub/10"]
+    assert list(results) == [
+        "pubsub/2",
+        "pubsub/2/libp2p",
+        "pubsub/2/py",
+        "pubsub/burst",
+        "pubsub/burst/py",
+        "pubsub/10",
+        "pubsub/burst/10",
+    ]
     for name, result in results.items():
         assert result["value"] > 0
         assert ("p50_ms" in result) is not name.startswith("pubsub/burst")
