@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dep2p.errors import (
+        AlreadyRespondedError,
         ConfigError,
         Dep2pError,
         HandlerError,
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
         RealmFileError,
         RemoteError,
         RequestTimeoutError,
+        SessionClosedError,
+        SessionFailedError,
+        SessionFullError,
+        SessionGapError,
+        SessionNotFoundError,
+        SessionResetError,
+        SessionTokenError,
         StreamClosedError,
         TooManyTopicsError,
         TopicNotFoundError,
@@ -45,6 +53,7 @@ if TYPE_CHECKING:
     from dep2p.types import PeerId, RealmId
 
 __all__ = [
+    "AlreadyRespondedError",
     "ConfigError",
     "Dep2pError",
     "GossipParams",
@@ -82,6 +91,13 @@ __all__ = [
     "Request",
     "RequestTimeoutError",
     "ScoreParams",
+    "SessionClosedError",
+    "SessionFailedError",
+    "SessionFullError",
+    "SessionGapError",
+    "SessionNotFoundError",
+    "SessionResetError",
+    "SessionTokenError",
     "StreamClosedError",
     "Subscription",
     "TooManyTopicsError",
@@ -138,6 +154,14 @@ _HOMES = {
     "PublishResult": "dep2p.io.pubsub_items",
     "Message": "dep2p.io.pubsub_items",
     "Lagged": "dep2p.io.pubsub_items",
+    "AlreadyRespondedError": "dep2p.errors",
+    "SessionClosedError": "dep2p.errors",
+    "SessionFailedError": "dep2p.errors",
+    "SessionFullError": "dep2p.errors",
+    "SessionGapError": "dep2p.errors",
+    "SessionNotFoundError": "dep2p.errors",
+    "SessionResetError": "dep2p.errors",
+    "SessionTokenError": "dep2p.errors",
 }
 
 if not TYPE_CHECKING:  # else checkers would accept any name at all

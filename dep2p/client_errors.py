@@ -4,6 +4,7 @@ from typing import Any, Final, cast
 
 from dep2p.error_codes import ERRORS, find
 from dep2p.errors import (
+    AlreadyRespondedError,
     ConfigError,
     Dep2pError,
     HandlerError,
@@ -23,6 +24,12 @@ from dep2p.errors import (
     RealmSecretError,
     RemoteError,
     RequestTimeoutError,
+    SessionClosedError,
+    SessionFullError,
+    SessionGapError,
+    SessionNotFoundError,
+    SessionResetError,
+    SessionTokenError,
     StreamClosedError,
     TooManyTopicsError,
     TopicNotFoundError,
@@ -87,6 +94,13 @@ _CODES: Final[tuple[tuple[type[Dep2pError], str], ...]] = (
     (TopicNotFoundError, "D5010"),
     (NoPeersSubscribedError, "D5013"),
     (TooManyTopicsError, "D5014"),
+    (SessionClosedError, "D5101"),
+    (SessionFullError, "D5102"),
+    (SessionResetError, "D5103"),
+    (SessionGapError, "D5104"),
+    (SessionNotFoundError, "D5105"),
+    (SessionTokenError, "D5106"),
+    (AlreadyRespondedError, "D5107"),
     (StreamClosedError, "D6001"),
 )
 _EXCEPTIONS: Final[dict[str, type[Dep2pError]]] = {

@@ -158,6 +158,46 @@ class StoreLockedError(StoreError):
     """Another process has the store."""
 
 
+class SessionClosedError(Dep2pError):
+    """The ordered session is over: one of its ends has ended it."""
+
+
+class SessionFailedError(SessionClosedError):
+    """The ordered session is over without its client having had everything; the text says why."""
+
+
+class SessionFullError(Dep2pError):
+    """The client has not handled what was pushed before, and the session keeps no more. Nothing was pushed."""
+
+
+class SessionResetError(Dep2pError):
+    """The server goes on with another sequence: what came before ``next_seq`` and was not received is lost.
+
+    Raised once, where it happened; taking goes on after it. A request that it hits may or may not have been handled.
+    """
+
+    def __init__(self, message: str, epoch: int = 0, next_seq: int = 0) -> None:
+        super().__init__(message)
+        self.epoch = epoch
+        self.next_seq = next_seq
+
+
+class SessionGapError(Dep2pError):
+    """Numbers of the sequence were given up, by the option ``gap="skip"``. Raised once; taking goes on after it."""
+
+
+class SessionNotFoundError(Dep2pError):
+    """No session of this node has that id."""
+
+
+class SessionTokenError(Dep2pError, ValueError):
+    """A session token is malformed, or of another server or name."""
+
+
+class AlreadyRespondedError(Dep2pError):
+    """The request was answered before: nothing can go in front of its response any more."""
+
+
 class ConfigError(Dep2pError):
     """A configuration value or key is wrong; the message names the place and the nearest right key.
 

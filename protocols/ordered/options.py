@@ -1,0 +1,53 @@
+"""The bounds and policies of ordered sessions."""
+
+from dataclasses import dataclass, fields
+from typing import Final, Literal
+
+REQUESTS_OPEN_MAX: Final = 1_024
+BOUND_MAX: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions:
+    """How one end of a session behaves. The defaults are the seed's where it names one."""
+
+    items_max: int = 4_096
+    """Server: pushes that wait or are not handled yet, together. Client: the window it asks for."""
+    bytes_max: int = 8_388_608
+    """The same in bytes, framing included. One push always passes, however small the window is."""
+    ack_timeout_s: float = 15.0
+    """Without a receipt for so long, everything from the oldest push without one is sent again."""
+    retries_max: int = 3
+    """So often (seed: 3); then the session fails."""
+    gap_timeout_s: float = 30.0
+    """A reserved number that is not filled, or one that does not arrive, holds up what is behind it so long at most."""
+    gap: Literal["fail", "skip"] = "fail"
+    """What happens then: the session fails, or the client is told that these numbers are skipped."""
+    resume_timeout_s: float = 300.0
+    """A session without a client is kept so long (seed: 5 minutes)."""
+    binding_timeout_s: float = 30.0
+    """A push bound to a request that does not come is kept so long."""
+    binding_expired: Literal["drop", "deliver"] = "drop"
+    """What happens then. A drop is counted and logged."""
+    bound_items_max: int = BOUND_MAX
+    """Pushes bound to requests of one session that are not answered yet."""
+    bound_bytes_max: int = 8_388_608
+    """The same in bytes."""
+    requests_max: int = REQUESTS_OPEN_MAX
+    """Requests of one session that are not answered yet; further ones get OVERLOADED."""
+    request_timeout_s: float = 30.0
+    """For requests that name no timeout."""
+    message_bytes_max: int = 1_048_576
+    """One push, request or response."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, (int, float)) and not value >= 0:  # nor NaN
+                raise ValueError(f"{field.name} is {value}: it cannot be negative")
+            if not value and field.name.endswith("_max") and field.name != "retries_max":
+                raise ValueError(f"{field.name} is 0: nothing could ever pass")
+        if self.gap not in ("fail", "skip"):
+            raise ValueError(f"gap is {self.gap!r}: it must be 'fail' or 'skip'")
+        if self.binding_expired not in ("drop", "deliver"):
+            raise ValueError(f"binding_expired is {self.binding_expired!r}: it must be 'drop' or 'deliver'")
