@@ -204,6 +204,24 @@ async def test_what_only_gossip_tells_of_is_asked_for_and_comes_once() -> None:
             assert counters["public_pubsub_messages_delivered"] == 1
 
 
+async def test_js_asks_for_what_only_our_gossip_tells_of_and_gets_one_copy() -> None:
+    """A publisher, a node of ours between, and js outside of that node's mesh: what it forwards never goes to js."""
+    with trio.fail_after(60):
+        async with our_node() as publisher, our_node() as node, js_pubsub("--no-mesh") as js:
+            theirs, ours = await publisher.join("chat", public=True), await node.join("chat", public=True)
+            await node.host.dial(publisher.peer_id, publisher.listen_addrs())
+            await until(lambda: bool(theirs.mesh() and ours.mesh()))
+            await js.call("subscribe", "chat")
+            await node.host.dial(PeerId(js.peer), [js.addr])
+            await until(lambda: js.peer in ours.peers())
+            await until(lambda: ours.mesh() == [publisher.peer_id])  # js refuses to be grafted
+            assert (await theirs.publish(b"by our gossip")).sent_to == (node.peer_id,)
+            await js.line(event="message", text="by our gossip")
+            await trio.sleep(3.5)  # the heartbeats that tell of it, and one more
+            state = await js.call("state", "chat")
+            assert (state["count"], state["copies"]) == (1, 1)
+
+
 async def test_unsubscribing_and_subscribing_again_finds_the_mesh_again() -> None:
     with trio.fail_after(90):
         async with our_node() as node, js_pubsub() as js:
