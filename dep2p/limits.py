@@ -53,7 +53,7 @@ class Limits:
 
     # Pub/sub (per realm; the router's own parameters are dep2p.gossipsub.params)
     pubsub_publish_per_s: float = 100.0
-    """Own publishes a second, averaged (seed: 100); above it a publish waits or fails. 0 means no limit."""
+    """Own publishes a second over all realms, averaged (seed: 100); above it one waits or fails. 0 means no limit."""
     pubsub_publish_burst: int = 10_000
     """Publishes that may come at once before that limit holds them."""
     pubsub_topics_max: int = 100

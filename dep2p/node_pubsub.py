@@ -8,6 +8,7 @@ import trio
 
 from dep2p.errors import NotInRealmError, TooManyTopicsError
 from dep2p.gossipsub.params import GossipParams
+from dep2p.gossipsub.publish_limits import PublishRate
 from dep2p.gossipsub.score_params import ScoreParams, standard_scores
 from dep2p.host.interface import Host
 from dep2p.identity import Identity
@@ -41,6 +42,8 @@ class PubSubs:
         self._identity = identity
         self._limits = limits
         self._params = params or params_from(limits)
+        # The limit is the node's, however many realms it is in.
+        self._rate = PublishRate(self._params.publish_rate_per_s, self._params.publish_burst, trio.current_time())
         self._scores = scores or standard_scores()
         self._tracing = tracing
         self._trace_file: TraceFile | None = None
@@ -84,6 +87,7 @@ class PubSubs:
             rng=self._rng,
             realm_id=realm_id,
             scores=scores or self._scores,
+            publish_rate=self._rate if params is self._params else None,
             tracing=self._tracing,
         )
         if self._trace_file is not None and pubsub.traces is not None:

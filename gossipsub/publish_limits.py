@@ -8,7 +8,7 @@ from dep2p.gossipsub.rpc import Message
 
 
 class PublishRate:
-    """A token bucket."""
+    """A token bucket; may be shared by several routers that use the same clock."""
 
     __slots__ = ("_burst", "_last", "_rate_per_s", "_tokens")
 

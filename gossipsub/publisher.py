@@ -20,7 +20,13 @@ class Publisher:
     __slots__ = ("_compose", "_core", "_fanout", "_idontwant", "_pending", "_rate", "seqnos")
 
     def __init__(
-        self, core: Core, fanout: Fanout, idontwant: IDontWant, compose: Compose, seqnos: Seqnos, now: float
+        self,
+        core: Core,
+        fanout: Fanout,
+        idontwant: IDontWant,
+        compose: Compose,
+        seqnos: Seqnos,
+        rate: PublishRate,
     ) -> None:
         self._core = core
         self._fanout = fanout
@@ -28,7 +34,7 @@ class Publisher:
         self._compose = compose
         self.seqnos = seqnos
         self._pending = PendingPublishes(core.params)
-        self._rate = PublishRate(core.params.publish_rate_per_s, core.params.publish_burst, now)
+        self._rate = rate
 
     @property
     def pending(self) -> int:

@@ -32,6 +32,7 @@ from dep2p.gossipsub.idontwant import IDontWant
 from dep2p.gossipsub.inbound import Inbound
 from dep2p.gossipsub.mesh import Mesh
 from dep2p.gossipsub.params import GossipParams
+from dep2p.gossipsub.publish_limits import PublishRate
 from dep2p.gossipsub.publisher import Publisher, check_topic_name
 from dep2p.gossipsub.px import PeerExchange
 from dep2p.gossipsub.rpc import Rpc
@@ -54,6 +55,7 @@ class Router:
       becomes a `Validate` effect instead, and ``authenticate`` is not called.
     - ``seqno_start``: see :class:`~dep2p.gossipsub.signing.Seqnos`.
     - ``scores``, ``gater``: None turns them off.
+    - ``publish_rate``: shared by the routers of one node; None gives this one its own.
     - ``tracing``: libp2p's trace events among the effects.
     - ``now``: the time at which it starts, of the clock that all later ``now`` come from.
     """
@@ -94,6 +96,7 @@ class Router:
         scores: ScoreParams | None = None,
         gater: GaterParams | None = None,
         subscription_filter: SubscriptionFilter | None = None,
+        publish_rate: PublishRate | None = None,
         tracing: bool = False,
     ) -> None:
         core = self._core = Core(own, identity, params, scores, gater, rng, now, tracing=tracing)
@@ -102,7 +105,8 @@ class Router:
         self._gossip = Gossip(core)
         self._idontwant = IDontWant(core)
         self._fanout = Fanout(core, self._gossip)
-        self._publisher = Publisher(core, self._fanout, self._idontwant, compose, Seqnos(seqno_start), now)
+        rate = publish_rate or PublishRate(params.publish_rate_per_s, params.publish_burst, now)
+        self._publisher = Publisher(core, self._fanout, self._idontwant, compose, Seqnos(seqno_start), rate)
         self._subscriptions = Subscriptions(core, self._mesh, subscription_filter, self._publisher.on_reachable)
         self._streams = Streams(core, self._mesh, self._subscriptions)
         self._direct = Direct(core)

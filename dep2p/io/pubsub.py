@@ -35,6 +35,7 @@ from dep2p.gossipsub.events import (
     Verdict,
 )
 from dep2p.gossipsub.params import RPC_OVERHEAD_BYTES, GossipParams
+from dep2p.gossipsub.publish_limits import PublishRate
 from dep2p.gossipsub.router import Router
 from dep2p.gossipsub.rpc import Message as RouterMessage
 from dep2p.gossipsub.rpc import Rpc
@@ -96,9 +97,10 @@ class PubSub:
         rng: Rng,
         realm_id: RealmId | None = None,
         scores: ScoreParams | None = None,
+        publish_rate: PublishRate | None = None,
         tracing: bool = False,
     ) -> None:
-        """``tracing``: keep the router's trace events in `traces`."""
+        """``publish_rate``: shared with the node's other networks. ``tracing``: keep the router's events in `traces`."""
         self.realm_id = realm_id
         self.params = params
         self._own = identity.peer_id
@@ -119,6 +121,7 @@ class PubSub:
             policy=wire.policy,
             external_authentication=True,
             scores=scores,
+            publish_rate=publish_rate,
             tracing=tracing,
         )
         self._topics: dict[str, TopicState] = {}

@@ -141,6 +141,7 @@ class Topic:
         ``fn(message)``, sync or async, gives a :class:`Verdict`, True or None (accept), or False (reject: lowers the
         score of who forwarded it). An exception, and an async one that takes ``timeout_s``, ignores the message; when
         ``concurrency`` calls are at work, further messages are dropped and may come again. Several are asked in order.
+        Own publishes are not judged: what this node publishes, its app decides.
         """
         self._check()
         validator = Validator(fn, concurrency, timeout_s)

@@ -211,6 +211,17 @@ async def test_publishing_faster_than_the_rate_waits_and_loses_nothing(autojump_
             assert len(await take(messages, 210)) == 210
 
 
+async def test_the_publish_rate_is_the_nodes_over_all_its_realms(autojump_clock: Clock) -> None:
+    blue = Realm.generate("blue")
+    async with pubsub_nodes(1, limits=Limits(pubsub_publish_burst=4)) as (node,):
+        await node.join_realm(blue)
+        for realm in ("team", "blue", "team", "blue"):
+            await node.publish("chat", b"one of four", realm=realm, on_no_peers="ok", wait=False)
+        for realm in ("team", "blue"):
+            with pytest.raises(RateLimitedError):
+                await node.publish("chat", b"one too many", realm=realm, on_no_peers="ok", wait=False)
+
+
 async def test_the_json_trace_holds_what_happened_in_libp2ps_form(autojump_clock: Clock, tmp_path: Path) -> None:
     path = tmp_path / "trace.ndjson"
     async with pubsub_nodes(2, trace=True) as others:

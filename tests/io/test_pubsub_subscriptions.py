@@ -130,6 +130,20 @@ async def test_validators_sync_and_async_accept_ignore_and_reject(autojump_clock
         assert counters["pubsub_router_rejected_validation_ignored"] == 1
 
 
+async def test_own_publishes_are_not_asked_about(autojump_clock: Clock) -> None:
+    """The app that publishes has the function too; go asks it, and so a publish there may wait for a validator."""
+    async with pubsub_nodes(2) as nodes:
+        a, b = await joined(nodes)
+        asked: list[bytes] = []
+        a.add_validator(lambda message: asked.append(message.data) or False)
+        async with b.subscribe() as messages:
+            assert (await a.publish(b"from here")).sent_to == (nodes[1].peer_id,)
+            assert await take(messages, 1) == [b"from here"]
+        await b.publish(b"from there")
+        await until(lambda: bool(asked))
+        assert asked == [b"from there"]
+
+
 async def test_a_failing_or_endless_validator_ignores_that_message_only(autojump_clock: Clock) -> None:
     async with pubsub_nodes(2) as nodes:
         a, b = await joined(nodes)
