@@ -110,12 +110,11 @@ def simulate(
         float, typer.Option("--require", help="Fail (exit 1) below this delivery ratio.", min=0, max=1)
     ] = 0.0,
     trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="DIR", help="Write trace.ndjson, of all nodes, into DIR.")
+        Path | None, typer.Option("--trace", metavar="DIR", help="Write the trace of all nodes into DIR.")
     ] = None,
     trace_rpcs: Annotated[
         bool, typer.Option("--trace-rpcs/--no-trace-rpcs", help="With the events of each RPC, nine tenths of the file.")
     ] = True,
-    trace_zstd: Annotated[bool, typer.Option("--trace-zstd", help="Compress it: trace.ndjson.zst.")] = False,
 ) -> int:
     """Simulate a pubsub network with the node's own router: delivery, latency, copies, meshes."""
     from dep2p.gossipsub.params import GossipParams, go_defaults
@@ -162,9 +161,7 @@ def simulate(
         raise CliError(str(error), "D1001", tries=("dep2p simulate --help",)) from None
     bar = _Bar(scenario, shown=not (run.quiet or run.json))
     try:
-        report = simulator.simulate(
-            scenario, trace_dir=trace, trace_rpcs=trace_rpcs, trace_compress=trace_zstd, on_progress=bar.on_progress
-        )
+        report = simulator.simulate(scenario, trace_dir=trace, trace_rpcs=trace_rpcs, on_progress=bar.on_progress)
     finally:
         bar.clear()
     if run.json:
@@ -172,7 +169,7 @@ def simulate(
     else:
         run.print(_text(report))
     if trace is not None:
-        run.say(f"trace: {trace / ('trace.ndjson.zst' if trace_zstd else 'trace.ndjson')}")
+        run.say(f"trace: {trace}   (dep2p trace analyze {trace} --out report)")
     if report.deliveries.ratio < require:
         run.warn(f"delivery ratio {report.deliveries.ratio:.4f} is below {require:g}")
         return EXIT_FAILED
@@ -273,8 +270,7 @@ def register(app: typer.Typer) -> None:
         network has --settle seconds. A node counts for a message when it was up from its publication to --settle
         seconds after it. The same options and seed give the same trace hash, under any PYTHONHASHSEED.
 
-        trace.ndjson holds the events of all nodes in the form of libp2p's JSON tracer, in the order of virtual time,
-        with peerID as the node; second 0 is 2020-01-01T00:00:00Z. A thousand nodes and 60 messages make some 400 MB:
-        leave out the RPC events with --no-trace-rpcs, or compress.
+        --trace writes what live nodes would have written, a file for each node and run: `dep2p trace analyze` reads
+        it. Second 0 is 2020-01-01T00:00:00Z. --no-trace-rpcs leaves out the events of each RPC, most of the bytes.
         """,
     )(simulate)

@@ -23,7 +23,7 @@ from dep2p.testing.simulator_faults import Churn, Faults, Partition
 from dep2p.testing.simulator_links import Latency, random_graph
 from dep2p.testing.simulator_messages import WireName, authenticate, forge, make_compose, make_wire
 from dep2p.testing.simulator_metrics import Deliveries, Metrics, Spread
-from dep2p.testing.simulator_trace import TraceFile
+from dep2p.testing.simulator_trace import TraceDir
 from dep2p.testing.simulator_world import World
 
 TOPIC: Final = "simulation"
@@ -185,7 +185,7 @@ class Report:
 class Simulation:
     """One run of a scenario, step by step; `simulate` does all of it."""
 
-    def __init__(self, scenario: Scenario, trace: TraceFile | None = None) -> None:
+    def __init__(self, scenario: Scenario, trace: TraceDir | None = None) -> None:
         self.scenario = scenario
         self.agenda = Agenda()
         self.metrics = Metrics(scenario.nodes, self.agenda.mix)
@@ -378,23 +378,22 @@ def simulate(
     *,
     trace_dir: Path | None = None,
     trace_rpcs: bool = True,
-    trace_compress: bool = False,
     on_progress: Callable[[float], None] | None = None,
 ) -> Report:
     """Run a scenario to its end.
 
-    - ``trace_dir``: where ``trace.ndjson`` is written, see :class:`~dep2p.testing.simulator_trace.TraceFile`.
+    - ``trace_dir``: where the trace is written, see :class:`~dep2p.testing.simulator_trace.TraceDir`.
     - ``on_progress``: called with the virtual time in seconds, very often.
 
     Raises ``OSError`` when the trace cannot be written.
     """
     if trace_dir is None:
         return _simulate(scenario, None, on_progress)
-    with TraceFile(trace_dir, rpcs=trace_rpcs, compress=trace_compress) as trace:
+    with TraceDir(trace_dir, rpcs=trace_rpcs) as trace:
         return _simulate(scenario, trace, on_progress)
 
 
-def _simulate(scenario: Scenario, trace: TraceFile | None, on_progress: Callable[[float], None] | None) -> Report:
+def _simulate(scenario: Scenario, trace: TraceDir | None, on_progress: Callable[[float], None] | None) -> Report:
     started = time.perf_counter()
     collects = gc.isenabled()
     gc.disable()  # nothing here is cyclic, and a collection would walk over all nodes again and again

@@ -113,7 +113,7 @@ class Faults:
         number = self._rng.randrange(self._honest)
         if not world.is_up(number):
             return
-        world.stop(number)
+        world.stop(number, crash=crash)
         neighbours = [link[1] for link in world.links[number].values()]
         for other in neighbours:
             world.cut(number, other, noticed_s=CRASH_NOTICED_S if crash else 0.0)

@@ -28,7 +28,7 @@ from dep2p.testing.simulator_agenda import BUCKETS_PER_S, NOBODY, Agenda, entry_
 from dep2p.testing.simulator_links import Latency
 from dep2p.testing.simulator_messages import authenticate
 from dep2p.testing.simulator_metrics import Metrics
-from dep2p.testing.simulator_trace import TraceFile
+from dep2p.testing.simulator_trace import TraceDir
 from dep2p.types import PeerId, peer_id_from_bytes
 
 PROTOCOL: Final = "/meshsub/1.2.0"
@@ -96,7 +96,7 @@ class World:
         loss: float = 0.0,
         validation_s: float = 0.0,
         wire: Codec | None = None,
-        trace: TraceFile | None = None,
+        trace: TraceDir | None = None,
     ) -> None:
         self.metrics = metrics
         self.agenda = agenda
@@ -143,8 +143,10 @@ class World:
         self._timers[number] += 1
         self._set_timer(number)
 
-    def stop(self, number: int) -> None:
-        """Take a node out; its links are cut with `cut`."""
+    def stop(self, number: int, *, crash: bool = False) -> None:
+        """Take a node out; its links are cut with `cut`. A crash leaves a trace that just ends."""
+        if self._trace is not None:
+            self._trace.stopped(self.peers[number], self.agenda.now, None if crash else "left")
         self.nodes[number] = DOWN
         self._receive[number] = DOWN.receive
         self._timers[number] += 1

@@ -1,25 +1,27 @@
-"""The trace of a simulation is what a live node would write, and changes nothing."""
+"""The trace of a simulation is what live nodes would write, and changes nothing."""
 
-import base64
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-import zstandard
 
-from dep2p.gossipsub.trace import Trace, trace_to_json
 from dep2p.testing import Scenario, simulate
 from dep2p.testing.simulator import TOPIC, Simulation
-from dep2p.testing.simulator_trace import TRACE_EPOCH_NS, TraceFile
-from dep2p.types import PeerId, peer_id_bytes
+from dep2p.testing.simulator_faults import Churn
+from dep2p.testing.simulator_trace import TRACE_EPOCH_NS, TraceDir
+from dep2p.traces.files import ReadProblems, parse_file_name, read_events, trace_files
+from dep2p.traces.schema import AnyEvent
 
 SCENARIO = Scenario(nodes=20, publishers=3, messages=8, degree=10, loss=0.05, message_bytes=1_200, validation_s=0.02)
 
 
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def events_of(directory: Path) -> list[dict[str, Any]]:
+    problems = ReadProblems()
+    events = [event for path in trace_files([directory]) for event in read_events(path, problems)]
+    assert not problems
+    return events
 
 
 def test_tracing_changes_nothing(tmp_path: Path) -> None:
@@ -31,59 +33,64 @@ def test_tracing_changes_nothing(tmp_path: Path) -> None:
 
 def test_the_trace_agrees_with_the_report(tmp_path: Path) -> None:
     report = simulate(SCENARIO, trace_dir=tmp_path / "new")
-    events = lines_of(tmp_path / "new" / "trace.ndjson")
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["trace.ndjson"]
-    kinds = Counter(event["type"] for event in events)
-    assert kinds[0] == 8
-    assert kinds[3] == report.deliveries.made + 8, "own messages are delivered too"
-    assert kinds[9] == 20
-    sent = sum(len(event["sendRPC"]["meta"].get("messages", ())) for event in events if event["type"] == 7)
-    assert sent == report.copies
-    assert {len(base64.b64decode(event["peerID"])) for event in events} == {38}
-    times = [event["timestamp"] for event in events]
-    assert times == sorted(times) and times[0] >= TRACE_EPOCH_NS
+    events = events_of(tmp_path / "new")
+    kinds = Counter(event["kind"] for event in events)
+    assert kinds["publish"] == 8
+    assert kinds["deliver"] == report.deliveries.made + 8, "own messages are delivered too"
+    assert sum(event["kind"] == "deliver" and "peer" not in event for event in events) == 8
+    assert kinds["join"] == kinds["node_start"] == kinds["node_stop"] == 20
+    sent = [event for event in events if event["kind"] == "send_rpc"]
+    assert sum(len(event.get("messages", ())) for event in sent) == report.copies
+    assert sum(event.get("message_bytes", 0) for event in sent) == report.copies * 1_200
+    assert all(event["t"] * 1000 >= TRACE_EPOCH_NS for event in events)
+
+
+def test_every_event_fits_the_schema_and_none_is_missing_in_a_run(tmp_path: Path) -> None:
+    simulate(SCENARIO, trace_dir=tmp_path)
+    for path in trace_files([tmp_path]):
+        name = parse_file_name(path.name)
+        events = list(read_events(path))
+        assert name is not None and path.parent.parent.name == "date=2020-01-01"
+        assert [event["seq"] for event in events] == list(range(len(events)))
+        assert events[0]["kind"] == "node_start" and events[-1]["kind"] == "node_stop"
+        assert {event["node"] for event in events} == {name.node}
+        times = [event["t"] for event in events]
+        assert times == sorted(times) and times[0] * 1000 == name.start_ns
+        msgspec.convert(events, list[AnyEvent])
 
 
 def test_meshes_can_be_rebuilt_from_it(tmp_path: Path) -> None:
-    with TraceFile(tmp_path) as trace:
+    with TraceDir(tmp_path) as trace:
         simulation = Simulation(SCENARIO, trace)
         simulation.run()
     meshes: dict[str, dict[str, None]] = {}
-    for event in lines_of(tmp_path / "trace.ndjson"):
-        mesh = meshes.setdefault(event["peerID"], {})
-        if event["type"] == 11:
-            mesh[event["graft"]["peerID"]] = None
-        elif event["type"] == 12:
-            del mesh[event["prune"]["peerID"]]
-    world = simulation.world
-    for number, router in enumerate(simulation.routers()):
-        real = [base64.b64encode(peer_id_bytes(peer)).decode() for peer in router.mesh(TOPIC)]
-        assert sorted(meshes[base64.b64encode(world.identities[number]).decode()]) == sorted(real)
+    for event in events_of(tmp_path):
+        mesh = meshes.setdefault(event["node"], {})
+        if event["kind"] == "graft":
+            mesh[event["peer"]] = None
+        elif event["kind"] == "prune":
+            del mesh[event["peer"]]
+    for peer, router in zip(simulation.world.peers, simulation.routers(), strict=True):
+        assert sorted(meshes[peer]) == sorted(router.mesh(TOPIC))
 
 
-def test_every_line_is_what_a_live_node_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected: list[dict[str, Any]] = []
-    write = TraceFile.write
-
-    def spy(self: TraceFile, trace: Trace, own: PeerId, now: float) -> None:
-        expected.extend(trace_to_json(trace, own, TRACE_EPOCH_NS + round(now * 1e9)))
-        write(self, trace, own, now)
-
-    monkeypatch.setattr(TraceFile, "write", spy)
-    simulate(SCENARIO, trace_dir=tmp_path)
-    assert lines_of(tmp_path / "trace.ndjson") == json.loads(json.dumps(expected))
+def test_a_node_that_crashes_ends_without_a_word_and_comes_back_as_a_new_run(tmp_path: Path) -> None:
+    scenario = Scenario(nodes=12, publishers=2, messages=20, degree=8, churn=Churn(0.5, 0.5, 2.0), settle_s=6.0)
+    simulate(scenario, trace_dir=tmp_path)
+    ends: Counter[str] = Counter()
+    for path in trace_files([tmp_path]):
+        last = list(read_events(path))[-1]
+        ends[last.get("reason", "left") if last["kind"] == "node_stop" else "killed"] += 1
+    assert ends["killed"] > 0 and ends["left"] > 0 and ends["end of the simulation"] > 0
+    assert ends.total() > 12, "a second run is a file of its own"
 
 
-def test_without_rpcs_and_compressed_it_is_small(tmp_path: Path) -> None:
+def test_without_rpcs_it_is_small(tmp_path: Path) -> None:
     simulate(SCENARIO, trace_dir=tmp_path / "all")
     simulate(SCENARIO, trace_dir=tmp_path / "few", trace_rpcs=False)
-    simulate(SCENARIO, trace_dir=tmp_path / "packed", trace_compress=True)
-    whole = (tmp_path / "all/trace.ndjson").read_bytes()
-    few = lines_of(tmp_path / "few/trace.ndjson")
-    assert few == [event for event in map(json.loads, whole.splitlines()) if event["type"] not in (6, 7, 8)]
-    packed = (tmp_path / "packed/trace.ndjson.zst").read_bytes()
-    assert len(packed) * 5 < len(whole)
-    assert zstandard.ZstdDecompressor().stream_reader(packed).read() == whole
+    without = Counter(event["kind"] for event in events_of(tmp_path / "few"))
+    whole = Counter(event["kind"] for event in events_of(tmp_path / "all"))
+    assert without == {kind: count for kind, count in whole.items() if not kind.endswith("_rpc")}
 
 
 def test_a_run_that_fails_leaves_no_trace_that_looks_complete(tmp_path: Path) -> None:
@@ -93,13 +100,12 @@ def test_a_run_that_fails_leaves_no_trace_that_looks_complete(tmp_path: Path) ->
 
     with pytest.raises(KeyboardInterrupt):
         simulate(SCENARIO, trace_dir=tmp_path, on_progress=stop)
-    assert list(tmp_path.iterdir()) == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_sybils_that_play_a_part_write_no_trace(tmp_path: Path) -> None:
     scenario = Scenario(nodes=10, publishers=2, messages=4, degree=6, attack="covert-flash", sybils_per_node=1.0)
-    with TraceFile(tmp_path) as trace:
+    with TraceDir(tmp_path) as trace:
         simulation = Simulation(scenario, trace)
         simulation.run()
-    honest = {base64.b64encode(identity).decode() for identity in simulation.world.identities[:10]}
-    assert {event["peerID"] for event in lines_of(tmp_path / "trace.ndjson")} == honest
+    assert {event["node"] for event in events_of(tmp_path)} == {*simulation.world.peers[:10]}

@@ -1,0 +1,446 @@
+"""The events of a trace, one struct a kind; the shared schema of writer, simulator, importers and analysis.
+
+Every event has ``v`` (schema version), ``node`` (peer id of the writer), ``seq`` (counts from 0 in each run of a node,
+so that gaps show), ``t`` (µs since the Unix epoch by the node's own clock) and ``kind``. Ids of messages are bytes
+here and base64 in JSON; peers are peer ids as text. A field of one name has one type in all kinds: see `columns`.
+Fields may be added within a version; a field that changes its meaning makes a new version.
+"""
+
+import types
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+SCHEMA_VERSION: Final = 1
+
+
+class Event(msgspec.Struct, tag_field="kind", omit_defaults=True, gc=False):
+    """What all events have. ``v``, ``node``, ``seq`` and ``t`` come first, in this order, in every constructor."""
+
+    v: int
+    node: str
+    seq: int
+    t: int
+
+
+# Publish/subscribe: libp2p's thirteen, with what they lack ------------------------------------------------------------
+
+
+class Publish(Event, tag="publish"):
+    """This node published. ``size``: bytes of the payload."""
+
+    msg: bytes
+    topic: str
+    size: int | None = None
+    attrs: dict[str, str] | None = None
+
+
+class Reject(Event, tag="reject"):
+    """A message was not taken. ``peer`` sent it; ``reason`` is one of :mod:`dep2p.gossipsub.reasons`."""
+
+    msg: bytes
+    topic: str
+    peer: str | None
+    reason: str
+    size: int | None = None
+    attrs: dict[str, str] | None = None
+
+
+class Duplicate(Event, tag="duplicate"):
+    """A further copy came from ``peer``."""
+
+    msg: bytes
+    topic: str
+    peer: str | None
+    size: int | None = None
+    attrs: dict[str, str] | None = None
+
+
+class Deliver(Event, tag="deliver"):
+    """The first copy, from ``peer``, passed all checks; no peer: it is the node's own. ``validation_us`` if known."""
+
+    msg: bytes
+    topic: str
+    peer: str | None = None
+    size: int | None = None
+    validation_us: int | None = None
+    attrs: dict[str, str] | None = None
+
+
+class AddPeer(Event, tag="add_peer"):
+    """The outbound pub/sub stream to the peer is open."""
+
+    peer: str
+    protocol: str | None = None
+    attrs: dict[str, str] | None = None
+
+
+class RemovePeer(Event, tag="remove_peer"):
+    """The outbound pub/sub stream to the peer is closed."""
+
+    peer: str
+    reason: str | None = None
+    attrs: dict[str, str] | None = None
+
+
+class MessageRef(msgspec.Struct, omit_defaults=True, gc=False):
+    """A message in an RPC."""
+
+    msg: bytes
+    topic: str
+    size: int | None = None
+
+
+class IHaveRef(msgspec.Struct, omit_defaults=True, gc=False):
+    """An IHAVE: how many ids, and which when the writer keeps them."""
+
+    topic: str
+    count: int
+    msgs: list[bytes] | None = None
+
+
+class SubscriptionRef(msgspec.Struct, omit_defaults=True, gc=False):
+    """A change of interest in an RPC."""
+
+    topic: str
+    subscribe: bool
+
+
+class Rpc(Event):
+    """What the three RPC events share: no kind of its own.
+
+    ``message_bytes``: payload bytes of the messages. ``control_bytes``: bytes of the ids and topic names in control
+    parts and subscriptions, and 38 for each peer named in a PRUNE. Both are sums over parts, whatever the encoding.
+    ``size``: bytes on the wire, when known.
+    """
+
+    peer: str
+    message_bytes: int = 0
+    control_bytes: int = 0
+    size: int | None = None
+    messages: list[MessageRef] | None = None
+    subscriptions: list[SubscriptionRef] | None = None
+    ihave: list[IHaveRef] | None = None
+    iwant: list[bytes] | None = None
+    idontwant: list[bytes] | None = None
+    grafts: list[str] | None = None
+    prunes: list[str] | None = None
+    reason: str | None = None
+    attrs: dict[str, str] | None = None
+
+
+class RecvRpc(Rpc, tag="recv_rpc"):
+    """An RPC came from ``peer``."""
+
+
+class SendRpc(Rpc, tag="send_rpc"):
+    """An RPC was given to the queue of ``peer``."""
+
+
+class DropRpc(Rpc, tag="drop_rpc"):
+    """The queue of ``peer`` did not take an RPC; ``reason`` if known."""
+
+
+class Join(Event, tag="join"):
+    """This node subscribed."""
+
+    topic: str
+    attrs: dict[str, str] | None = None
+
+
+class Leave(Event, tag="leave"):
+    """This node unsubscribed."""
+
+    topic: str
+    attrs: dict[str, str] | None = None
+
+
+class Graft(Event, tag="graft"):
+    """``peer`` is now in this node's mesh."""
+
+    peer: str
+    topic: str
+    attrs: dict[str, str] | None = None
+
+
+class Prune(Event, tag="prune"):
+    """``peer`` is no longer in this node's mesh."""
+
+    peer: str
+    topic: str
+    reason: str | None = None
+    attrs: dict[str, str] | None = None
+
+
+# Requests, notifies, streams ------------------------------------------------------------------------------------------
+
+
+class Request(Event, tag="request"):
+    """A request ended. ``side``: ``out`` at the asker, ``in`` at the answerer. ``outcome``: ``ok`` or the error."""
+
+    peer: str
+    name: str
+    side: str
+    outcome: str
+    duration_us: int
+    size: int | None = None
+    reply_size: int | None = None
+    attempt: int | None = None
+    attrs: dict[str, str] | None = None
+
+
+class Notify(Event, tag="notify"):
+    """A notify was sent (``out``), handled (``in``) or dropped (``outcome`` says why)."""
+
+    peer: str
+    name: str
+    side: str
+    outcome: str
+    size: int | None = None
+    attrs: dict[str, str] | None = None
+
+
+class Stream(Event, tag="stream"):
+    """A stream of an app was opened (``state`` ``open``) or ended (``closed``, ``reset``)."""
+
+    peer: str
+    name: str
+    side: str
+    state: str
+    duration_us: int | None = None
+    bytes_in: int | None = None
+    bytes_out: int | None = None
+    reason: str | None = None
+    attrs: dict[str, str] | None = None
+
+
+# Delivery, sessions, queues -------------------------------------------------------------------------------------------
+
+
+class Delivery(Event, tag="delivery"):
+    """A reliable message changed its state.
+
+    At the sender: ``created``, ``sending`` (with ``attempt`` from 1), ``acknowledged``, ``failed``, ``expired``,
+    ``dropped``. At the receiver: ``received`` (given to the handler; ``position`` is the sender's count for this
+    receiver, when there is one) and ``repeated`` (a copy was recognised).
+    """
+
+    msg: bytes
+    peer: str
+    state: str
+    topic: str | None = None
+    attempt: int | None = None
+    position: int | None = None
+    size: int | None = None
+    reason: str | None = None
+    attrs: dict[str, str] | None = None
+
+
+class Session(Event, tag="session"):
+    """An ordered session changed: ``opened``, ``resumed``, ``lost``, ``reset``, ``closed``, ``skipped``, ``resent``.
+
+    ``count``: items skipped or sent again.
+    """
+
+    session: str
+    peer: str
+    side: str
+    state: str
+    epoch: int | None = None
+    position: int | None = None
+    count: int | None = None
+    reason: str | None = None
+    attrs: dict[str, str] | None = None
+
+
+class Queue(Event, tag="queue"):
+    """Something happened to a message of a queue.
+
+    ``state``: ``published`` (no channel), ``handed_out`` (with ``attempt`` from 1), ``finished``, ``requeued``,
+    ``timed_out``, ``dead``, ``expired``, ``rejected``. ``position``: the message's number in its queue (partition).
+    ``key``: what its order key hashes to, when it has one.
+    """
+
+    namespace: str
+    queue: str
+    state: str
+    msg: bytes
+    channel: str | None = None
+    consumer: str | None = None
+    partition: int | None = None
+    position: int | None = None
+    attempt: int | None = None
+    key: str | None = None
+    size: int | None = None
+    reason: str | None = None
+    attrs: dict[str, str] | None = None
+
+
+# Snapshots ------------------------------------------------------------------------------------------------------------
+
+
+class PeerScore(msgspec.Struct, omit_defaults=True, gc=False):
+    """A peer's score in this node's eyes."""
+
+    peer: str
+    score: float
+
+
+class Depth(msgspec.Struct, omit_defaults=True, gc=False):
+    """What waits somewhere; ``name`` is ``kind:which``, e.g. ``queue:jobs/mail`` or ``peer:12D3Koo…``."""
+
+    name: str
+    items: int
+    bytes: int = 0
+
+
+class PeerRtt(msgspec.Struct, omit_defaults=True, gc=False):
+    """The round trip to a peer."""
+
+    peer: str
+    rtt_us: int
+
+
+class Mesh(Event, tag="mesh"):
+    """Snapshot: the whole mesh of a topic; ``known`` is how many peers are subscribed to it."""
+
+    topic: str
+    peers: list[str]
+    known: int | None = None
+    attrs: dict[str, str] | None = None
+
+
+class Scores(Event, tag="scores"):
+    """Snapshot: scores of all peers."""
+
+    scores: list[PeerScore]
+    attrs: dict[str, str] | None = None
+
+
+class Depths(Event, tag="depths"):
+    """Snapshot: what waits in this node."""
+
+    depths: list[Depth]
+    attrs: dict[str, str] | None = None
+
+
+class Rtts(Event, tag="rtts"):
+    """Snapshot: round trips to peers."""
+
+    rtts: list[PeerRtt]
+    attrs: dict[str, str] | None = None
+
+
+# About the trace itself -----------------------------------------------------------------------------------------------
+
+
+class NodeStart(Event, tag="node_start"):
+    """A run begins; always its first event. ``version``: of the software."""
+
+    version: str | None = None
+    name: str | None = None
+    attrs: dict[str, str] | None = None
+
+
+class NodeStop(Event, tag="node_stop"):
+    """A run ends in order; always its last event. A run without it was killed."""
+
+    reason: str | None = None
+    attrs: dict[str, str] | None = None
+
+
+class Dropped(Event, tag="dropped"):
+    """``count`` events were not written since the last such event, because of ``reason``. They took no ``seq``."""
+
+    count: int
+    reason: str
+    attrs: dict[str, str] | None = None
+
+
+class Clock(Event, tag="clock"):
+    """The clock of ``peer`` is ahead of this node's by ``offset_us``, give or take ``error_us``."""
+
+    peer: str
+    offset_us: int
+    error_us: int
+    attrs: dict[str, str] | None = None
+
+
+KINDS: Final[dict[str, type[Event]]] = {
+    str(kind.__struct_config__.tag): kind
+    for kind in (
+        *(Publish, Reject, Duplicate, Deliver, AddPeer, RemovePeer, RecvRpc, SendRpc, DropRpc, Join, Leave),
+        *(Graft, Prune, Request, Notify, Stream, Delivery, Session, Queue, Mesh, Scores, Depths, Rtts),
+        *(NodeStart, NodeStop, Dropped, Clock),
+    )
+}
+"""All kinds by their names."""
+
+AnyEvent = (
+    Publish
+    | Reject
+    | Duplicate
+    | Deliver
+    | AddPeer
+    | RemovePeer
+    | RecvRpc
+    | SendRpc
+    | DropRpc
+    | Join
+    | Leave
+    | Graft
+    | Prune
+    | Request
+    | Notify
+    | Stream
+    | Delivery
+    | Session
+    | Queue
+    | Mesh
+    | Scores
+    | Depths
+    | Rtts
+    | NodeStart
+    | NodeStop
+    | Dropped
+    | Clock
+)
+
+_SQL_TYPES: Final[dict[object, str]] = {
+    int: "BIGINT",
+    float: "DOUBLE",
+    str: "STRING",
+    bytes: "STRING",
+    bool: "BOOLEAN",
+}
+
+
+def columns() -> dict[str, str]:
+    """All fields of all kinds, as SQL types: name → type. Raises ``TypeError`` when two kinds disagree on one."""
+    found = {"v": "BIGINT", "node": "STRING", "seq": "BIGINT", "t": "BIGINT", "kind": "STRING"}
+    for kind in KINDS.values():
+        for name, hint in get_type_hints(kind).items():
+            if name.startswith("_"):
+                continue
+            sql = _sql_type(hint)
+            if found.setdefault(name, sql) != sql:
+                raise TypeError(f"field {name} is {found[name]} in one kind of event and {sql} in {kind.__name__}")
+    return found
+
+
+def _sql_type(hint: Any) -> str:
+    if hint in _SQL_TYPES:
+        return _SQL_TYPES[hint]
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        (inner,) = (part for part in get_args(hint) if part is not type(None))
+        return _sql_type(inner)
+    if origin is list:
+        return f"ARRAY<{_sql_type(get_args(hint)[0])}>"
+    if origin is dict:
+        key, value = get_args(hint)
+        return f"MAP<{_sql_type(key)}, {_sql_type(value)}>"
+    fields = ", ".join(
+        f"{name}: {_sql_type(of)}" for name, of in get_type_hints(hint).items() if not name.startswith("_")
+    )
+    return f"STRUCT<{fields}>"
