@@ -135,7 +135,12 @@ async def test_own_publishes_are_not_asked_about(autojump_clock: Clock) -> None:
     async with pubsub_nodes(2) as nodes:
         a, b = await joined(nodes)
         asked: list[bytes] = []
-        a.add_validator(lambda message: asked.append(message.data) or False)
+
+        def refuse(message: Message) -> bool:
+            asked.append(message.data)
+            return False
+
+        a.add_validator(refuse)
         async with b.subscribe() as messages:
             assert (await a.publish(b"from here")).sent_to == (nodes[1].peer_id,)
             assert await take(messages, 1) == [b"from here"]
