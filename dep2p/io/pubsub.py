@@ -54,7 +54,7 @@ from dep2p.io.pubsub_topic import Topic, TopicState
 from dep2p.io.pubsub_validation import Validation
 from dep2p.io.pubsub_wire import Wire
 from dep2p.limits import Limits
-from dep2p.types import PeerId, RealmId, Rng, peer_id_bytes, peer_id_from_bytes
+from dep2p.types import PeerId, RealmId, Rng, parse_peer_id, peer_id_bytes, peer_id_from_bytes
 
 logger = logging.getLogger("dep2p.io")
 
@@ -100,7 +100,7 @@ class PubSub:
         publish_rate: PublishRate | None = None,
         tracing: bool = False,
     ) -> None:
-        """``publish_rate``: shared with the node's other networks. ``tracing``: keep the router's events in `traces`."""
+        """``publish_rate``: shared with the node's other networks. ``tracing``: keep the router's events."""
         self.realm_id = realm_id
         self.params = params
         self._own = identity.peer_id
@@ -373,13 +373,28 @@ class PubSub:
                 self._links.open(peer)
             case PublishExpired(_, message):
                 logger.warning("a publish to %r found no peer in time: dropped", message.topic)
-            case Dial(peer, _):
+            case Dial(peer, info):
                 if peer is not None:
                     self._links.dial(peer)
+                elif info is not None:
+                    self._dial_named(info.peer)
             case Send() | Deliver() | Validate():
                 pass
             case _:
                 self._trace(effect, now)
+
+    def _dial_named(self, identity: bytes) -> None:
+        """A trusted neighbour that pruned us named this peer: try it where its addresses are known here already.
+
+        What the PRUNE itself says about addresses is not used: member records and discovery bring signed ones.
+        """
+        try:
+            peer = parse_peer_id(peer_id_from_bytes(identity))
+        except ValueError:
+            self.counters_by_name["px_peers_malformed"] += 1
+            return
+        self.counters_by_name["px_peers_dialed"] += 1
+        self._links.dial(peer)
 
     def _trace(self, event: Trace, now: float) -> None:
         if self.traces is not None:

@@ -20,6 +20,9 @@ from dep2p.types import PeerId, peer_id_bytes
 
 logger = logging.getLogger("dep2p.io")
 
+_DIALING_MAX = 64
+"""Peers that pub/sub dials at the same time: direct ones, and those that neighbours named."""
+
 
 @dataclass(frozen=True, slots=True)
 class NeighbourStats:
@@ -301,7 +304,11 @@ class PubSubLinks:
 
     def dial(self, peer: PeerId) -> None:
         """Connect to a peer in the background; failures are counted."""
-        if self._nursery is not None and peer not in self._dialing:
+        if self._nursery is None or peer in self._dialing:
+            return
+        if len(self._dialing) >= _DIALING_MAX:
+            self.counters["dials_dropped_busy"] += 1
+        else:
             self._dialing[peer] = None
             self._nursery.start_soon(self._dial, peer)
 
