@@ -73,6 +73,18 @@ class Limits:
     pubsub_trace_items_max: int = 65_536
     """Trace events kept until they are read or written; further ones are dropped."""
 
+    # Ordered sessions (per realm)
+    sessions_max: int = 1_024
+    """Sessions that this node serves at once, and as many that it has open."""
+    sessions_per_peer_max: int = 64
+    """Sessions of one peer that this node serves at once; further ones are refused."""
+    session_items_max: int = 4_096
+    """Pushes of one session that wait or are not handled yet; above it a push waits or fails (seed: 1000)."""
+    session_bytes_max: int = 8_388_608
+    """The same in bytes."""
+    session_retries_max: int = 3
+    """Times that unacknowledged pushes are sent again (seed: 3); then the session fails."""
+
     # Realm
     realms_max: int = 16
     """Realms that this node may be in at once."""
@@ -98,6 +110,10 @@ class Limits:
     """For a stream or connection to close in good order; then it is cut."""
     handshake_timeout_s: float = 5.0
     """For a peer to prove its membership of a realm."""
+    session_ack_timeout_s: float = 15.0
+    """Pushes that the client does not acknowledge for so long are sent again (seed: half of 30 s)."""
+    session_resume_timeout_s: float = 300.0
+    """A session whose client is away is kept for so long (seed: 5 minutes)."""
     liveness_interval_s: float = 15.0
     """Between probes of a connection; 0 turns probing off."""
     liveness_timeout_s: float = 10.0

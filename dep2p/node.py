@@ -23,6 +23,7 @@ from dep2p.node_arguments import check_arguments, check_decorated, check_handler
 from dep2p.node_messaging import MessagingVerbs, RealmChoice
 from dep2p.node_pubsub import PubSubs, PubSubVerbs
 from dep2p.node_services import NodeServices, RealmParts, RealmServices
+from dep2p.node_sessions import SessionVerbs
 from dep2p.realm.interface import MemberEvent
 from dep2p.realm.membership import Membership
 from dep2p.realm.secret import Realm
@@ -68,7 +69,7 @@ class _Registration:
     undo: dict[RealmId, Callable[[], None]]
 
 
-class Node(MessagingVerbs, PubSubVerbs):
+class Node(MessagingVerbs, PubSubVerbs, SessionVerbs):
     """A running node. Made by :meth:`open`; every method is for the trio thread that opened it.
 
     Messaging verbs take ``realm``, which may be left out while the node is in exactly one realm; they raise
@@ -295,6 +296,14 @@ class Node(MessagingVerbs, PubSubVerbs):
         Raises NotInRealmError, also when the node was opened without ``public_pubsub``.
         """
         return self._pubsubs.of_public() if public else self._pick(realm).pubsub
+
+    def services(self, realm: RealmChoice = None) -> RealmServices:
+        """What a joined realm offers beyond messaging and pub/sub. Raises NotInRealmError."""
+        return self._pick(realm).services
+
+    def all_services(self) -> list[RealmServices]:
+        """Those of the realms, in the order of joining."""
+        return [joined.services for joined in self._joined.values()]
 
     def all_pubsubs(self) -> list[PubSub]:
         """Those of the realms in the order of joining, then the public one."""

@@ -12,6 +12,7 @@ from dep2p.host.interface import Host
 from dep2p.identity import Identity
 from dep2p.io.messaging import Messaging
 from dep2p.io.pubsub import PubSub
+from dep2p.io.sessions import SessionRegistry, SessionService
 from dep2p.limits import Limits
 from dep2p.realm.membership import Membership
 from dep2p.realm.secret import Realm
@@ -51,6 +52,8 @@ class RealmParts:
 class RealmServices:
     """The services of one joined realm; the name of each field is the prefix of its counters."""
 
+    sessions: SessionService
+
     def each(self) -> Iterator[tuple[str, RealmService]]:
         """Name and service, in the order of starting."""
         for field in fields(self):
@@ -70,6 +73,7 @@ class NodeServices:
         self._limits = limits
         self._data_dir = data_dir
         self._rng = random.SystemRandom()
+        self.session_registry = SessionRegistry()
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Start what is shared by all realms, before the first one is joined."""
@@ -79,4 +83,9 @@ class NodeServices:
 
     def of_realm(self, parts: RealmParts) -> RealmServices:
         """New ones, for a realm that is being joined."""
-        return RealmServices()
+        realm_id = parts.realm.realm_id
+        return RealmServices(
+            sessions=SessionService(
+                self._host, parts.membership, realm_id, self._limits, self.session_registry, rng=self._rng
+            ),
+        )

@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple
 
 from dep2p.errors import MessageTooLargeError, ProtocolError, SessionClosedError
-from dep2p.protocols.frame import Frame, FrameType
+from dep2p.protocols.frame import Frame, FrameType, encode_frame
 from dep2p.protocols.ordered.frames import (
     END,
     OPENED,
@@ -26,6 +26,7 @@ from dep2p.protocols.ordered.receiver import OrderedReceiver
 _PUSH: Final = int(FrameType.PUSH)
 _ACK: Final = int(FrameType.PUSH_ACK)
 _RESUME: Final = int(FrameType.RESUME)
+_STREAM_END: Final = int(FrameType.STREAM_END)
 _ACK_DELAY_S: Final = 0.2
 """A receipt is told after so long if nothing told it before."""
 _ACK_PART: Final = 4
@@ -77,9 +78,11 @@ class ClientSession:
         self._told_received = handled
         self._told_handled = handled
         self._told_bytes = 0
-        self._ack_now = False
+        self.ack_now = False
+        """Something is to be acknowledged with the next write."""
         self._ack_at: float | None = None
         self._repeat_at: float | None = None
+        self._leaves = False
 
     # Links
 
@@ -96,8 +99,8 @@ class ClientSession:
                 self.epoch,
                 receiver.handled,
                 receiver.received,
-                min(options.items_max, WINDOW_MAX),
-                min(options.bytes_max, WINDOW_MAX),
+                min(2 * options.items_max, WINDOW_MAX),
+                min(2 * options.bytes_max, WINDOW_MAX),
                 self.name,
                 self._data,
             )
@@ -134,11 +137,11 @@ class ClientSession:
             else:
                 raise ProtocolError(f"frame type 0x{kind:02x} is not for the client of a session")
         queue = receiver.queue
-        if queue and queue[-1][2] == END:
+        if queue and not self.ended and queue[-1][2] == END:
             self.ended = True
-            self._ack_now = True
+            self.ack_now = True
         if receiver.duplicates != duplicates:
-            self._ack_now = True  # the server has not heard it
+            self.ack_now = True  # the server has not heard it
         if receiver.received != self._told_received and self._ack_at is None:
             self._ack_at = now + _ACK_DELAY_S
 
@@ -193,13 +196,17 @@ class ClientSession:
                 f"message of {len(data)} bytes: at most {self.options.message_bytes_max} are allowed"
             )
         if self.ended:
-            raise SessionClosedError("the server has ended the session")
+            raise SessionClosedError("the session is over")
         if self._next_request > REQUEST_MAX:
             raise SessionClosedError("every request id of this session has been used: open another one")
         request_id = self._next_request
         self._next_request += 1
         self._asked[request_id] = _Asked(data, max(1, min(timeout_ms, _TIMEOUT_MS_MAX)))
         return request_id
+
+    def leave(self) -> None:
+        """Tell the server that the session is over, when a link is there. Nothing more is taken or asked."""
+        self.ended = self._leaves = True
 
     def answered(self, request_id: int) -> bool:
         """A response was taken; False when nobody waits for it."""
@@ -226,17 +233,17 @@ class ClientSession:
             receiver.handled - self._told_handled >= options.items_max // _ACK_PART
             or self._told_bytes >= options.bytes_max // _ACK_PART
         ):
-            self._ack_now |= receiver.handled != self._told_handled
+            self.ack_now |= receiver.handled != self._told_handled
 
     def idle(self) -> None:
         """The app waits for more: tell what it has handled."""
         if self.receiver.handled != self._told_handled:
-            self._ack_now = True
+            self.ack_now = True
 
     @property
     def wants_write(self) -> bool:
         """`collect` has something."""
-        return self.is_open and (self._ack_now or self._next_to_send < self._next_request)
+        return self.is_open and (self.ack_now or self._next_to_send < self._next_request or self._leaves)
 
     def collect(self, bytes_max: int, now: float) -> list[bytes]:
         """Pieces to write now, about ``bytes_max`` bytes."""
@@ -244,8 +251,8 @@ class ClientSession:
             return []
         pieces: list[bytes] = []
         receiver = self.receiver
-        if self._ack_now:
-            self._ack_now = False
+        if self.ack_now:
+            self.ack_now = False
             self._ack_at = None
             self._told_bytes = 0
             self._told_received, self._told_handled = receiver.received, receiver.handled
@@ -259,6 +266,9 @@ class ClientSession:
             self._next_to_send += 1
         if size and self._repeat_at is None:
             self._repeat_at = now + self.options.ack_timeout_s
+        if self._leaves:
+            self._leaves = False
+            pieces.append(encode_frame(_STREAM_END, b""))
         return pieces
 
     # Time
@@ -272,7 +282,7 @@ class ClientSession:
         """Acknowledge, ask again, or give a gap up (see ``receiver.failure``)."""
         if self._ack_at is not None and self._ack_at <= now:
             self._ack_at = None
-            self._ack_now = True
+            self.ack_now = True
         if self._repeat_at is not None and self._repeat_at <= now:
             self._repeat_at = None
             self._next_to_send = self._taken + 1

@@ -19,7 +19,7 @@ AFTER: Final = 4
 SKIP: Final = 5
 """This number holds nothing; the body is the reason, UTF-8."""
 END: Final = 6
-"""The server has ended the session: nothing comes behind this; the body is empty."""
+"""The server has ended the session: nothing comes behind this; the body is empty, or why it failed, UTF-8."""
 RESET: Final = 7
 """Never on the wire: where a reader's queue goes over to another epoch."""
 _KIND_MAX: Final = END

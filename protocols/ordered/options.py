@@ -3,6 +3,8 @@
 from dataclasses import dataclass, fields
 from typing import Final, Literal
 
+from dep2p.limits import Limits
+
 REQUESTS_OPEN_MAX: Final = 1_024
 BOUND_MAX: Final = 1_000
 
@@ -12,7 +14,8 @@ class SessionOptions:
     """How one end of a session behaves. The defaults are the seed's where it names one."""
 
     items_max: int = 4_096
-    """Server: pushes that wait or are not handled yet, together. Client: the window it asks for."""
+    """Server: pushes that wait or are not handled yet, together; with responses twice as many. Client: pushes that it
+    takes in before they are handled, and as many responses."""
     bytes_max: int = 8_388_608
     """The same in bytes, framing included. One push always passes, however small the window is."""
     ack_timeout_s: float = 15.0
@@ -40,10 +43,23 @@ class SessionOptions:
     message_bytes_max: int = 1_048_576
     """One push, request or response."""
 
+    @classmethod
+    def of(cls, limits: Limits) -> "SessionOptions":
+        """Those that the node's limits say."""
+        return cls(
+            items_max=limits.session_items_max,
+            bytes_max=limits.session_bytes_max,
+            ack_timeout_s=limits.session_ack_timeout_s,
+            retries_max=limits.session_retries_max,
+            resume_timeout_s=limits.session_resume_timeout_s,
+            request_timeout_s=limits.request_timeout_s,
+            message_bytes_max=limits.message_bytes_max,
+        )
+
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, (int, float)) and not value >= 0:  # nor NaN
+            if isinstance(value, int | float) and not value >= 0:  # nor NaN
                 raise ValueError(f"{field.name} is {value}: it cannot be negative")
             if not value and field.name.endswith("_max") and field.name != "retries_max":
                 raise ValueError(f"{field.name} is 0: nothing could ever pass")

@@ -15,10 +15,12 @@ class OrderedReceiver:
     """
 
     __slots__ = (
+        "_bytes_max",
         "_early",
         "_early_bytes",
         "_gap_deadline",
         "_heap",
+        "_items_max",
         "_options",
         "_taken_bytes",
         "_taken_seq",
@@ -35,6 +37,8 @@ class OrderedReceiver:
 
     def __init__(self, options: SessionOptions, handled: int = 0) -> None:
         self._options = options
+        self._items_max = 2 * options.items_max  # half of the window is for responses
+        self._bytes_max = 2 * options.bytes_max
         self._early: dict[int, Push] = {}  # behind a gap
         self._heap: list[int] = []  # their numbers
         self._early_bytes = 0
@@ -74,7 +78,7 @@ class OrderedReceiver:
         unhandled = self.received - self.handled + len(pushes)
         size = len(payload) - SEQ_BYTES if not skipped else _size(pushes)
         self.unhandled_bytes += size
-        if unhandled > self._options.items_max or (unhandled > 1 and self.unhandled_bytes > self._options.bytes_max):
+        if unhandled > self._items_max or (unhandled > 1 and self.unhandled_bytes > self._bytes_max):
             raise ProtocolError("more pushes came than this side's window allows")
         self.received += len(pushes)
         self.queue.extend(pushes)
@@ -89,8 +93,8 @@ class OrderedReceiver:
             if seq in early:
                 self.duplicates += 1
             elif (
-                seq - self.handled > options.items_max
-                or self.unhandled_bytes + self._early_bytes + size > options.bytes_max
+                seq - self.handled > self._items_max
+                or self.unhandled_bytes + self._early_bytes + size > self._bytes_max
             ):
                 self.early_dropped += 1  # it comes again
             else:

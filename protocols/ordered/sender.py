@@ -45,8 +45,10 @@ class OrderedSender:
 
     def __init__(self, options: SessionOptions) -> None:
         self._options = options
-        self._items_max = self._window_items = options.items_max
-        self._bytes_max = self._window_bytes = options.bytes_max
+        self._items_max = options.items_max  # for pushes, on this link
+        self._bytes_max = options.bytes_max
+        self._window_items = 2 * options.items_max
+        self._window_bytes = 2 * options.bytes_max
         self._log: list[bytes] = []  # encoded; the first one has the number handled + 1; without holes
         self._waiting: list[tuple[int, bytes]] = []  # a heap: behind a reserved number that is not filled yet
         self._reserved: dict[int, float] = {}  # number -> when its time is over; in this order
@@ -73,11 +75,14 @@ class OrderedSender:
     # Taking in
 
     def has_room(self, items: int, size_bytes: int) -> bool:
-        """Whether so many items, of so many bytes of data together, may be appended now: all of them or none."""
+        """Whether so many items, of so many bytes of data together, may be appended now: all of them or none.
+
+        For responses and what is bound to them: they may take as much again as pushes may, so that a client which asks
+        and does not take pushes meanwhile is answered.
+        """
         kept = self.last_seq - self.handled
-        return not kept or (
-            kept + items <= self._items_max and self.kept_bytes + size_bytes + items * ITEM_BYTES <= self._bytes_max
-        )
+        kept_bytes = self.kept_bytes + size_bytes + items * ITEM_BYTES
+        return not kept or (kept + items <= 2 * self._items_max and kept_bytes <= 2 * self._bytes_max)
 
     def offer(self, kind: int, request_id: int, data: bytes) -> int:
         """Append one item and give its number; 0 when there is no room for it."""
@@ -111,7 +116,8 @@ class OrderedSender:
 
         What is appended behind it waits until then, at most ``gap_timeout_s``.
         """
-        if not self.has_room(1, 0):
+        kept = self.last_seq - self.handled
+        if kept and (kept >= self._items_max or self.kept_bytes > self._bytes_max):
             return 0
         self.last_seq = seq = self.last_seq + 1
         self._reserved[seq] = now + self._options.gap_timeout_s
@@ -151,12 +157,15 @@ class OrderedSender:
         return self.last_seq - self.handled
 
     def attach(self, received: int, window_items: int, window_bytes: int) -> None:
-        """A link begins at ``received + 1``; the client's window is cut to this side's own.
+        """A link begins at ``received + 1`` with the client's window: pushes fill half of it, responses the rest.
 
         ``received`` may be less than before: a client that was started again has lost what it had not handled.
         """
-        self._window_items = max(1, min(window_items, self._items_max))
-        self._window_bytes = min(window_bytes, self._bytes_max)
+        options = self._options
+        self._items_max = max(1, min(options.items_max, window_items // 2))
+        self._bytes_max = min(options.bytes_max, window_bytes // 2)
+        self._window_items = max(1, min(window_items, 2 * options.items_max))
+        self._window_bytes = min(window_bytes, 2 * options.bytes_max)
         self._tries = 0
         self.received = received
         self._go_back()
@@ -164,6 +173,8 @@ class OrderedSender:
     def detach(self) -> None:
         """The link is gone: nothing is sent, and nothing is expected."""
         self._deadline = None
+        self._items_max = self._options.items_max
+        self._bytes_max = self._options.bytes_max
 
     def _go_back(self) -> None:
         self.sent = self.received

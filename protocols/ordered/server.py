@@ -26,6 +26,7 @@ from dep2p.protocols.ordered.frames import (
     RESUMED,
     Answer,
     Resume,
+    cut_text,
     decode_ack,
     decode_request,
     encode_answer,
@@ -101,6 +102,12 @@ class ServerSession:
                 f"message of {len(data)} bytes: at most {self.options.message_bytes_max} are allowed"
             )
 
+    def fill(self, seq: int, kind: int, data: bytes) -> None:
+        """The content of a reserved number, even in front of the end. Raises LocalProtocolError and as `push`."""
+        if self.closed is not None or len(data) > self.options.message_bytes_max:
+            self.check(data)
+        self.sender.fill(seq, kind, data)
+
     def bind(self, kind: int, request_id: int, data: bytes, now: float) -> bool:
         """Bind a push to a request; False when there is no room for one that goes out at once.
 
@@ -109,7 +116,10 @@ class ServerSession:
         self.check(data)
         if self.bindings.bind(kind, request_id, data, now):
             return True
-        return bool(self.sender.offer(AFTER, request_id, data))
+        if not self.sender.has_room(1, len(data)):
+            return False
+        self.sender.append(AFTER, request_id, data)
+        return True
 
     def respond(self, request_id: int, kind: int, data: bytes, *, force: bool = False) -> bool:
         """Answer a request: what is bound in front, the response, what is bound behind, in one run of numbers.
@@ -140,13 +150,16 @@ class ServerSession:
         """Answer a request by an error; what is bound to it goes all the same. Always has room."""
         self.respond(request_id, FAILURE, encode_failure(code, text), force=True)
 
-    def end(self) -> None:
-        """Nothing more is pushed: the client gets what is under way, then the end. Idempotent."""
+    def end(self, reason: str = "") -> None:
+        """Nothing more is pushed: the client gets what is under way, then the end. Idempotent.
+
+        ``reason``: why it fails; the client raises it then.
+        """
         if self.closed is None and not self.is_ending:
             for request_id in self.bindings.open_ids():
                 self.fail_request(request_id, ErrorCode.HANDLER_FAILED, "the session's handler has ended")
             self.is_ending = True
-            self.sender.append(END, 0, b"")
+            self.sender.append(END, 0, cut_text(reason))
 
     def close(self, reason: str, *, failed: bool = False) -> None:
         """It is over now, whatever is under way. Idempotent."""

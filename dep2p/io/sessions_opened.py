@@ -1,0 +1,489 @@
+"""The client's end of an ordered session, for apps: pushes in order, requests, and the token to go on with later."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Final, cast
+
+import trio
+from outcome import Error, Value
+
+from dep2p.errors import (
+    Dep2pError,
+    ProtocolError,
+    RequestTimeoutError,
+    SessionClosedError,
+    SessionFailedError,
+    SessionGapError,
+    SessionResetError,
+    StreamClosedError,
+    error_from_wire,
+)
+from dep2p.host.interface import ByteStream
+from dep2p.io.sessions_due import DueTimes
+from dep2p.io.sessions_link import SessionLink
+from dep2p.limits import Limits
+from dep2p.protocols.frame import Frame
+from dep2p.protocols.ordered.client import ClientSession
+from dep2p.protocols.ordered.frames import (
+    AFTER,
+    BEFORE,
+    END,
+    FAILURE,
+    PUSH,
+    RESET,
+    RESPONSE,
+    SKIP,
+    Push,
+    decode_failure,
+)
+from dep2p.protocols.ordered.token import SessionToken, encode_token
+from dep2p.realm.interface import RealmGate
+from dep2p.types import PeerId, Rng, peer_id_bytes
+
+logger = logging.getLogger("dep2p.io")
+
+_BACKOFF_INITIAL_S: Final = 0.1
+_BACKOFF_MAX_S: Final = 3.0
+_NEVER: Final = float("inf")
+_PUSHES: Final = (PUSH, AFTER, BEFORE)
+_TRIED_AGAIN: Final = (StreamClosedError, RequestTimeoutError)
+"""What may heal by itself while a session is opened for the first time."""
+
+
+class OpenSession:
+    """A session with a server. Iterating gives its pushes (`seq`, `data`) in strict order, each once.
+
+    A push counts as handled when the app comes for the next one; until then the server keeps it. The connection is
+    found again by itself; iterating goes on as if nothing had been.
+    """
+
+    def __init__(
+        self,
+        core: ClientSession,
+        peer: PeerId,
+        gate: RealmGate,
+        protocol: str,
+        limits: Limits,
+        counters: Counter[str],
+        due: DueTimes,
+        rng: Rng,
+    ) -> None:
+        self.core = core
+        self.peer = peer
+        self.name = core.name
+        self.id = core.session_id.hex()
+        self.armed_at = _NEVER
+        self.link: SessionLink | None = None
+        self.scope = trio.CancelScope()
+        self.is_left = False
+        self._gate = gate
+        self._protocol = protocol
+        self._limits = limits
+        self._counters = counters
+        self._due = due
+        self._rng = rng
+        self._error: Dep2pError | None = None
+        self._opened = trio.Event()
+        self._refused: Dep2pError | None = None  # by the latest try
+        self._changed = trio.Event()
+        self._consumer: trio.lowlevel.Task | None = None
+        self._asleep: trio.lowlevel.Task | None = None
+        self._waiters: dict[int, trio.lowlevel.Task] = {}
+        self._attached_at: float | None = None
+        self._patience = trio.CancelScope()
+        self.finished = trio.Event()
+        """`run` has ended: the link is closed."""
+
+    def __repr__(self) -> str:
+        return f"<session {self.name!r} with {self.peer[-6:]} at {self.core.receiver.handled}>"
+
+    # Pushes
+
+    def __aiter__(self) -> AsyncIterator[Push]:
+        return self
+
+    async def __anext__(self) -> Push:
+        push = await self.receive()
+        if push is None:
+            raise StopAsyncIteration
+        return push
+
+    async def receive(self) -> Push | None:
+        """The next push; None when the server or this side has ended the session. Only one task may take pushes.
+
+        Raises SessionResetError or SessionGapError once, where something is missing, and goes on when called again;
+        SessionFailedError when the session cannot go on.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        core = self.core
+        self._consumer = trio.lowlevel.current_task()
+        while True:
+            push = core.take()
+            if push is None:
+                if self._error is not None:
+                    raise SessionFailedError(str(self._error))
+                if core.ended:
+                    return None
+                core.idle()
+                if self.link is not None:
+                    self.link.pulled.wake()
+                await self._sleep()
+                continue
+            if core.ack_now and self.link is not None:
+                self.link.pulled.wake()
+            if push[2] in (RESPONSE, FAILURE):
+                self._respond(push)
+            elif push[2] < SKIP:
+                return push
+            elif self._special(push):
+                return None
+
+    async def receive_many(self, items_max: int = 1_024) -> list[Push]:
+        """At least one push and up to ``items_max``, as many as are there; [] at the end. Otherwise as `receive`."""
+        first = await self.receive()
+        if first is None:
+            return []
+        pushes = [first]
+        receiver = self.core.receiver
+        queue, take = receiver.queue, receiver.take
+        while queue and queue[0][2] in _PUSHES and len(pushes) < items_max:
+            pushes.append(cast(Push, take()))
+        return pushes
+
+    def _special(self, push: Push) -> bool:
+        """Whether this is the end."""
+        kind, text = push.kind, push.data.decode("utf-8", "replace")
+        if kind == RESET:
+            self._counters["resets"] += 1
+            self._changed.set()
+            raise SessionResetError(text, self.core.epoch, self.core.receiver.handled + 1)
+        if kind == SKIP:
+            self._counters["gaps"] += 1
+            raise SessionGapError(f"number {push.seq} of the sequence is skipped: {text}")
+        if kind == END:
+            self.core.done()
+            self.core.idle()
+            self._kick()
+            if text:
+                self._fail(SessionFailedError(f"the server's end of the session failed: {text}"))
+                raise SessionFailedError(f"the server's end of the session failed: {text}")
+            self._fail(SessionClosedError("the server has ended the session"), raise_later=False)
+        return True
+
+    async def _sleep(self) -> None:
+        if self._asleep is not None:
+            raise trio.BusyResourceError("another task is taking pushes of this session")
+        self._asleep = trio.lowlevel.current_task()
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            self._asleep = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def _wake(self) -> None:
+        task, self._asleep = self._asleep, None
+        if task is not None:
+            trio.lowlevel.reschedule(task, Value(None))
+
+    def _kick(self) -> None:
+        if self.link is not None:
+            self.link.pulled.wake()
+
+    # Requests
+
+    @property
+    def next_request_id(self) -> int:
+        """The id that the next `request` will have: the server can bind pushes to it before it comes."""
+        return self.core.next_request_id
+
+    async def request(self, data: bytes, *, timeout_s: float | None = None) -> bytes:
+        """Ask the server, at most once handled, whatever becomes of the connection.
+
+        The answer has its place in the sequence: while another task takes pushes, `request` returns when that task has
+        handled all that comes before the answer. Called by the task that takes pushes, or while none does, it returns
+        as soon as the answer is here. ``timeout_s``: ``Limits.request_timeout_s`` by default.
+
+        Raises HandlerError and others that the server answers, RequestTimeoutError, SessionResetError (the server has
+        forgotten the session; the request may have been handled), SessionClosedError, MessageTooLargeError.
+        """
+        timeout_s = self._limits.request_timeout_s if timeout_s is None else timeout_s
+        if not timeout_s >= 0:
+            raise ValueError(f"timeout_s is {timeout_s}: it cannot be negative")
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._error is not None:
+            raise SessionClosedError(str(self._error))
+        request_id = self.core.ask(bytes(data), int(min(timeout_s * 1_000, 0xFFFF_FFFF)))
+        self._kick()
+        self._due.want(self)
+        with trio.move_on_after(timeout_s):
+            return await self._wait_for(request_id)
+        behind = len(self.core.receiver.queue)
+        why = f"; {behind} pushes wait to be taken first" if behind else ""
+        raise RequestTimeoutError(f"no answer to request {request_id} within {timeout_s:g} s{why}")
+
+    async def _wait_for(self, request_id: int) -> bytes:
+        self._waiters[request_id] = trio.lowlevel.current_task()
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            self._waiters.pop(request_id, None)
+            self.core.answered(request_id)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        return cast(bytes, await trio.lowlevel.wait_task_rescheduled(abort))
+
+    def _respond(self, push: Push) -> None:
+        """Wake who waits for this response, if somebody does."""
+        self.core.answered(push.request_id)
+        waiter = self._waiters.pop(push.request_id, None)
+        if waiter is None:
+            return
+        if push.kind == RESPONSE:
+            trio.lowlevel.reschedule(waiter, Value(push.data))
+            return
+        try:
+            code, text = decode_failure(push.data)
+            error: Dep2pError = error_from_wire(code, text)
+        except ProtocolError as bad:
+            error = bad
+        trio.lowlevel.reschedule(waiter, Error(error))
+
+    def _respond_early(self, before: int) -> None:
+        """Answers to those who cannot wait for the pushes in front: nobody takes these, or the asker does."""
+        queue, consumer = self.core.receiver.queue, self._consumer
+        for push in list(itertools.islice(queue, before, None)):
+            if push[2] in (RESPONSE, FAILURE):
+                waiter = self._waiters.get(push.request_id)
+                if waiter is not None and (consumer is None or waiter is consumer):
+                    self._respond(push)
+        if consumer is None:
+            while queue and queue[0][2] in (RESPONSE, FAILURE, RESET):
+                self.core.take()
+            self.core.done()
+            self.core.idle()
+            self._changed.set()
+
+    # The place
+
+    @property
+    def token(self) -> str:
+        """This place, as a word to keep: `open(peer, name, token=…)` goes on behind the last handled push.
+
+        A push is handled when the app comes for the next one, or calls `handled`. The server keeps what it was not
+        told of: save the token no later than then.
+        """
+        core = self.core
+        return encode_token(
+            SessionToken(core.session_id, core.epoch, core.receiver.handled, peer_id_bytes(self.peer), self.name)
+        )
+
+    def handled(self) -> None:
+        """The app has handled all that it took, without coming for more yet: `token` says so at once."""
+        self.core.done()
+        if self.core.ack_now:
+            self._kick()
+
+    @property
+    def is_attached(self) -> bool:
+        """Connected at this moment."""
+        return self.core.is_open
+
+    def stats(self) -> dict[str, object]:
+        """Plain values."""
+        return {"peer": self.peer, "role": "client", **self.core.stats()}
+
+    # Its life
+
+    async def opened(self, timeout_s: float) -> None:
+        """Until the server has answered for the first time. Raises why it did not."""
+        with trio.move_on_after(timeout_s):
+            await self._opened.wait()
+        if self._error is not None:
+            raise self._error
+        if not self._opened.is_set():
+            raise self._refused or RequestTimeoutError(f"{self.peer} did not open the session within {timeout_s:g} s")
+
+    async def run(self) -> None:
+        """Keep a link to the server until the session is over."""
+        try:
+            with self.scope:
+                await self._keep_linked()
+        finally:
+            self._due.forget(self)
+            self.finished.set()
+
+    async def _keep_linked(self) -> None:
+        failures = 0
+        away_since = trio.current_time()
+        while not self.is_left and not self.core.ended:
+            if not self.core.may_attach:
+                self._changed = trio.Event()
+                await self._changed.wait()
+                continue
+            try:
+                was_open = await self._one_link()
+            except Dep2pError as error:
+                was_open = False
+                self._refused = error
+                logger.debug("%r has no link: %s", self, error)
+                if not self._opened.is_set() and not isinstance(error, _TRIED_AGAIN):
+                    self._fail(error)
+                    return
+            if self.core.ended or self.is_left:
+                break
+            now = trio.current_time()
+            if was_open:
+                failures, away_since = 0, now
+                self._counters["links_lost"] += 1
+            elif now - away_since >= self.core.options.resume_timeout_s:
+                self._fail(SessionFailedError(f"{self.peer} was away for too long: {self._refused}"))
+                return
+            delay_s = min(_BACKOFF_MAX_S, _BACKOFF_INITIAL_S * 2.0**failures) * (0.5 + 0.5 * self._rng.random())
+            failures = min(failures + 1, 16)
+            await trio.sleep(delay_s)
+
+    async def _one_link(self) -> bool:
+        """Open a link and stay until it is over; gives whether the server answered on it."""
+        limits = self._limits
+        connection = await self._gate.connect(self.peer, timeout_s=limits.dial_timeout_s)
+        stream = await connection.open_stream(self._protocol, timeout_s=limits.stream_open_timeout_s)
+        self._attached_at = None
+        link = self._make_link(stream)
+        hello = self.core.attach(trio.current_time())
+        self.link = link
+        link.out.put((hello,), len(hello))
+        link.start()
+        with trio.CancelScope(deadline=trio.current_time() + limits.stream_first_item_timeout_s) as patience:
+            self._patience = patience
+            await link.run()
+        if link.error is not None and self._attached_at is None:
+            raise link.error
+        return self._attached_at is not None
+
+    def _make_link(self, stream: ByteStream) -> SessionLink:
+        return SessionLink(
+            stream,
+            self._gate,
+            self._limits,
+            self._counters,
+            collect=self._collect,
+            on_frames=self._on_frames,
+            on_end=self._on_link_end,
+        )
+
+    def _collect(self, bytes_max: int) -> list[bytes]:
+        pieces = self.core.collect(bytes_max, trio.current_time())
+        if pieces:
+            self._due.want(self)
+        elif self.is_left and self.link is not None:
+            self.link.end(StreamClosedError("this side has left the session"))
+        return pieces
+
+    def _on_frames(self, _link: SessionLink, frames: list[Frame]) -> None:
+        core = self.core
+        queue = core.receiver.queue
+        before = len(queue)
+        was_open = core.is_open
+        try:
+            core.handle(frames, trio.current_time())
+        finally:
+            if core.is_open and not was_open:
+                self._attached_at = trio.current_time()
+                self._patience.deadline = _NEVER
+                self._counters["links_opened"] += 1
+                self._opened.set()
+                self._kick()
+                if core.lost_requests:
+                    self._lose_requests()
+            if len(queue) > before:
+                if self._waiters and (self._asleep is None):
+                    self._respond_early(before)
+                elif self._consumer is None:
+                    self._respond_early(len(queue))
+                self._wake()
+            if core.wants_write:
+                self._kick()
+            self._due.want(self)
+
+    def _lose_requests(self) -> None:
+        lost, self.core.lost_requests = self.core.lost_requests, []
+        for request_id in lost:
+            waiter = self._waiters.pop(request_id, None)
+            if waiter is not None:
+                text = "the server has forgotten the session: the request may or may not have been handled"
+                trio.lowlevel.reschedule(waiter, Error(SessionResetError(text, self.core.epoch)))
+
+    def _on_link_end(self, link: SessionLink, error: Dep2pError) -> None:
+        if self.link is link:
+            self.link = None
+            self._refused = error
+            self.core.detach()
+
+    def next_deadline(self) -> float | None:
+        return self.core.next_deadline()
+
+    def on_deadline(self, now: float) -> None:
+        """The time of something is over."""
+        self.core.on_deadline(now)
+        if self.core.receiver.failure is not None:
+            self._fail(SessionFailedError(self.core.receiver.failure))
+        elif self.core.receiver.queue:
+            self._wake()
+        if self.core.wants_write:
+            self._kick()
+
+    def _fail(self, error: Dep2pError, *, raise_later: bool = True) -> None:
+        """Nothing more comes; what has come can still be taken."""
+        if self._error is None and raise_later:
+            self._counters["failed"] += 1
+            self._error = error
+        self.core.ended = True
+        self._opened.set()
+        waiters = list(self._waiters.values())
+        self._waiters.clear()
+        for waiter in waiters:
+            trio.lowlevel.reschedule(waiter, Error(SessionClosedError(str(error))))
+        self._wake()
+        self._changed.set()
+
+    def leave(self, *, keep: bool) -> None:
+        """This side stops; with ``keep`` the server is not told, so that a token can go on. Idempotent."""
+        if self.is_left:
+            return
+        self.is_left = True
+        self.core.done()
+        self.core.idle()
+        if not keep:
+            self.core.leave()
+        self._fail(SessionClosedError("this side has left the session"), raise_later=False)
+        if self.link is not None:
+            self.link.pulled.wake()
+        else:
+            self.scope.cancel()
+
+    async def aclose(self) -> None:
+        """End the session and tell the server; waits until that is written, at most ``Limits.close_timeout_s``."""
+        self.leave(keep=False)
+        await self._finish()
+
+    async def detach(self) -> str:
+        """Leave without ending the session, and give the token to go on with."""
+        self.leave(keep=True)
+        await self._finish()
+        return self.token
+
+    async def _finish(self) -> None:
+        with trio.move_on_after(self._limits.close_timeout_s):
+            await self.finished.wait()
+        self.scope.cancel()
+
+    def stop(self) -> None:
+        """At once."""
+        self.is_left = True
+        self._fail(SessionClosedError("the node is stopping"))
+        self._due.forget(self)
+        self.scope.cancel()
