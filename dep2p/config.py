@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from dep2p.config_checks import check
+from dep2p.config_pubsub import check_router_keys
 from dep2p.config_values import Key, as_toml, from_text, from_toml, keys_of, nearest
 from dep2p.errors import ConfigError
 from dep2p.limits import Limits
@@ -81,6 +82,27 @@ class PubSubConfig:
     public_signing: Literal["strict_sign", "strict_no_sign"] = "strict_sign"
     """On that public network: sign, and take signed messages only; or neither sign nor take signed ones. All nodes of
     a network must agree."""
+    public_message_ids: Literal["auto", "go", "js", "rust", "sha256"] = "auto"
+    """How messages are named on that public network: all nodes of a network must agree. "auto" is go's way, or
+    "sha256" of the content where nothing is signed. Take "js" among nodes with js-libp2p's defaults."""
+    d: int = 6
+    """Neighbours with which each message of a topic is exchanged. More: fewer hops, more copies."""
+    d_lo: int = 4
+    """With fewer than these, further ones are taken in at the next heartbeat."""
+    d_hi: int = 12
+    """From this number on, some are left out at the next heartbeat."""
+    d_lazy: int = 6
+    """Further neighbours that hear at each heartbeat which messages there were."""
+    heartbeat_s: float = 1.0
+    """Time between two rounds of upkeep and gossip. Shorter repairs sooner and costs CPU on each node."""
+    fanout_ttl_s: float = 60.0
+    """Neighbours for a topic that is published to but not joined are kept for so long after the last publish."""
+    history_length: int = 5
+    """Heartbeats for which a message can be asked for."""
+    history_gossip: int = 3
+    """Heartbeats for which neighbours are told of it."""
+    flood_publish: bool = False
+    """Send own publishes to every subscribed neighbour, not just to d of them: faster, and more upload."""
     trace_json: str = ""
     """File to which the router's trace events are appended, as NDJSON in the form of libp2p's JSON tracer. It grows
     with each message. "" writes none."""
@@ -372,6 +394,12 @@ def _check_relations(config: Config) -> None:
             f"{origins['pubsub.public_signing']}: [pubsub] public_signing: there is no public network to sign on. Set "
             "public = true, or remove the key."
         )
+    if config.pubsub.public_message_ids != "auto" and not config.pubsub.public:
+        raise ConfigError(
+            f"{origins['pubsub.public_message_ids']}: [pubsub] public_message_ids: there is no public network. Set "
+            "public = true, or remove the key."
+        )
+    check_router_keys(config.pubsub, origins)
     socket = config.socket_path
     if len(bytes(socket)) > SOCKET_PATH_BYTES_MAX:
         raise ConfigError(

@@ -9,13 +9,13 @@ import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
 import dep2p
 from dep2p.client_errors import code_of
-from dep2p.config import Config, PubSubConfig
+from dep2p.config import Config
 from dep2p.daemon.control import Control, open_control
 from dep2p.daemon.http_server import HttpServer
 from dep2p.daemon.lock import hold_lock, prepare_data_dir
@@ -25,9 +25,6 @@ from dep2p.daemon.realm_files import RealmFiles
 from dep2p.daemon.service_manager import notify
 from dep2p.error_codes import ERRORS
 from dep2p.errors import Dep2pError
-
-if TYPE_CHECKING:
-    from dep2p.io.pubsub_wire import PublicPubSub
 
 _logger = logging.getLogger("dep2p.daemon")
 _OPEN_FILES_WANTED: Final = 65_536
@@ -113,6 +110,7 @@ class _Daemon:
     async def _node(self) -> None:
         config = self._config
         # Here, so that what can be wrong with lock and configuration is told before libp2p has loaded.
+        from dep2p.daemon.pubsub_settings import gossip_params, public_pubsub
         from dep2p.identity import Identity
         from dep2p.node import Node
 
@@ -134,7 +132,8 @@ class _Daemon:
                     rendezvous=config.node.rendezvous,
                     relay=config.node.relay,
                     limits=config.limits,
-                    public_pubsub=_public_pubsub(config.pubsub),
+                    pubsub_params=gossip_params(config.pubsub, config.limits),
+                    public_pubsub=public_pubsub(config.pubsub),
                     trace_json=trace_json,
                 ) as node,
                 open_control(node, config) as control,
@@ -172,16 +171,6 @@ class _Daemon:
                 await server.wait_closed()
             nursery.cancel_scope.cancel()
         config.socket_path.unlink(missing_ok=True)
-
-
-def _public_pubsub(chosen: PubSubConfig) -> "bool | PublicPubSub":
-    if not chosen.public:
-        return False
-    from dep2p.gossipsub.signing import SigningPolicy
-    from dep2p.io.pubsub_wire import PublicPubSub
-
-    signs = chosen.public_signing == "strict_sign"
-    return PublicPubSub(policy=SigningPolicy.STRICT_SIGN if signs else SigningPolicy.STRICT_NO_SIGN)
 
 
 def _trace_file(chosen: str) -> Path | None:
