@@ -1,35 +1,35 @@
 """The D-codes: one table behind the control API's problems, the client's exceptions, the command line's messages and
 `dep2p errors show`. A code never changes its meaning; a code that is no longer used is never given again."""
 
-from dataclasses import dataclass
 from typing import Final
 
-EXIT_OK: Final = 0
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_UNREACHABLE: Final = 3
-EXIT_NOT_FOUND: Final = 4
-EXIT_TIMEOUT: Final = 5
-EXIT_REFUSED: Final = 6
-EXIT_INTERRUPTED: Final = 130
+from dep2p.error_codes_sessions import SESSION_ROWS
+from dep2p.error_info import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_FOUND,
+    EXIT_OK,
+    EXIT_REFUSED,
+    EXIT_TIMEOUT,
+    EXIT_UNREACHABLE,
+    EXIT_USAGE,
+    ErrorInfo,
+)
 
-
-@dataclass(frozen=True, slots=True)
-class ErrorInfo:
-    """One row of the table."""
-
-    code: str
-    title: str
-    """Half a sentence, the same each time the code appears."""
-    explanation: str
-    """What happened and why it can happen."""
-    what_to_try: str
-    """The next step, a command where there is one."""
-    http_status: int
-    """Status of the control API's answer; 500 where the code never crosses it."""
-    exit_code: int
-    """Exit code of the command line."""
-
+__all__ = [
+    "ERRORS",
+    "EXIT_FAILED",
+    "EXIT_INTERRUPTED",
+    "EXIT_NOT_FOUND",
+    "EXIT_OK",
+    "EXIT_REFUSED",
+    "EXIT_TIMEOUT",
+    "EXIT_UNREACHABLE",
+    "EXIT_USAGE",
+    "ErrorInfo",
+    "error_info",
+    "find",
+]
 
 _ROWS: Final = (
     ErrorInfo(
@@ -376,64 +376,7 @@ _ROWS: Final = (
         409,
         EXIT_REFUSED,
     ),
-    ErrorInfo(
-        "D5101",
-        "the ordered session is over",
-        "One end of the session has ended it, or it was given up: its client did not come back in time, or did not "
-        "acknowledge.",
-        "Open another session; the cause says which of the two it was.",
-        409,
-        EXIT_FAILED,
-    ),
-    ErrorInfo(
-        "D5102",
-        "the ordered session is full",
-        "The client has not handled what was pushed before, and the session keeps no more. Nothing of this push was sent.",
-        "Push again later, or wait for room; raise session_items_max or session_bytes_max in [limits].",
-        429,
-        EXIT_REFUSED,
-    ),
-    ErrorInfo(
-        "D5103",
-        "the ordered session was reset",
-        "The server does not have what the client asked for: it was started again, the session expired, or the pushes were "
-        "acknowledged before. What lies between is lost.",
-        "Get the present state from the server anew, then go on; later pushes come in order again.",
-        409,
-        EXIT_FAILED,
-    ),
-    ErrorInfo(
-        "D5104",
-        "a gap in the ordered session",
-        "Numbers of the sequence were given up, because the server reserved them and did not fill them in time.",
-        "Go on, or get the present state from the server anew.",
-        409,
-        EXIT_FAILED,
-    ),
-    ErrorInfo(
-        "D5105",
-        "no such session",
-        "No ordered session of this node has that id: it is over, or it was never there.",
-        "See the sessions with `dep2p session ls`.",
-        404,
-        EXIT_NOT_FOUND,
-    ),
-    ErrorInfo(
-        "D5106",
-        "wrong session token",
-        "The token is malformed, or it belongs to a session with another server or of another name.",
-        "Copy the whole word, or leave it out to open a new session.",
-        400,
-        EXIT_USAGE,
-    ),
-    ErrorInfo(
-        "D5107",
-        "the request was answered before",
-        "A push was to go in front of a response that has been sent, or the request was answered a second time.",
-        "Bind what belongs in front of a response before answering; push it without binding otherwise.",
-        409,
-        EXIT_FAILED,
-    ),
+    *SESSION_ROWS,
     ErrorInfo(
         "D6001",
         "the stream ended early",
