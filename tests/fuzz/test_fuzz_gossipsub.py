@@ -35,7 +35,10 @@ FuzzRounds = Callable[[], Iterator[random.Random]]
 IDENTITY = Identity(bytes(range(32)))
 AUTHOR = peer_id_bytes(IDENTITY.peer_id)
 PARAMS = GossipParams()
-REALM = RealmCodec(AUTHOR, IDENTITY.sign, bytes(32), PARAMS)
+REALM = {
+    "realm": RealmCodec(AUTHOR, IDENTITY.sign, bytes(32), PARAMS),
+    "realm, batches": RealmCodec(AUTHOR, IDENTITY.sign, bytes(32), PARAMS, sign_batch_max=16),
+}
 PUBLIC = {
     profile: Libp2pCodec(AUTHOR, IDENTITY.sign, MessageIds(profile), PARAMS)
     for profile in ("go", "js", "rust", "sha256")
@@ -94,9 +97,9 @@ def attempt(codec: Codec, payload: bytes) -> None:
     assert merge_rpcs(again or [Rpc()]).messages == rpc.messages
 
 
-@pytest.mark.parametrize("name", ["realm", *PUBLIC])
+@pytest.mark.parametrize("name", [*REALM, *PUBLIC])
 def test_damaged_rpcs_give_protocol_errors_only(name: str, fuzz_rounds: FuzzRounds) -> None:
-    codec: Codec = REALM if name == "realm" else PUBLIC[name]
+    codec: Codec = REALM[name] if name in REALM else PUBLIC[name]
     for rng in fuzz_rounds():
         for payload in codec.encode(honest(codec, rng)):
             attempt(codec, damage(payload, rng))
