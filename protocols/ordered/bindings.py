@@ -59,6 +59,10 @@ class Bindings:
         self.taken = request_id
         self._open[request_id] = None
 
+    def skip_to(self, request_id: int) -> None:
+        """Requests up to this one do not come any more."""
+        self.taken = max(self.taken, request_id)
+
     def bind(self, kind: int, request_id: int, data: bytes, now: float) -> bool:
         """Keep one push for a request; False for an AFTER of an answered one: it is to be sent at once.
 
@@ -115,7 +119,7 @@ class Bindings:
         while self._due and self._due[0][0] <= now:
             _due, request_id = self._due.popleft()
             bound = self._bound.get(request_id)
-            if bound is None or request_id <= self.taken:
+            if bound is None or request_id in self._open:
                 continue
             given_up += [(BEFORE, request_id, data) for data in bound.before]
             given_up += [(AFTER, request_id, data) for data in bound.after]

@@ -6,10 +6,12 @@ from dep2p.errors import MessageTooLargeError, ProtocolError, SessionClosedError
 from dep2p.protocols.frame import Frame, FrameType, encode_frame
 from dep2p.protocols.ordered.frames import (
     END,
+    FAILURE,
     OPENED,
     REQUEST_MAX,
     RESET_RELEASED,
     RESET_UNKNOWN,
+    RESPONSE,
     WINDOW_MAX,
     Answer,
     Push,
@@ -101,6 +103,7 @@ class ClientSession:
                 receiver.received,
                 min(2 * options.items_max, WINDOW_MAX),
                 min(2 * options.bytes_max, WINDOW_MAX),
+                self._next_request - 1,
                 self.name,
                 self._data,
             )
@@ -133,7 +136,9 @@ class ClientSession:
                     raise ProtocolError("a second answer to RESUME")
                 self._open(decode_answer(frame[3]), now)
             elif kind == _ACK:
-                self._server_took(decode_taken(frame[3]), now)
+                taken = decode_taken(frame[3])
+                self.ack_now |= taken == self._taken  # no news: the server asks for ours
+                self._server_took(taken, now)
             else:
                 raise ProtocolError(f"frame type 0x{kind:02x} is not for the client of a session")
         queue = receiver.queue
@@ -166,9 +171,12 @@ class ClientSession:
         self.resets += 1
         if answer.status == RESET_UNKNOWN:
             reason = "the server does not have this session any more (it was restarted, or the session expired)"
-            self.lost_requests += self._asked
-            self._asked.clear()
-            self._next_request, self._taken = answer.requests_taken + 1, 0
+            answered = {push[3]: None for push in receiver.queue if push[2] in (RESPONSE, FAILURE)}
+            # Those asked since this link's RESUME are not among them: they go to the new session.
+            lost = [each for each in self._asked if each <= answer.requests_taken and each not in answered]
+            self.lost_requests += lost
+            for request_id in lost:
+                del self._asked[request_id]
         else:
             reason = f"pushes {receiver.handled + 1} to {answer.next_seq - 1} were acknowledged before and are gone"
         receiver.reset(answer.next_seq, reason)

@@ -31,7 +31,7 @@ _SEQ: Final = struct.Struct(">Q")
 SEQ_BYTES: Final = _SEQ.size
 _ACK: Final = struct.Struct(">QQ")
 _TAKEN: Final = struct.Struct(">I")
-_RESUME: Final = struct.Struct(">16sQQQIIB")
+_RESUME: Final = struct.Struct(">16sQQQIIIB")
 _ANSWER: Final = struct.Struct(">BQQI")
 _TIMEOUT: Final = struct.Struct(">I")
 _CODE: Final = struct.Struct(">I")
@@ -78,6 +78,8 @@ class Resume(NamedTuple):
     received: int
     window_items: int
     window_bytes: int
+    requests_given: int
+    """The highest request id that the client has used: after a reset, ids go on behind it."""
     name: str
     data: bytes
     """For the server's handler, when the session is new."""
@@ -146,6 +148,7 @@ def encode_resume(resume: Resume) -> bytes:
         resume.received,
         resume.window_items,
         resume.window_bytes,
+        resume.requests_given,
         len(name),
     )
     return encode_frame(_RESUME_TYPE, head + name + resume.data)
@@ -155,7 +158,7 @@ def decode_resume(payload: bytes) -> Resume:
     """Raises ProtocolError."""
     if len(payload) < _RESUME.size:
         raise ProtocolError("RESUME is too short")
-    session_id, epoch, handled, received, items, size, name_bytes = _RESUME.unpack_from(payload)
+    session_id, epoch, handled, received, items, size, given, name_bytes = _RESUME.unpack_from(payload)
     end = _RESUME.size + name_bytes
     if not name_bytes or len(payload) < end:
         raise ProtocolError("RESUME without a name")
@@ -165,7 +168,7 @@ def decode_resume(payload: bytes) -> Resume:
         name = payload[_RESUME.size : end].decode()
     except UnicodeDecodeError:
         raise ProtocolError("the name in RESUME is not UTF-8") from None
-    return Resume(session_id, epoch, handled, received, items, size, name, payload[end:])
+    return Resume(session_id, epoch, handled, received, items, size, given, name, payload[end:])
 
 
 def encode_answer(answer: Answer) -> bytes:

@@ -41,6 +41,7 @@ class OrderedSender:
         "retransmitted_items",
         "sent",
         "skipped",
+        "wants_probe",
     )
 
     def __init__(self, options: SessionOptions) -> None:
@@ -69,6 +70,8 @@ class OrderedSender:
         self.retransmissions = 0
         self.retransmitted_items = 0
         self.skipped = 0
+        self.wants_probe = False
+        """The client is to be asked for its floors."""
         self.failure: str | None = None
         """Why the session has failed; None while it has not."""
 
@@ -172,6 +175,7 @@ class OrderedSender:
 
     def detach(self) -> None:
         """The link is gone: nothing is sent, and nothing is expected."""
+        self.wants_probe = False
         self._deadline = None
         self._items_max = self._options.items_max
         self._bytes_max = self._options.bytes_max
@@ -186,6 +190,8 @@ class OrderedSender:
         first = position = self.sent - self.handled
         limit = min(len(log), self._window_items)
         if position >= limit:
+            if self._deadline is None and self.handled < self.sent:
+                self._deadline = now + self._options.ack_timeout_s
             return []
         pieces: list[bytes] = []
         flight, window = self._flight_bytes, self._window_bytes
@@ -237,7 +243,7 @@ class OrderedSender:
                 log, base = self._log, self.handled
                 self._flight_bytes += sum(map(len, log[self.sent - base : received - base]))
                 self.sent = received
-            self._deadline = None if received == self.sent else now + self._options.ack_timeout_s
+            self._deadline = now + self._options.ack_timeout_s
         count = handled - self.handled
         if count <= 0:
             return False
@@ -247,6 +253,7 @@ class OrderedSender:
         self.handled = handled
         self.kept_bytes -= released
         self._flight_bytes -= released
+        self._deadline = None if handled == self.sent else now + self._options.ack_timeout_s
         return True
 
     def next_deadline(self) -> float | None:
@@ -271,6 +278,11 @@ class OrderedSender:
                 self.failure = f"push {seq} was reserved and not filled within {self._options.gap_timeout_s:g} s"
                 return
         if self._deadline is None or self._deadline > now:
+            return
+        if self.received == self.sent:
+            # All is there. Handling may take as long as it likes, but word of it may have been lost.
+            self.wants_probe = True
+            self._deadline = now + self._options.ack_timeout_s
             return
         self._deadline = None
         if self._tries >= self._options.retries_max:

@@ -176,6 +176,7 @@ class ServerSession:
         # Without an epoch, a client has not heard the answer to its first RESUME yet.
         if resume.epoch != self.epoch and (resume.epoch or sender.handled):
             status, received = RESET_UNKNOWN, sender.handled
+            self.bindings.skip_to(resume.requests_given)  # the client gives no id twice
         elif resume.handled < sender.handled:
             status, received = RESET_RELEASED, sender.handled
         else:
@@ -256,7 +257,8 @@ class ServerSession:
         if not self.is_attached:
             return []
         pieces, self._outbox = self._outbox, []
-        if self._taken_told != self.bindings.taken:
+        if self._taken_told != self.bindings.taken or self.sender.wants_probe:
+            self.sender.wants_probe = False
             self._taken_told = self.bindings.taken
             pieces.append(encode_taken(self._taken_told))
         return pieces + self.sender.take(bytes_max, now)
