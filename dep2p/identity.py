@@ -8,7 +8,6 @@ from typing import Final, Self
 
 import nacl.bindings
 import nacl.exceptions
-import nacl.signing
 
 from dep2p.errors import IdentityError
 from dep2p.types import PeerId, peer_id_bytes, peer_id_from_bytes
@@ -24,15 +23,14 @@ _FILE_HEADER: Final = "dep2p-ed25519-seed-v1:"
 class Identity:
     """An Ed25519 key pair and the libp2p peer id that follows from it."""
 
-    __slots__ = ("_signing_key", "peer_id", "private_seed", "public_key")
+    __slots__ = ("_secret_key", "peer_id", "private_seed", "public_key")
 
     def __init__(self, private_seed: bytes) -> None:
         """``private_seed``: 32 secret bytes. Raises ``ValueError`` for another length."""
         if len(private_seed) != _SEED_BYTES:
             raise ValueError(f"an Ed25519 seed has {_SEED_BYTES} bytes, not {len(private_seed)}")
-        self._signing_key = nacl.signing.SigningKey(private_seed)
+        self.public_key, self._secret_key = nacl.bindings.crypto_sign_seed_keypair(private_seed)
         self.private_seed = private_seed
-        self.public_key = bytes(self._signing_key.verify_key)
         self.peer_id = peer_id_from_public_key(self.public_key)
 
     def __repr__(self) -> str:
@@ -101,7 +99,7 @@ class Identity:
 
     def sign(self, data: bytes) -> bytes:
         """The 64-byte Ed25519 signature of ``data``."""
-        return self._signing_key.sign(data).signature
+        return nacl.bindings.crypto_sign(data, self._secret_key)[:64]
 
 
 def peer_id_from_public_key(public_key: bytes) -> PeerId:

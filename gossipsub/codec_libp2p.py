@@ -106,7 +106,7 @@ class Libp2pCodec:
         limits = self._limits
         subscriptions: list[Subscription] = []
         messages: list[Message] = []
-        control = _Control(limits)
+        control: _Control | None = None
         while reader.next():
             if reader.number == 2:
                 if len(messages) >= limits.messages_max:
@@ -120,9 +120,12 @@ class Libp2pCodec:
                     raise ProtocolError(f"an RPC with more than {limits.subscriptions_max} subscriptions")
                 subscriptions.append(_subscription(reader.sub(), limits))
             elif reader.number == 3:
+                control = control or _Control(limits)
                 control.read(reader.sub())
             else:
                 reader.skip()
+        if control is None:
+            return Rpc(tuple(messages), tuple(subscriptions))
         return Rpc(
             tuple(messages),
             tuple(subscriptions),

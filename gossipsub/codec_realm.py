@@ -43,6 +43,8 @@ _FALSE: Final = b"\xf4"
 # An Ed25519 peer id: identity multihash of 36 bytes, protobuf PublicKey{Ed25519, 32 bytes}.
 _AUTHOR_PREFIX: Final = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])
 _AUTHOR_BYTES: Final = 38
+_SIGNED_START: Final = b"\x84\x58\x26" + _AUTHOR_PREFIX
+"""A list of four, the first a byte string of 38 bytes."""
 
 Sign = Callable[[bytes], bytes]
 """The 64-byte Ed25519 signature of some bytes by this node."""
@@ -240,9 +242,22 @@ class RealmCodec:
             if parts < 3:
                 raise ProtocolError("a message has too few parts")
             signed_start = reader.position
-            reader.exact_array(4)
-            author = reader.bytes_(_AUTHOR_BYTES)
-            seqno = reader.uint().to_bytes(8, "big")
+            seqno_start = signed_start + 3 + _AUTHOR_BYTES
+            if (
+                payload.startswith(_SIGNED_START, signed_start)
+                and payload[seqno_start : seqno_start + 1] == b"\x1b"
+                and payload[seqno_start + 1 : seqno_start + 2] > b"\x00"
+            ):
+                # The head of nearly all messages, taken at once: an Ed25519 author, a seqno of a clock's size.
+                author = payload[signed_start + 3 : seqno_start]
+                seqno = payload[seqno_start + 1 : seqno_start + 9]
+                reader.position = seqno_start + 9
+                if len(seqno) != 8:
+                    raise ProtocolError("the RPC is cut off")
+            else:
+                reader.exact_array(4)
+                author = reader.bytes_(_AUTHOR_BYTES)
+                seqno = reader.uint().to_bytes(8, "big")
             topic = reader.text(topic_bytes_max)
             data = reader.bytes_(data_bytes_max)
             signed_end = reader.position

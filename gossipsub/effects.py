@@ -1,4 +1,7 @@
-"""What a router wants done. One list per call, in order."""
+"""What a router wants done. One list per call, in order.
+
+Those that are made for each message are not frozen: making a frozen object costs several times as much.
+"""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -18,7 +21,7 @@ class Lane(IntEnum):
     """IHAVE and IWANT: the first to drop when a peer is slow."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Send:
     """Queue one RPC for these peers: encoded once. Report a full queue with `SendDropped`."""
 
@@ -27,7 +30,7 @@ class Send:
     lane: Lane
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Deliver:
     """Hand a message to the topic's subscribers. ``peer`` is who sent the first copy, None for this node's own."""
 
@@ -35,7 +38,7 @@ class Deliver:
     peer: PeerId | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Validate:
     """Ask the topic's validator, then answer with `Validated`.
 
@@ -48,7 +51,7 @@ class Validate:
     authenticate: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Published:
     """A publish was taken: sent to ``peers``, or ``queued`` until the topic has a first peer."""
 

@@ -180,7 +180,9 @@ class Inbound:
                 self._reject(state, message, reason)
                 return
         if len(message.data) >= core.params.idontwant_bytes_min:
-            self._idontwant.note(topic, message.id)
+            mesh = topic.mesh
+            if len(mesh) > (state.peer in mesh):  # somebody besides the sender
+                self._idontwant.note(topic, message.id)
         if self._external or topic.external:
             self._validate_externally(state, message, now)
             return

@@ -16,6 +16,8 @@ def encode_varint(value: int) -> bytes:
     """The shortest form of an unsigned number below 2**64."""
     if value < 0x80:
         return bytes((value,))
+    if value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -95,8 +97,13 @@ class ProtoReader:
         """Where the field's bytes start and end."""
         if self.wire_type != LENGTH:
             raise ProtocolError("the RPC has another wire type where bytes belong")
-        size = self._varint()
-        start = self.position
+        position = self.position
+        if position < self.end and self.data[position] < 0x80:  # most are that short
+            size = self.data[position]
+            start = position + 1
+        else:
+            size = self._varint()
+            start = self.position
         if size > bytes_max or size > self.end - start:
             raise ProtocolError(f"the RPC holds {size} bytes where at most {bytes_max} are allowed, or is cut off")
         self.position = start + size

@@ -48,13 +48,14 @@ class Publisher:
         ``ValueError`` for a topic name that is empty or too long.
         """
         core = self._core
-        check_topic_name(event.topic, core.params.topic_bytes_max)
+        topic = core.topics.get(event.topic)
+        if topic is None:
+            check_topic_name(event.topic, core.params.topic_bytes_max)
         if len(event.data) > core.params.message_bytes_max:
             raise MessageTooLargeError(
                 f"a message of {len(event.data)} bytes: at most {core.params.message_bytes_max} can be published"
             )
         self._rate.check(now)
-        topic = core.topics.get(event.topic)
         targets = self._targets(topic, now) if topic is not None else {}
         queued = False
         if not targets:

@@ -24,6 +24,7 @@ from dep2p.gossipsub.events import (
     StreamDown,
     StreamUp,
     Validated,
+    Verdict,
 )
 from dep2p.gossipsub.fanout import Fanout
 from dep2p.gossipsub.gater import GaterParams
@@ -140,6 +141,11 @@ class Router:
         except BaseException:
             self._core.out.take()
             raise
+        return self._core.out.take()
+
+    def verdict(self, ticket: int, verdict: Verdict, now: float) -> list[Effect]:
+        """`handle(Validated(ticket, verdict), now)` without the event object."""
+        self._inbound.on_verdict(ticket, verdict, now)
         return self._core.out.take()
 
     def next_deadline(self) -> float | None:

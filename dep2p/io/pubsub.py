@@ -31,7 +31,6 @@ from dep2p.gossipsub.events import (
     Malformed,
     SendDropped,
     SetDirect,
-    Validated,
     Verdict,
 )
 from dep2p.gossipsub.params import RPC_OVERHEAD_BYTES, GossipParams
@@ -304,7 +303,7 @@ class PubSub:
     def judged(self, ticket: int, verdict: Verdict) -> None:
         """For the validation: a verdict."""
         now = trio.current_time()
-        self.perform(self._router.handle(Validated(ticket, verdict), now), now)
+        self.perform(self._router.verdict(ticket, verdict, now), now)
 
     def hold(self, who: object) -> None:
         """Take nothing from any neighbour until `release`."""

@@ -102,6 +102,27 @@ def test_an_authentic_message_passes_and_goes_on_as_it_came() -> None:
     assert receiver.encode(rpc) == [payload]
 
 
+@pytest.mark.parametrize("seqno", [0, 23, 24, 255, 2**16, 2**32 - 1, 2**32, 2**56 - 1, 2**56, 2**63, 2**64 - 1])
+def test_a_seqno_of_any_size_is_read_as_it_was_written(seqno: int) -> None:
+    message = codec().compose("chat", b"hello", seqno.to_bytes(8, "big"))
+    (payload,) = codec().encode(Rpc((message,)))
+    (read,) = codec().decode(payload).messages
+    assert (read, int.from_bytes(read.seqno, "big")) == (message, seqno)
+    for cut in range(len(payload)):
+        with pytest.raises(ProtocolError):
+            codec().decode(payload[:cut])
+
+
+@pytest.mark.parametrize("seqno", [0, 255, 2**32 - 1])
+def test_a_seqno_in_more_bytes_than_needed_is_refused(seqno: int) -> None:
+    message = codec().compose("chat", b"hello", seqno.to_bytes(8, "big"))
+    (payload,) = codec().encode(Rpc((message,)))
+    longer = payload.replace(AUTHOR + head(0, seqno), AUTHOR + b"\x1b" + seqno.to_bytes(8, "big"))
+    assert len(longer) > len(payload)
+    with pytest.raises(ProtocolError, match="more bytes than needed"):
+        codec().decode(longer)
+
+
 def test_the_mac_is_checked_first_and_another_realm_s_key_does_not_pass() -> None:
     stranger = codec(key=bytes(32)).compose("chat", b"hello", bytes(8))
     assert codec().authenticate(stranger) == reasons.INVALID_MAC
