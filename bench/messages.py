@@ -34,7 +34,7 @@ async def notify(run: Run) -> list[Result]:
     """notify: 100 bytes one way, counted at the receiver."""
     async with run.crew() as crew:
         pairs = await start_pairs(run, crew, (run.ours, "libp2p"))
-        ours, stock = await alternate(run, crew, [_sending(run, pair, "notify", MESSAGE_BYTES) for pair in pairs])
+        ours, stock = await alternate(run, crew, [sending(run, pair, "notify", MESSAGE_BYTES) for pair in pairs])
     return [Result("notify", "1/s", "libp2p stream, a write each", ours, stock)]
 
 
@@ -45,7 +45,7 @@ async def stream(run: Run) -> list[Result]:
         samples = await alternate(
             run,
             crew,
-            [_sending(run, ours, "bulk", OUR_PIECE_BYTES), _sending(run, stock, "bulk", PEER_PIECE_BYTES)],
+            [sending(run, ours, "bulk", OUR_PIECE_BYTES), sending(run, stock, "bulk", PEER_PIECE_BYTES)],
         )
     return [Result("stream", "MB/s", "libp2p stream", *samples)]
 
@@ -57,7 +57,8 @@ async def _ask(run: Run, pair: Pair, in_flight: int) -> Sample:
     return Sample(done["count"] / done["elapsed_s"], done["p50_ms"], done["p99_ms"], cpu_us)
 
 
-def _sending(run: Run, pair: Pair, command: str, size_bytes: int) -> Measure:
+def sending(run: Run, pair: Pair, command: str, size_bytes: int) -> Measure:
+    """Measures one-way messages (``notify``) or pieces (``bulk``) of a pair."""
     return lambda: _send(run, pair, command, size_bytes)
 
 

@@ -29,6 +29,10 @@ def load_side(name: str) -> Side:
         from bench.sides.node import NodeSide
 
         return NodeSide()
+    if name == "dep2p/session":
+        from bench.sides.node_session import SessionSide
+
+        return SessionSide()
     if name == "libp2p":
         from bench.sides.stock import StockSide
 

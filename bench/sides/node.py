@@ -24,23 +24,24 @@ class NodeServer:
 
     address: str
     arrivals: Arrivals
+    node: Node
 
 
 class NodeClient:
     """A node that has the server as a verified member."""
 
     def __init__(self, node: Node, peer: PeerId) -> None:
-        self._node = node
-        self._peer = peer
+        self.node = node
+        self.peer = peer
 
     async def request(self, data: bytes) -> bytes:
         """One request over the pooled link."""
-        return await self._node.request(self._peer, _REQUEST, data)
+        return await self.node.request(self.peer, _REQUEST, data)
 
     @asynccontextmanager
     async def open_notify(self) -> AsyncGenerator[Send, None]:
         """One ``notify`` for a message."""
-        node, peer = self._node, self._peer
+        node, peer = self.node, self.peer
 
         async def send(data: bytes) -> None:
             await node.notify(peer, _NOTIFY, data)
@@ -50,7 +51,7 @@ class NodeClient:
     @asynccontextmanager
     async def open_bulk(self) -> AsyncGenerator[Send, None]:
         """One message stream, one item for a piece."""
-        async with self._node.stream(self._peer, _BULK) as stream:
+        async with self.node.stream(self.peer, _BULK) as stream:
             yield stream.send
             await stream.send_eof()
 
@@ -78,7 +79,7 @@ class NodeSide:
                     arrivals.add(1, len(item))
 
             del echo, count, count_items
-            yield NodeServer(node.listen_addrs()[0], arrivals)
+            yield NodeServer(node.listen_addrs()[0], arrivals, node)
 
     @asynccontextmanager
     async def connect(self, secret: str, address: str, *, listen: bool = True) -> AsyncGenerator[NodeClient, None]:
