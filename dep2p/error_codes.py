@@ -376,6 +376,14 @@ _ROWS: Final = (
         409,
         EXIT_REFUSED,
     ),
+    ErrorInfo(
+        "D5015",
+        "a validator refused the publish",
+        "The node has validators for this topic, and one of them did not accept the message: nothing was sent.",
+        "Publish what the topic's rule allows.",
+        422,
+        EXIT_REFUSED,
+    ),
     *SESSION_ROWS,
     ErrorInfo(
         "D6001",

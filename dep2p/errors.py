@@ -122,6 +122,10 @@ class NoPeersSubscribedError(Dep2pError):
     """Nobody that this node knows is subscribed to the topic: the publish reached no peer and nothing was sent."""
 
 
+class PublishRefusedError(Dep2pError):
+    """A validator of this node's own topic did not accept the message that was to be published: nothing was sent."""
+
+
 class TooManyTopicsError(Dep2pError):
     """This node is in as many topics as its limit allows."""
 

@@ -47,7 +47,7 @@ from dep2p.io.driver import DeadlineTimer
 from dep2p.io.pubsub_items import Message, OnFull, OnNoPeers, PublishResult, TopicStatus
 from dep2p.io.pubsub_links import PubSubLinks
 from dep2p.io.pubsub_neighbours import Neighbours
-from dep2p.io.pubsub_publishing import Publishing
+from dep2p.io.pubsub_publishing import Publishing, as_bytes
 from dep2p.io.pubsub_queue import LateFrame, PeerQueue
 from dep2p.io.pubsub_topic import Topic, TopicState
 from dep2p.io.pubsub_validation import Validation
@@ -251,6 +251,9 @@ class PubSub:
         self, topic: str, data: bytes, *, wait: bool = True, on_no_peers: OnNoPeers = "error"
     ) -> PublishResult:
         """See :meth:`dep2p.io.pubsub_topic.Topic.publish`; the topic need not be joined."""
+        if topic in self._validation.by_topic:
+            data = as_bytes(data)
+            await self._validation.judge_own(topic, data, self._own if self._wire.has_signatures else None)
         return await self._publishing.publish(topic, data, wait=wait, on_no_peers=on_no_peers)
 
     def room_found(self) -> None:

@@ -67,7 +67,7 @@ class Publishing:
     ) -> PublishResult:
         """See :meth:`dep2p.io.pubsub_topic.Topic.publish`; the topic need not be joined."""
         if type(data) is not bytes:
-            data = _as_bytes(data)
+            data = as_bytes(data)
         if on_no_peers not in _IF_NO_PEERS:
             raise ValueError(f'on_no_peers is {on_no_peers!r}: it must be "error", "queue" or "ok"')
         if wait and self._links.pressed:
@@ -147,7 +147,8 @@ class Publishing:
         self._room.set()
 
 
-def _as_bytes(data: object) -> bytes:
+def as_bytes(data: object) -> bytes:
+    """A payload as bytes of its own. Raises ``TypeError`` for anything but bytes, bytearray and memoryview."""
     if isinstance(data, bytes | bytearray):
         return bytes(data)
     if type(data) is memoryview:

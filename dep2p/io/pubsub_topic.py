@@ -98,7 +98,8 @@ class Topic:
         for a first peer, "ok" publishes to nobody.
 
         Raises MessageTooLargeError (``Limits.message_bytes_max``), RateLimitedError (``pubsub_publish_per_s``, only
-        without ``wait``), NoPeersSubscribedError, TopicNotFoundError (this handle has left); nothing was sent then.
+        without ``wait``), NoPeersSubscribedError, PublishRefusedError (a validator of this topic said no),
+        TopicNotFoundError (this handle has left); nothing was sent then.
         Cancelled, it has published or not, never in part.
         """
         self._check()
@@ -136,12 +137,12 @@ class Topic:
     def add_validator(
         self, fn: TopicValidator, *, concurrency: int = 1_024, timeout_s: float = 10.0
     ) -> Callable[[], None]:
-        """Judge messages of others before they are delivered and forwarded; returns a function that ends it.
+        """Judge messages before they are delivered, forwarded or published; returns a function that ends it.
 
         ``fn(message)``, sync or async, gives a :class:`Verdict`, True or None (accept), or False (reject: lowers the
         score of who forwarded it). An exception, and an async one that takes ``timeout_s``, ignores the message; when
         ``concurrency`` calls are at work, further messages are dropped and may come again. Several are asked in order.
-        Own publishes are not judged: what this node publishes, its app decides.
+        Own publishes are asked about too, before they have an id: neighbours with the same rule would reject them.
         """
         self._check()
         validator = Validator(fn, concurrency, timeout_s)

@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 import trio
 
+from dep2p.errors import PublishRefusedError
 from dep2p.gossipsub.events import Verdict
 from dep2p.gossipsub.rpc import Message as RouterMessage
 from dep2p.io.pubsub_items import Message, TopicValidator, ValidatorVerdict
@@ -131,6 +132,25 @@ class Validation:
         await trio.lowlevel.wait_task_rescheduled(abort)
 
     # Validators of apps
+
+    async def judge_own(self, topic: str, data: bytes, sender: PeerId | None) -> None:
+        """Ask the topic's validators about a message that is to be published here.
+
+        It has no id and no seqno yet, and came from nobody. Raises PublishRefusedError unless all of them accept.
+        """
+        message = Message(topic, data, sender, None, b"", None)
+        for validator in list(self.by_topic.get(topic, ())):
+            try:
+                verdict = await self._call(message, validator)
+            except Exception as error:
+                logger.exception("a validator of topic %r failed: the publish is refused", topic)
+                self._counters["validators_failed"] += 1
+                raise PublishRefusedError(f"a validator of topic {topic!r} failed: nothing was sent") from error
+            if verdict is not Verdict.ACCEPT:
+                self._counters["publishes_refused_validator"] += 1
+                raise PublishRefusedError(
+                    f"a validator of topic {topic!r} said {verdict.name.lower()}: nothing was sent"
+                )
 
     def _ask(self, ticket: int, message: RouterMessage, peer: PeerId, validators: list[Validator]) -> None:
         """Sync ones at once; at the first async one the rest goes on in a task of its own."""

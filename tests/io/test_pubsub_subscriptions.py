@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from dep2p import Message, Verdict
+from dep2p import Message, PublishRefusedError, Verdict
 from tests.io.checkpoints import every_cancellation
 from tests.io.pubsub_support import joined, pubsub_nodes, take, take_items, until
 
@@ -130,23 +130,40 @@ async def test_validators_sync_and_async_accept_ignore_and_reject(autojump_clock
         assert counters["pubsub_router_rejected_validation_ignored"] == 1
 
 
-async def test_own_publishes_are_not_asked_about(autojump_clock: Clock) -> None:
-    """The app that publishes has the function too; go asks it, and so a publish there may wait for a validator."""
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("answer", [False, Verdict.IGNORE, Verdict.REJECT, ValueError("bug")])
+async def test_what_an_own_validator_does_not_accept_is_not_published(
+    autojump_clock: Clock, is_async: bool, answer: bool | Verdict | ValueError
+) -> None:
     async with pubsub_nodes(2) as nodes:
         a, b = await joined(nodes)
-        asked: list[bytes] = []
+        asked: list[Message] = []
 
-        def refuse(message: Message) -> bool:
-            asked.append(message.data)
-            return False
+        def judge(message: Message) -> bool | Verdict:
+            asked.append(message)
+            if message.data == b"good":
+                return True
+            if isinstance(answer, ValueError):
+                raise answer
+            return answer
 
-        a.add_validator(refuse)
+        async def judge_later(message: Message) -> bool | Verdict:
+            await trio.sleep(1)
+            return judge(message)
+
+        remove = a.add_validator(judge_later if is_async else judge)
         async with b.subscribe() as messages:
-            assert (await a.publish(b"from here")).sent_to == (nodes[1].peer_id,)
-            assert await take(messages, 1) == [b"from here"]
-        await b.publish(b"from there")
-        await until(lambda: bool(asked))
-        assert asked == [b"from there"]
+            with pytest.raises(PublishRefusedError, match="'chat'"):
+                await a.publish(b"bad")
+            await a.publish(b"good")
+            assert await take(messages, 1) == [b"good"]
+            remove()
+            await a.publish(b"bad")
+            assert await take(messages, 1) == [b"bad"]
+        assert [(one.data, one.sender, one.seqno, one.id) for one in asked] == [
+            (data, nodes[0].peer_id, None, b"") for data in (b"bad", b"good")
+        ]
+        assert nodes[0].counters()["pubsub_router_published"] == 2
 
 
 async def test_a_failing_or_endless_validator_ignores_that_message_only(autojump_clock: Clock) -> None:
