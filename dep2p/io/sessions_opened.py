@@ -261,7 +261,7 @@ class OpenSession:
                 if waiter is not None and (consumer is None or waiter is consumer):
                     self._respond(push)
         if consumer is None:
-            while queue and queue[0][2] in (RESPONSE, FAILURE, RESET):
+            while queue and queue[0][2] in (RESPONSE, FAILURE):
                 self.core.take()
             self.core.done()
             self.core.idle()

@@ -117,7 +117,7 @@ class ClientSession:
     @property
     def may_attach(self) -> bool:
         """False while the app has not taken what came before a reset: another one would pile up."""
-        return not self.receiver.stale
+        return self.receiver.stale <= 1  # the RESET alone
 
     def handle(self, frames: list[Frame], now: float) -> None:
         """Frames of the attached link. Raises ProtocolError: the link is to be closed."""

@@ -128,6 +128,8 @@ class OrderedReceiver:
     def reset(self, next_seq: int, reason: str) -> None:
         """The server goes on with other numbers: ``queue`` gets a RESET where it goes over to them."""
         self.forget_early()
+        if self.stale == 1 == len(self.queue):
+            self.queue.clear()  # one RESET says it
         self.queue.append(Push(0, reason.encode(), RESET, 0))
         self.stale = len(self.queue)
         self.received = self.handled = self._taken_seq = next_seq - 1

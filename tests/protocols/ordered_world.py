@@ -71,7 +71,7 @@ class World:
         self.answers = 0
         self._payload = 0
         self.server: ServerSession | None = None
-        self.token = (0, 0)
+        self.token: tuple[int, int] = (0, 0)
         self._since_token = 0
         self._app_epoch = 0
         self._knows_ids = False

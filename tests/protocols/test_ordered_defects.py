@@ -327,7 +327,12 @@ def test_11_an_old_or_repeated_acknowledgement_is_no_error_and_changes_nothing()
 
 def test_12_pushing_never_writes() -> None:
     writes: list[int] = []
-    queue = OldQueue(lambda seq, data: writes.append(seq) is None)
+
+    def write(seq: int, _data: bytes) -> bool:
+        writes.append(seq)
+        return True
+
+    queue = OldQueue(write)
     queue.enqueue(1, b"")
     assert writes, "the network write is inside of the call, under the queue's lock"
 
