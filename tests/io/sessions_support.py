@@ -1,5 +1,6 @@
 """Nodes with ordered sessions in memory, under the virtual clock."""
 
+import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from random import Random
@@ -13,6 +14,8 @@ from dep2p.protocols.ordered.options import SessionOptions
 from dep2p.testing.memory import MemoryHost, MemoryNetwork
 from tests.io.support import REALM, FakeGate
 
+_seeds = itertools.count(1)
+"""Of ids and epochs, which must differ."""
 Handler = Callable[[Session], Awaitable[None]]
 
 
@@ -24,7 +27,7 @@ class SessionSide:
         self.peer = self.host.peer_id
         self.gate = FakeGate(self.host)
         self.registry = SessionRegistry()
-        self.service = SessionService(self.host, self.gate, REALM, limits, self.registry, rng=Random(1))
+        self.service = SessionService(self.host, self.gate, REALM, limits, self.registry, rng=Random(next(_seeds)))
         self.limits = limits
         self._scope = trio.CancelScope()
 
