@@ -39,6 +39,7 @@ from dep2p.protocols.ordered.frames import (
     SKIP,
     Push,
     decode_failure,
+    read_reset,
 )
 from dep2p.protocols.ordered.token import SessionToken, encode_token
 from dep2p.realm.interface import RealmGate
@@ -156,11 +157,13 @@ class OpenSession:
 
     def _special(self, push: Push) -> bool:
         """Whether this is the end."""
-        kind, text = push.kind, push.data.decode("utf-8", "replace")
+        kind = push.kind
         if kind == RESET:
             self._counters["resets"] += 1
             self._changed.set()
-            raise SessionResetError(text, self.core.epoch, self.core.receiver.handled + 1)
+            epoch, next_seq, reason = read_reset(push)
+            raise SessionResetError(reason, epoch, next_seq)
+        text = push.data.decode("utf-8", "replace")
         if kind == SKIP:
             self._counters["gaps"] += 1
             raise SessionGapError(f"number {push.seq} of the sequence is skipped: {text}")
@@ -276,10 +279,8 @@ class OpenSession:
         A push is handled when the app comes for the next one, or calls `handled`. The server keeps what it was not
         told of: save the token no later than then.
         """
-        core = self.core
-        return encode_token(
-            SessionToken(core.session_id, core.epoch, core.receiver.handled, peer_id_bytes(self.peer), self.name)
-        )
+        epoch, handled = self.core.place
+        return encode_token(SessionToken(self.core.session_id, epoch, handled, peer_id_bytes(self.peer), self.name))
 
     def handled(self) -> None:
         """The app has handled all that it took, without coming for more yet: `token` says so at once."""

@@ -73,6 +73,7 @@ class ClientSession:
         """Requests that a reset has lost, for the shell to tell."""
         self.counts: dict[str, int] = {}
         self._data = data
+        self._place = (epoch, handled)
         self._asked: dict[int, _Asked] = {}  # not answered; by id
         self._next_request = 1
         self._next_to_send = 1
@@ -179,7 +180,9 @@ class ClientSession:
                 del self._asked[request_id]
         else:
             reason = f"pushes {receiver.handled + 1} to {answer.next_seq - 1} were acknowledged before and are gone"
-        receiver.reset(answer.next_seq, reason)
+        if not receiver.stale:
+            self._place = (self.epoch, receiver.handled)
+        receiver.reset(answer.epoch, answer.next_seq, reason)
 
     def _server_took(self, request_id: int, now: float) -> None:
         if request_id >= self._next_request:
@@ -189,6 +192,11 @@ class ClientSession:
             self._repeat_at = now + self.options.ack_timeout_s
         else:
             self._repeat_at = None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Epoch and handled number to go on with later: the old ones until the app has been told of a reset."""
+        return self._place if self.receiver.stale else (self.epoch, self.receiver.handled)
 
     # The app's verbs
 

@@ -218,6 +218,16 @@ def cut_text(text: str) -> bytes:
     return raw
 
 
+def reset_mark(epoch: int, next_seq: int, reason: str) -> Push:
+    """Where a reader's queue goes over to another epoch, or to a later number."""
+    return Push(next_seq, _SEQ.pack(epoch) + reason.encode(), RESET, 0)
+
+
+def read_reset(push: Push) -> tuple[int, int, str]:
+    """Epoch, next number and reason of a RESET."""
+    return int(_SEQ.unpack_from(push.data)[0]), push.seq, push.data[_SEQ.size :].decode()
+
+
 _new_push = tuple[object, ...].__new__  # NamedTuple's own constructor costs twice as much
 
 

@@ -4,7 +4,15 @@ import heapq
 from collections import deque
 
 from dep2p.errors import ProtocolError
-from dep2p.protocols.ordered.frames import ITEM_BYTES, RESET, SEQ_BYTES, SKIP, Push, first_seq_of, read_items
+from dep2p.protocols.ordered.frames import (
+    ITEM_BYTES,
+    SEQ_BYTES,
+    SKIP,
+    Push,
+    first_seq_of,
+    read_items,
+    reset_mark,
+)
 from dep2p.protocols.ordered.options import SessionOptions
 
 
@@ -125,12 +133,12 @@ class OrderedReceiver:
         self._early_bytes = 0
         self._gap_deadline = None
 
-    def reset(self, next_seq: int, reason: str) -> None:
+    def reset(self, epoch: int, next_seq: int, reason: str) -> None:
         """The server goes on with other numbers: ``queue`` gets a RESET where it goes over to them."""
         self.forget_early()
         if self.stale == 1 == len(self.queue):
             self.queue.clear()  # one RESET says it
-        self.queue.append(Push(0, reason.encode(), RESET, 0))
+        self.queue.append(reset_mark(epoch, next_seq, reason))
         self.stale = len(self.queue)
         self.received = self.handled = self._taken_seq = next_seq - 1
         self.unhandled_bytes = self._taken_bytes = 0

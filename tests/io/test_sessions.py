@@ -330,11 +330,9 @@ async def test_a_server_that_was_started_again_resets_and_loses_requests(
                 await server.session.push(bytes([each]))
             assert await take(session, 1) == [b"1"]
             await trio.sleep(1)
-            asking = trio.Event()
             failed: list[BaseException] = []
 
             async def ask() -> None:
-                asking.set()
                 try:
                     await session.request(b"?")
                 except SessionResetError as error:
@@ -353,6 +351,7 @@ async def test_a_server_that_was_started_again_resets_and_loses_requests(
             with pytest.raises(SessionResetError, match="does not have this session any more") as caught:
                 await session.receive()
             assert caught.value.next_seq == 1
+            await trio.testing.wait_all_tasks_blocked()
             assert len(failed) == 1
             await again.session.push(b"new")
             assert await take(session, 1) == [b"new"]

@@ -11,7 +11,18 @@ from random import Random
 from dep2p.errors import AlreadyRespondedError, ProtocolError, SessionClosedError, SessionFullError
 from dep2p.protocols.frame import Frame, FrameDecoder
 from dep2p.protocols.ordered.client import ClientSession
-from dep2p.protocols.ordered.frames import AFTER, BEFORE, END, FAILURE, RESET, RESPONSE, SKIP, Push, decode_resume
+from dep2p.protocols.ordered.frames import (
+    AFTER,
+    BEFORE,
+    END,
+    FAILURE,
+    RESET,
+    RESPONSE,
+    SKIP,
+    Push,
+    decode_resume,
+    read_reset,
+)
 from dep2p.protocols.ordered.options import SessionOptions
 from dep2p.protocols.ordered.server import ServerSession
 
@@ -225,10 +236,9 @@ class World:
 
     def _handle(self, push: Push) -> None:
         if push.kind == RESET:
-            epoch = self._app_epoch = self.client.epoch
-            # Nothing of the new epoch was handled yet: it starts where the server said.
-            self.seen.events.append(("reset", epoch, self.client.receiver.handled + 1))
-            self.token = (epoch, self.client.receiver.handled)
+            self._app_epoch, next_seq, _reason = read_reset(push)
+            self.seen.events.append(("reset", self._app_epoch, next_seq))
+            self.token = (self._app_epoch, next_seq - 1)
             return
         epoch = self._app_epoch
         if push.kind in (RESPONSE, FAILURE):
