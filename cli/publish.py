@@ -71,6 +71,12 @@ def publish(
     given = [data is not None and not (lines and data == "-"), bool(files), lines]
     if sum(given) > 1:
         raise CliError("DATA, --file and --lines exclude each other", "D1001")
+    if not any(given) and count is None and data is None:
+        raise CliError(
+            "nothing to publish: give DATA ('' is an empty message), - or --lines for standard input, or --file",
+            "D1001",
+            tries=("dep2p publish TOPIC 'hello'", "… | dep2p publish TOPIC --lines"),
+        )
     if count is not None and (data is None or data == "-"):
         raise CliError(
             "--count needs DATA to repeat", "D1001", tries=("dep2p publish TOPIC 'message {{n}}' --count 5",)

@@ -21,6 +21,7 @@ logger = logging.getLogger("dep2p.io")
 _YIELD_BYTES: Final = 65_536
 """A task that only ever publishes lets the writers run when this much was queued."""
 _ROOM_CHECK_S: Final = 0.25
+_SAY_AGAIN_S: Final = 60.0
 _STALLED_S: Final = 10.0
 """A peer that took no byte for so long while others wait for it is slow, even if it is the only one."""
 _IF_NO_PEERS: Final[dict[str, Literal["error", "queue", "ignore"]]] = {
@@ -57,6 +58,7 @@ class Publishing:
         self._params = params
         self._counters = counters
         self._room = trio.Event()
+        self._say_again_s = float("-inf")
         self.published: Published | None = None
         """Set by the performer: what the router made of the publish that is being performed."""
         self.dropping: dict[PeerId, None] | None = None
@@ -83,6 +85,7 @@ class Publishing:
                     self._counters["publishes_refused_rate"] += 1
                     raise
                 self._counters["publishes_delayed_rate"] += 1
+                self._say_held_back(now)
                 await trio.sleep(error.retry_after_ms / 1000)
             except NoPeersSubscribedError:
                 self._counters["publishes_refused_no_peers"] += 1
@@ -102,6 +105,15 @@ class Publishing:
         else:
             await trio.lowlevel.checkpoint_if_cancelled()
         return PublishResult(published.message.id, sent_to, published.queued, tuple(dropping))
+
+    def _say_held_back(self, now: float) -> None:
+        """Once in a while: who wonders why a long publish is slow finds it in the log."""
+        if now >= self._say_again_s:
+            self._say_again_s = now + _SAY_AGAIN_S
+            logger.info(
+                "publishes are held to %g a second: pubsub_publish_per_s in [limits] raises that",
+                self._params.publish_rate_per_s,
+            )
 
     async def _wait_for_room(self, topic: str, size: int) -> None:
         """Until every peer that would get it has room, but for those that are too slow."""

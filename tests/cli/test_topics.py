@@ -88,6 +88,12 @@ def test_files_are_one_message_each(cli: Cli, fake: Any, tmp_path: Path) -> None
     assert "cannot read" in missing.err and missing.code in (1, 4)
 
 
+def test_a_pipe_without_lines_is_not_an_empty_message(cli: Cli, fake: Any) -> None:
+    done = cli("publish", "chat", stdin=b"one\ntwo\n")
+    assert done.code == 2 and "nothing to publish" in done.err and "--lines" in done.err
+    assert cli("publish", "chat", "").code == 0
+
+
 def test_a_template_is_filled_for_each_message(cli: Cli, fake: Any) -> None:
     assert cli("publish", "chat", "{{n}} {{random}} {{time}} {{other}}", "--count", "3", "-i", "0.01").code == 0
     messages = [message.decode() for message in sent(fake)]

@@ -200,7 +200,10 @@ async def test_each_limit_is_an_error_that_names_it_and_nothing_was_sent(autojum
             assert await take(messages, 2) == [b"1", b"2"]
 
 
-async def test_publishing_faster_than_the_rate_waits_and_loses_nothing(autojump_clock: Clock) -> None:
+async def test_publishing_faster_than_the_rate_waits_and_loses_nothing(
+    autojump_clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "dep2p.io")
     async with pubsub_nodes(2, limits=Limits(pubsub_publish_burst=10)) as nodes:
         a, b = await joined(nodes)
         async with b.subscribe() as messages:
@@ -209,6 +212,7 @@ async def test_publishing_faster_than_the_rate_waits_and_loses_nothing(autojump_
                 await a.publish(b"%d" % number)
             assert 1.9 < trio.current_time() - began_s < 3
             assert len(await take(messages, 210)) == 210
+        assert caplog.text.count("held to 100 a second: pubsub_publish_per_s") == 1
 
 
 async def test_the_publish_rate_is_the_nodes_over_all_its_realms(autojump_clock: Clock) -> None:
