@@ -415,7 +415,7 @@ class PubSub:
             late = LateFrame(lambda: self._frame_of(rpc), message_bytes(messages[0]) + RPC_BYTES)
             self._put(peers, rpc, lane, late)
             return
-        if len(messages) > 1 and sum([len(message.wire) for message in messages]) > _MANY_BYTES:
+        if len(messages) > 1 and sum(map(message_bytes, messages)) > _MANY_BYTES:
             for message in messages:
                 one = Rpc((message,))
                 frame = self._frame_of(one)
