@@ -7,66 +7,19 @@ from urllib.parse import quote
 
 import anyio
 
+from dep2p.client_batches import Batches
 from dep2p.client_messages import Lagged, Published, PublishedMany, Subscription, TopicMessage
 from dep2p.client_transport import NdjsonLines, Transport
-from dep2p.control_wire import decode_payload, encode_item, encode_payload
+from dep2p.control_wire import decode_payload, encode_payload
 from dep2p.types import PeerId
 
 _LOOK_TIMEOUT_S: Final = 10.0
-_PENDING_BYTES_MAX: Final = 262_144
 _PUBLISH_TIMEOUT_S: Final = 120.0  # a publish waits while neighbours' queues are full
 
 OnNoPeers = Literal["error", "queue", "ok"]
 """While nobody is subscribed: NoPeersSubscribedError, wait for a first subscriber, or go to nobody."""
 OnFull = Literal["drop_oldest", "drop_newest", "pause"]
 """When a reader is too slow: forget the oldest messages, refuse the newest, or hold back the node's neighbours."""
-
-
-class _Batches:
-    """Messages on their way into a body: what comes while a piece is being sent becomes one piece."""
-
-    def __init__(self, messages: AsyncIterator[bytes]) -> None:
-        self._messages = messages
-        self._parts: list[bytes] = []
-        self._bytes = 0
-        self._wake = anyio.Event()
-        self._room = anyio.Event()
-        self._ended = False
-        self._error: Exception | None = None
-
-    async def fill(self) -> None:
-        """Take the messages, to their end."""
-        try:
-            async for message in self._messages:
-                item = encode_item(message)
-                self._parts.append(item)
-                self._bytes += len(item)
-                self._wake.set()
-                while self._bytes > _PENDING_BYTES_MAX:
-                    self._room = anyio.Event()
-                    await self._room.wait()
-        except Exception as error:  # for the caller of publish_many, not for this task's group
-            self._error = error
-        finally:
-            self._ended = True
-            self._wake.set()
-
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """The body. Raises what the messages raised, after those before it."""
-        while True:
-            if self._parts:
-                piece = b"".join(self._parts)
-                self._parts.clear()
-                self._bytes = 0
-                self._room.set()
-                yield piece
-            elif self._ended:
-                if self._error is not None:
-                    raise self._error
-                return
-            else:
-                self._wake = anyio.Event()
-                await self._wake.wait()
 
 
 class TopicCalls:
@@ -120,7 +73,7 @@ class TopicCalls:
         """
         params = {"on_no_peers": on_no_peers, **_params(realm, public)}
 
-        batches = _Batches(messages)
+        batches = Batches(messages)
         error: Exception | None = None
         answer: dict[str, Any] = {}
         async with anyio.create_task_group() as tasks:
