@@ -1,4 +1,4 @@
-"""Public test tools: an in-memory network with fault injection, and a simulator of whole pubsub networks.
+"""Public test tools: a network in memory, a TCP proxy with faults, a simulator of whole pub/sub networks.
 
 Names load on first use, so that the simulator needs no I/O library.
 """
@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dep2p.testing.memory import MemoryConnection, MemoryHost, MemoryNetwork
     from dep2p.testing.memory_stream import MemoryStream
+    from dep2p.testing.proxy import FaultProxy
     from dep2p.testing.simulator import Report, Scenario, simulate
     from dep2p.testing.simulator_faults import Churn, Partition
     from dep2p.testing.simulator_links import Latency
 
 __all__ = [
     "Churn",
+    "FaultProxy",
     "Latency",
     "MemoryConnection",
     "MemoryHost",
@@ -31,6 +33,7 @@ _HOMES = {
     "MemoryHost": "memory",
     "MemoryNetwork": "memory",
     "MemoryStream": "memory_stream",
+    "FaultProxy": "proxy",
     "Report": "simulator",
     "Scenario": "simulator",
     "simulate": "simulator",
