@@ -74,11 +74,6 @@ class MessageCache:
                 found.extend(ids)
         return found
 
-    def recent(self, topic: str) -> list[Message]:
-        """The messages of all windows of a topic, oldest first."""
-        entries = self._entries
-        return [entries[message_id] for window in reversed(self._windows) for message_id in window.get(topic, ())]
-
     def shift(self) -> None:
         """A heartbeat has passed: forget the oldest window."""
         windows = self._windows

@@ -1,6 +1,6 @@
-"""RPCs put together and taken apart: one write for all that waits, no RPC above what the strictest peers read."""
+"""RPCs taken apart: none above what the strictest peers read."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -28,21 +28,6 @@ class SplitLimits:
     def of(cls, params: GossipParams) -> Self:
         """Those of the parameters."""
         return cls(params.rpc_bytes_max, params.rpc_control_bytes_max, params.rpc_messages_max)
-
-
-def merge_rpcs(rpcs: Sequence[Rpc]) -> Rpc:
-    """All parts of some RPCs for one peer in one, in order."""
-    if len(rpcs) == 1:
-        return rpcs[0]
-    return Rpc(
-        messages=tuple([item for rpc in rpcs for item in rpc.messages]),
-        subscriptions=tuple([item for rpc in rpcs for item in rpc.subscriptions]),
-        ihave=tuple([item for rpc in rpcs for item in rpc.ihave]),
-        iwant=tuple([item for rpc in rpcs for item in rpc.iwant]),
-        graft=tuple([item for rpc in rpcs for item in rpc.graft]),
-        prune=tuple([item for rpc in rpcs for item in rpc.prune]),
-        idontwant=tuple([item for rpc in rpcs for item in rpc.idontwant]),
-    )
 
 
 def split_rpc(rpc: Rpc, limits: SplitLimits) -> list[Rpc]:

@@ -21,11 +21,10 @@ from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.rpc import IHave, PeerInfo, Prune, Rpc, Subscription
 from dep2p.gossipsub.score_params import standard_scores
 from dep2p.gossipsub.signing import SigningPolicy, policy_violation
-from dep2p.gossipsub.split import merge_rpcs
 from dep2p.identity import Identity
 from dep2p.types import peer_id_bytes
 from tests.gossipsub.hostile import some_event
-from tests.gossipsub.network import make_router
+from tests.gossipsub.network import make_router, merge_rpcs
 from tests.gossipsub.test_state_machine import SMALL, check, check_effects
 
 pytestmark = pytest.mark.fuzz

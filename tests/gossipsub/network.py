@@ -200,3 +200,18 @@ class Network:
             self.schedule(self.now, number, StreamUp(effect.peer))
         else:
             assert not isinstance(effect, Dial | Disconnect), effect
+
+
+def merge_rpcs(rpcs: Sequence[Rpc]) -> Rpc:
+    """All parts of some RPCs for one peer in one, in order."""
+    if len(rpcs) == 1:
+        return rpcs[0]
+    return Rpc(
+        messages=tuple([item for rpc in rpcs for item in rpc.messages]),
+        subscriptions=tuple([item for rpc in rpcs for item in rpc.subscriptions]),
+        ihave=tuple([item for rpc in rpcs for item in rpc.ihave]),
+        iwant=tuple([item for rpc in rpcs for item in rpc.iwant]),
+        graft=tuple([item for rpc in rpcs for item in rpc.graft]),
+        prune=tuple([item for rpc in rpcs for item in rpc.prune]),
+        idontwant=tuple([item for rpc in rpcs for item in rpc.idontwant]),
+    )

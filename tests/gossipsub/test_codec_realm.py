@@ -16,9 +16,9 @@ from dep2p.gossipsub.codec import DecodeLimits
 from dep2p.gossipsub.codec_realm import RealmCodec, derive_pubsub_key
 from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.rpc import IHave, Message, PeerInfo, Prune, Rpc, Subscription
-from dep2p.gossipsub.split import merge_rpcs
 from dep2p.identity import Identity
 from dep2p.types import RealmId, peer_id_bytes
+from tests.gossipsub.network import merge_rpcs
 
 PSK = bytes(range(32))
 REALM = RealmId("24ce373b1aa775394207392be0df98d0fdc7abdf3a327ec74f4a9907cd1f7c16")
