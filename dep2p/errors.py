@@ -150,6 +150,18 @@ class RealmSecretError(Dep2pError, ValueError):
     """A realm's name, secret or passphrase is not usable; the message says why and never shows the secret."""
 
 
+class DeliveryFailedError(Dep2pError):
+    """A reliable message was not taken: its receiver rejected it, was silent for all tries, or it was dropped."""
+
+
+class DeliveryExpiredError(DeliveryFailedError):
+    """A reliable message was not acknowledged within the age allowed."""
+
+
+class DeliveryQueueFullError(Dep2pError):
+    """So many reliable messages wait already that this one was not accepted."""
+
+
 class StoreError(Dep2pError):
     """A store cannot read or write; the text says what, why and what to do. Nothing that was acknowledged is lost."""
 

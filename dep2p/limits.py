@@ -85,6 +85,18 @@ class Limits:
     session_retries_max: int = 3
     """Times that unacknowledged pushes are sent again (seed: 3); then the session fails."""
 
+    # Reliable delivery (per realm)
+    delivery_queue_items_max: int = 1_000
+    """Reliable messages that wait for their acknowledgement; above it sending waits (seed: QueueSize 1000)."""
+    delivery_queue_bytes_max: int = 67_108_864
+    """The same in bytes."""
+    delivery_ack_timeout_s: float = 5.0
+    """A connected receiver that says nothing for so long is sent the message again (seed: AckTimeout 5 s)."""
+    delivery_retries: int = 3
+    """So often, then the message has failed (seed: MaxRetries 3); 0 never sends again."""
+    delivery_age_max_s: float = 300.0
+    """A message that was not acknowledged by then has expired, connected or not (seed: MessageMaxAge 5 min)."""
+
     # Realm
     realms_max: int = 16
     """Realms that this node may be in at once."""

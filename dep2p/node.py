@@ -15,14 +15,16 @@ from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.score_params import ScoreParams
 from dep2p.host.interface import Connection, Host, HostEvent
 from dep2p.identity import Identity
+from dep2p.io.delivery import Delivery
 from dep2p.io.messaging import Messaging, NotifyHandler, RequestHandler, StreamHandler
 from dep2p.io.pubsub import PubSub
 from dep2p.io.pubsub_wire import PublicPubSub
 from dep2p.limits import Limits
 from dep2p.node_arguments import check_arguments, check_decorated, check_handler, split_addr
+from dep2p.node_delivery import DeliveryVerbs
 from dep2p.node_messaging import MessagingVerbs, RealmChoice
 from dep2p.node_pubsub import PubSubs, PubSubVerbs
-from dep2p.node_services import NodeServices, RealmParts, RealmServices
+from dep2p.node_services import NodeServices, OutboxKind, RealmParts, RealmServices
 from dep2p.node_sessions import SessionVerbs
 from dep2p.realm.interface import MemberEvent
 from dep2p.realm.membership import Membership
@@ -69,7 +71,7 @@ class _Registration:
     undo: dict[RealmId, Callable[[], None]]
 
 
-class Node(MessagingVerbs, PubSubVerbs, SessionVerbs):
+class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs):
     """A running node. Made by :meth:`open`; every method is for the trio thread that opened it.
 
     Messaging verbs take ``realm``, which may be left out while the node is in exactly one realm; they raise
@@ -125,6 +127,7 @@ class Node(MessagingVerbs, PubSubVerbs, SessionVerbs):
         public_pubsub: bool | PublicPubSub = False,
         trace: bool = False,
         trace_json: Path | str | None = None,
+        outbox: OutboxKind = "auto",
     ) -> AsyncGenerator["Node", None]:
         """Start a node; leaving the block drains and stops it.
 
@@ -134,7 +137,8 @@ class Node(MessagingVerbs, PubSubVerbs, SessionVerbs):
 
         ``pubsub_params`` and ``pubsub_scores`` replace the router's parameters (made from ``limits``) and its scoring;
         ``public_pubsub`` also speaks libp2p's GossipSub, to everybody. ``trace`` keeps the router's trace events in
-        ``pubsub().traces``; ``trace_json`` appends them to a file in the form of libp2p's JSON tracer.
+        ``pubsub().traces``; ``outbox``: where reliable messages wait, by default on disk when there is a ``data_dir``;
+        ``trace_json`` appends them to a file in the form of libp2p's JSON tracer.
 
         Raises ListenError, IdentityError, RealmFileError, or ``ValueError`` for a malformed argument.
         """
@@ -168,7 +172,7 @@ class Node(MessagingVerbs, PubSubVerbs, SessionVerbs):
                 raise ValueError(
                     f"the host is {host.peer_id}, the identity {identity.peer_id}: give the host's identity"
                 )
-            services = NodeServices(host, identity, limits, directory)
+            services = NodeServices(host, identity, limits, directory, outbox)
             stack.push_async_callback(services.aclose)
             async with trio.open_nursery() as nursery:
                 pubsubs = PubSubs(host, identity, limits, pubsub_params, pubsub_scores, tracing=trace)
@@ -289,6 +293,10 @@ class Node(MessagingVerbs, PubSubVerbs, SessionVerbs):
     def messaging(self, realm: RealmChoice = None) -> Messaging:
         """A joined realm's messaging. Raises NotInRealmError."""
         return self._pick(realm).messaging
+
+    def delivery(self, realm: RealmChoice = None) -> Delivery:
+        """A joined realm's reliable delivery. Raises NotInRealmError."""
+        return self._pick(realm).services.delivery
 
     def pubsub(self, realm: RealmChoice = None, *, public: bool = False) -> PubSub:
         """A joined realm's pub/sub, or with ``public`` that of the public network.

@@ -4,18 +4,24 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
 
 import trio
 
 from dep2p.host.interface import Host
 from dep2p.identity import Identity
+from dep2p.io.delivery import Delivery
+from dep2p.io.delivery_journal import Journal
 from dep2p.io.messaging import Messaging
 from dep2p.io.pubsub import PubSub
 from dep2p.io.sessions import SessionRegistry, SessionService
 from dep2p.limits import Limits
 from dep2p.realm.membership import Membership
 from dep2p.realm.secret import Realm
+from dep2p.storage.outbox import MemoryDeliveryStore, SqliteDeliveryStore
+
+OutboxKind = Literal["auto", "memory", "disk"]
+"""Where reliable messages wait: "auto" is on disk when there is a data directory."""
 
 
 class RealmService(Protocol):
@@ -52,6 +58,7 @@ class RealmParts:
 class RealmServices:
     """The services of one joined realm; the name of each field is the prefix of its counters."""
 
+    delivery: Delivery
     sessions: SessionService
 
     def each(self) -> Iterator[tuple[str, RealmService]]:
@@ -67,24 +74,48 @@ class RealmServices:
 class NodeServices:
     """Makes the services of one node alike, and holds what all its realms share."""
 
-    def __init__(self, host: Host, identity: Identity, limits: Limits, data_dir: Path | None) -> None:
+    def __init__(
+        self, host: Host, identity: Identity, limits: Limits, data_dir: Path | None, outbox: OutboxKind = "auto"
+    ) -> None:
+        """Raises ``ValueError`` for an outbox on disk without a data directory."""
+        if outbox not in ("auto", "memory", "disk"):
+            raise ValueError(f'outbox is {outbox!r}: it must be "auto", "memory" or "disk"')
+        if outbox == "disk" and data_dir is None:
+            raise ValueError("an outbox on disk needs a data_dir")
         self._host = host
         self._identity = identity
         self._limits = limits
         self._data_dir = data_dir
         self._rng = random.SystemRandom()
         self.session_registry = SessionRegistry()
+        self._outbox_on_disk = outbox != "memory" and data_dir is not None
+        self._journal = Journal(MemoryDeliveryStore())
 
     async def start(self, nursery: trio.Nursery) -> None:
-        """Start what is shared by all realms, before the first one is joined."""
+        """Start what is shared by all realms, before the first one is joined. Raises StoreError."""
+        if self._outbox_on_disk and self._data_dir is not None:
+            path = self._data_dir / "delivery.sqlite"
+            self._journal = Journal(await trio.to_thread.run_sync(SqliteDeliveryStore, path))
+        await nursery.start(self._journal.run)
 
     async def aclose(self) -> None:
         """Let go of files and threads, after the last realm was left; whoever cancels, this is carried through."""
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(self._journal.store.close)
 
     def of_realm(self, parts: RealmParts) -> RealmServices:
         """New ones, for a realm that is being joined."""
         realm_id = parts.realm.realm_id
         return RealmServices(
+            delivery=Delivery(
+                self._host,
+                parts.membership,
+                realm_id,
+                self._limits,
+                parts.messaging,
+                self._journal,
+                rng=self._rng,
+            ),
             sessions=SessionService(
                 self._host, parts.membership, realm_id, self._limits, self.session_registry, rng=self._rng
             ),

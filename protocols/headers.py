@@ -27,6 +27,10 @@ class Key(IntEnum):
     """Unsigned, on ERROR/RATE_LIMITED."""
     FEATURES = 5
     """List of text: what this side offers, for example "zstd"."""
+    TOPIC = 6
+    """Text, on a reliable message for pub/sub: its topic."""
+    MESSAGE_ID = 7
+    """Bytes, with TOPIC: the id of the message in pub/sub."""
 
 
 HeaderMap = dict[int | str, object]

@@ -17,7 +17,7 @@ from dep2p.io.broadcast import to_each
 from dep2p.io.driver import DeadlineTimer
 from dep2p.io.inbound import InboundLink
 from dep2p.io.link import LinkPool
-from dep2p.io.registry import Notice, NotifyHandler, Registry, Request, RequestHandler, StreamHandler
+from dep2p.io.registry import Notice, NotifyEntry, NotifyHandler, Registry, Request, RequestHandler, StreamHandler
 from dep2p.io.requests import Caller, OutboundLink
 from dep2p.io.stream_service import StreamService
 from dep2p.io.streams import MessageStream
@@ -297,6 +297,10 @@ class Messaging:
         stream's early end is cancelled after ``Limits.close_timeout_s``. Raises ``ValueError`` as the others do.
         """
         return self._registry.on_stream(name, handler, concurrency=concurrency, rate_per_s=rate_per_s)
+
+    def notify_entry(self, name: str) -> NotifyEntry | None:
+        """The handler of notifies ``name``, for messages that come another way (reliable delivery)."""
+        return self._registry.notifies.get(name)
 
     # Verbs
 

@@ -83,8 +83,10 @@ class SessionLink(Link):
         collect: Callable[[int], list[bytes]],
         on_frames: Callable[["SessionLink", list[Frame]], None],
         on_end: Callable[["SessionLink", Dep2pError], None],
+        payload_bytes_max: int = 0,
     ) -> None:
-        bytes_max = max(_FRAME_BYTES, limits.message_bytes_max) + _OVERHEAD_BYTES
+        """``payload_bytes_max``: of a frame; 0 for what sessions need."""
+        bytes_max = payload_bytes_max or max(_FRAME_BYTES, limits.message_bytes_max) + _OVERHEAD_BYTES
         super().__init__(stream, gate, limits, counters, payload_bytes_max=bytes_max)
         self._on_frames = on_frames
         self._on_link_end = on_end

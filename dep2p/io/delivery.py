@@ -1,0 +1,521 @@
+"""Reliable delivery in one joined realm: a message is handled once by its receiver, or the sender knows why not."""
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import trio
+
+from dep2p.errors import DeliveryQueueFullError, Dep2pError, MessageTooLargeError, StreamClosedError
+from dep2p.host.interface import ByteStream, Connection, Host
+from dep2p.io.delivery_journal import Journal
+from dep2p.io.delivery_receipt import Receipt, Status, Statuses
+from dep2p.io.delivery_receiving import Receiving
+from dep2p.io.delivery_sending import Sending
+from dep2p.io.messaging import Messaging
+from dep2p.io.sessions_due import DueTimes
+from dep2p.io.sessions_link import SessionLink
+from dep2p.limits import Limits
+from dep2p.protocols.compression import Zstd
+from dep2p.protocols.delivery.receiver import ReceiverLane
+from dep2p.protocols.delivery.sender import DeliveryPolicy, Outgoing, SenderLane
+from dep2p.protocols.delivery.states import ENDS, State
+from dep2p.protocols.delivery.wire import EPOCH_BYTES, delivery_protocol
+from dep2p.protocols.frame import HEADERS, Frame
+from dep2p.protocols.headers import HeaderMap, Key
+from dep2p.protocols.payload import HeaderEncoder, PayloadReader, check_body, payload_bytes_max
+from dep2p.realm.interface import RealmGate
+from dep2p.storage.outbox import InboxRow, LaneRow, OutboxRow
+from dep2p.types import PeerId, RealmId, Rng
+
+logger = logging.getLogger("dep2p.io")
+
+_IDLE_CHECK_S: Final = 60.0
+_INBOUND_LINKS_PER_PEER_MAX: Final = 2
+"""Two for a moment, when a peer reconnects."""
+_YIELD_ITEMS: Final = 64
+"""A task that only ever sends lets others run after so many messages."""
+_OVERHEAD_BYTES: Final = 512
+"""What a waiting message counts for besides its head and body."""
+
+
+class DeliveryGate(RealmGate, Protocol):
+    """The membership, with word of who comes."""
+
+    def subscribe_verified(self, on_verified: Callable[[Connection], None]) -> Callable[[], None]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxItem:
+    """A message that waits, for people."""
+
+    id: str
+    peer: PeerId
+    name: str
+    topic: str
+    state: State
+    size_bytes: int
+    tries: int
+    age_s: float
+    last_error: str
+    """Of the link to the receiver; "" when there is a link or none was tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryStats:
+    """What the outbox holds now."""
+
+    is_durable: bool
+    waiting_items: int
+    waiting_bytes: int
+    peers: int
+    links_out: int
+    links_in: int
+
+
+TopicReceiver = Callable[[PeerId, HeaderMap, bytes], Awaitable[str | None]]
+
+
+class Delivery:
+    """The reliable messages of one realm, both ways. The handler of a direct one is that of notifies of its name."""
+
+    def __init__(
+        self,
+        host: Host,
+        gate: DeliveryGate,
+        realm_id: RealmId,
+        limits: Limits,
+        messaging: Messaging,
+        journal: Journal,
+        *,
+        rng: Rng,
+    ) -> None:
+        self.protocol = delivery_protocol(realm_id)
+        self.realm_id = realm_id
+        self.limits = limits
+        self.gate = gate
+        self.messaging = messaging
+        self.journal = journal
+        self.due = DueTimes()
+        self.is_draining = False
+        self.topic_receiver: TopicReceiver | None = None
+        """Takes messages for topics; set by who knows the realm's pub/sub."""
+        self._host = host
+        self._rng = rng
+        self._counters: Counter[str] = Counter()
+        self._encoder = HeaderEncoder(limits)
+        self._zstd = Zstd(limits.message_bytes_max)
+        self._policy = DeliveryPolicy(
+            ack_timeout_s=limits.delivery_ack_timeout_s,
+            retries_max=limits.delivery_retries,
+            age_max_s=limits.delivery_age_max_s,
+        )
+        self._sending: dict[PeerId, Sending] = {}
+        self._inboxes: dict[PeerId, ReceiverLane] = {}
+        self._receiving: dict[Receiving, None] = {}
+        self._items = 0
+        self._bytes = 0
+        self._room: deque[trio.lowlevel.Task] = deque()
+        self._since_yield = 0
+        self._watchers: dict[Statuses, None] = {}
+        self._nursery: trio.Nursery | None = None
+
+    # Life
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled. What the outbox has from before is sent first. Raises StoreError."""
+        await self._restore()
+        unsubscribe = [
+            self.gate.subscribe_unverified(self._on_unverified),
+            self.gate.subscribe_verified(self._on_verified),
+        ]
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._host.set_stream_handler(self.protocol, self._accept)
+                for sending in self._sending.values():
+                    sending.resume()
+                task_status.started()
+                nursery.start_soon(self._close_idle)
+                await self.due.run()
+        finally:
+            self._nursery = None
+            self._host.remove_stream_handler(self.protocol)
+            for each in unsubscribe:
+                each()
+
+    async def _restore(self) -> None:
+        if not self.journal.is_durable:
+            await trio.lowlevel.checkpoint()
+            return
+        stored = await self.journal.load(self.realm_id)
+        now = trio.current_time()
+        wall_us = time.time_ns() // 1000
+        for peer, inbox in stored.inboxes.items():
+            self._inboxes[PeerId(peer)] = ReceiverLane(inbox.epoch, floor=inbox.floor, done=inbox.done)
+        for peer, lane in stored.lanes.items():
+            self._sending[PeerId(peer)] = self._make_sending(PeerId(peer), lane.epoch, lane.next_number)
+        by_peer: dict[str, list[Outgoing]] = {}
+        for row in stored.rows:
+            age_s = max(0.0, (wall_us - row.created_us) / 1e6)  # a clock that was set back makes nothing older
+            receipt = Receipt(PeerId(row.peer), row.name, row.topic, row.head, row.flags, row.body, now - age_s)
+            receipt.number = row.number
+            by_peer.setdefault(row.peer, []).append(receipt)
+            self._take_room(receipt)
+        for peer, receipts in by_peer.items():
+            self._sending[PeerId(peer)].core.restore(receipts)
+        if stored.rows:
+            self._counters["messages_restored"] += len(stored.rows)
+            logger.info("the outbox has %d messages from before for %d peers", len(stored.rows), len(by_peer))
+
+    async def _close_idle(self) -> None:
+        idle_s = self.limits.link_idle_timeout_s or _IDLE_CHECK_S
+        while True:
+            await trio.sleep(idle_s)
+            for sending in self._sending.values():
+                sending.close_if_idle()
+
+    async def drain(self) -> None:
+        """Take no new messages, from apps or peers, and wait for what a durable outbox would not keep."""
+        self.is_draining = True
+        self._let_in_all()
+        if self.journal.is_durable:
+            await self.journal.flush()
+        else:
+            await self.flush()
+
+    def start(self, task: Callable[[], Awaitable[None]]) -> None:
+        """Run a task of a part."""
+        if self._nursery is not None:
+            self._nursery.start_soon(task)
+
+    def jitter(self) -> float:
+        """Between 0 and 1."""
+        return self._rng.random()
+
+    def _on_unverified(self, connection: Connection) -> None:
+        links = [each.link for each in self._receiving]
+        links += [each.link for each in self._sending.values() if each.link is not None]
+        for link in links:
+            if link.connection.id == connection.id:
+                link.lose_membership()
+
+    def _on_verified(self, connection: Connection) -> None:
+        sending = self._sending.get(connection.peer)
+        if sending is not None:
+            sending.peer_came()
+
+    # Sending
+
+    async def send(
+        self,
+        peer: PeerId,
+        name: str,
+        data: bytes,
+        *,
+        headers: Mapping[str, object] | None = None,
+        wait: bool = True,
+    ) -> Receipt:
+        """Accept a message for ``peer``; its handler is that of notifies ``name`` there.
+
+        Returns when the message is in the outbox: on disk where that is durable. Then it is delivered, or the receipt
+        and `statuses` say why not. Waits while the outbox is full, or with ``wait`` False raises
+        DeliveryQueueFullError. Cancelled, the message may have been accepted.
+
+        Raises MessageTooLargeError or ``ValueError`` (nothing was accepted), StoreError (it is not on disk),
+        StreamClosedError (this node is stopping).
+        """
+        if type(data) is not bytes:
+            data = bytes(data)
+        if len(data) > self.limits.message_bytes_max:
+            check_body(data, self.limits.message_bytes_max)
+        head = self._encoder.encode(name, 0, False, headers)
+        receipt = Receipt(peer, name, "", head, HEADERS, data, trio.current_time())
+        await self.accept(receipt, wait=wait)
+        return receipt
+
+    async def accept(self, receipt: Receipt, *, wait: bool = True) -> None:
+        """Put a message into the outbox; see `send`."""
+        size = len(receipt.head) + len(receipt.body) + _OVERHEAD_BYTES
+        if size > self.limits.delivery_queue_bytes_max:
+            raise MessageTooLargeError(f"a message of {size} bytes is larger than the whole outbox")
+        sending = self._sending.get(receipt.peer)
+        if sending is None:
+            sending = self._new_sending(receipt.peer)
+        if self._nursery is None or self.is_draining or self._is_full(size) or sending.core.is_full or self._room:
+            await self._wait_for_room(sending, size, wait=wait)
+        self._take_room(receipt)
+        receipt.number = sending.core.reserve()
+        if self.journal.is_durable:
+            await self._write(receipt, sending)
+            return
+        self._created(receipt)
+        sending.add(receipt)
+        self._since_yield += 1
+        if self._since_yield >= _YIELD_ITEMS:
+            self._since_yield = 0
+            await trio.lowlevel.checkpoint()
+        else:
+            await trio.lowlevel.checkpoint_if_cancelled()
+
+    async def _write(self, receipt: Receipt, sending: Sending) -> None:
+        row = OutboxRow(
+            self.realm_id,
+            receipt.peer,
+            receipt.number,
+            time.time_ns() // 1000,
+            receipt.name,
+            receipt.topic,
+            receipt.head,
+            receipt.flags,
+            receipt.body,
+        )
+
+        core = sending.core
+
+        def accepted() -> None:
+            self._created(receipt)
+            sending.add(receipt)
+
+        def refused() -> None:
+            core.release(receipt.number)
+            self._give_room(receipt)
+
+        await self.journal.add(row, LaneRow(core.epoch, core.next_number), accepted, refused)
+
+    def _created(self, receipt: Receipt) -> None:
+        self._counters["messages_accepted"] += 1
+        if self._watchers:
+            self._tell_watchers(receipt, State.CREATED)
+
+    def _is_full(self, size: int) -> bool:
+        limits = self.limits
+        return self._items >= limits.delivery_queue_items_max or self._bytes + size > limits.delivery_queue_bytes_max
+
+    async def _wait_for_room(self, sending: Sending, size: int, *, wait: bool) -> None:
+        first = True
+        while True:
+            if self._nursery is None or self.is_draining:
+                raise StreamClosedError("this node takes no more messages: it is stopping, or has left the realm")
+            if sending.core.is_full and sending.core.is_settled:
+                sending.core.renew(self._rng.randbytes(EPOCH_BYTES))
+            if not self._is_full(size) and not sending.core.is_full and not (first and self._room):
+                return
+            if not wait:
+                self._counters["messages_refused_queue_full"] += 1
+                raise DeliveryQueueFullError(
+                    f"the outbox is full: {self._items} messages of {self._bytes} bytes wait. Wait for some to end, or "
+                    "raise delivery_queue_items_max in [limits]"
+                )
+            first = False
+            task = trio.lowlevel.current_task()
+            self._room.append(task)
+
+            def abort(_raise_cancel: object, task: trio.lowlevel.Task = task) -> trio.lowlevel.Abort:
+                self._room.remove(task)
+                return trio.lowlevel.Abort.SUCCEEDED
+
+            await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def _take_room(self, receipt: Receipt) -> None:
+        self._items += 1
+        self._bytes += len(receipt.head) + len(receipt.body) + _OVERHEAD_BYTES
+
+    def _give_room(self, receipt: Receipt) -> None:
+        self._items -= 1
+        self._bytes -= len(receipt.head) + len(receipt.body) + _OVERHEAD_BYTES
+
+    def room_was_made(self) -> None:
+        """Some messages may have ended: who waits may go on, as many as there are places."""
+        places = self.limits.delivery_queue_items_max - self._items
+        while self._room and places > 0 and not self._is_full(0):
+            trio.lowlevel.reschedule(self._room.popleft())
+            places -= 1
+
+    def _let_in_all(self) -> None:
+        while self._room:
+            trio.lowlevel.reschedule(self._room.popleft())
+
+    def _new_sending(self, peer: PeerId) -> Sending:
+        if len(self._sending) >= self.limits.peers_known_max:
+            for known in [known for known, each in self._sending.items() if each.is_idle]:
+                del self._sending[known]
+        sending = self._sending[peer] = self._make_sending(peer, self._rng.randbytes(EPOCH_BYTES), 1)
+        return sending
+
+    def _make_sending(self, peer: PeerId, epoch: bytes, next_number: int) -> Sending:
+        core = SenderLane(epoch, self._policy, self._changed, next_number=next_number)
+        return Sending(self, peer, core, self._counters)
+
+    def _changed(self, message: Outgoing) -> None:
+        """A message changed its state."""
+        assert isinstance(message, Receipt)
+        state = message.state
+        if state in ENDS:
+            self._counters[f"messages_{state}"] += 1
+            self._give_room(message)
+            if self.journal.is_durable:
+                self.journal.remove(self.realm_id, message.peer, message.number)
+            message.ended()
+        elif state is State.RETRYING:
+            self._counters["messages_retried"] += 1
+        if self._watchers:
+            self._tell_watchers(message, state)
+
+    def _tell_watchers(self, message: Receipt, state: State) -> None:
+        status = Status(message.id, message.peer, message.name, state, message.tries, message.reason)
+        for watcher in self._watchers:
+            watcher.put(status)
+
+    async def flush(self) -> None:
+        """Wait until every message that was accepted before has ended, one way or the other."""
+        for sending in list(self._sending.values()):
+            for receipt in list(sending.core.unsettled.values()):
+                assert isinstance(receipt, Receipt)
+                await receipt.until_ended()
+        await trio.lowlevel.checkpoint()
+
+    def drop(self, message_id: str | None = None, *, peer: PeerId | None = None) -> int:
+        """Give up one message, all for a peer, or all; they end as failed. Returns how many."""
+        dropped = 0
+        for sending in self._sending.values():
+            if peer is not None and sending.peer != peer:
+                continue
+            for receipt in list(sending.core.unsettled.values()):
+                if message_id is None or f"{sending.peer}:{receipt.number}" == message_id:
+                    dropped += sending.core.drop(receipt.number, "dropped by request")
+        self.room_was_made()
+        return dropped
+
+    def retry_now(self) -> None:
+        """Try again to reach every peer that something waits for, without waiting for the next try."""
+        for sending in self._sending.values():
+            sending.peer_came()
+
+    def statuses(self) -> Statuses:
+        """Every change of state from now on, in one ordered stream: ``async with … as statuses``."""
+        return Statuses(self._watchers)
+
+    # Receiving
+
+    def make_link(
+        self,
+        stream: ByteStream,
+        collect: Callable[[int], list[bytes]],
+        on_frames: Callable[[SessionLink, list[Frame]], None],
+        on_end: Callable[[SessionLink, Dep2pError], None],
+    ) -> SessionLink:
+        """One end of a stream of this protocol."""
+        return SessionLink(
+            stream,
+            self.gate,
+            self.limits,
+            self._counters,
+            collect=collect,
+            on_frames=on_frames,
+            on_end=on_end,
+            payload_bytes_max=payload_bytes_max(self.limits),
+        )
+
+    def zstd_for(self, connection: Connection) -> Zstd | None:
+        """The compressor, when the peer offered to take compressed bodies."""
+        return self._zstd if "zstd" in self.gate.features(connection) else None
+
+    async def _accept(self, stream: ByteStream) -> None:
+        peer = stream.connection.peer
+        if self._nursery is None or self.is_draining:
+            stream.reset()
+        elif sum(each.link.peer == peer for each in self._receiving) >= _INBOUND_LINKS_PER_PEER_MAX:
+            self._counters["links_refused_per_peer_max"] += 1
+            stream.reset()
+        else:
+            self._nursery.start_soon(self._serve, stream)
+
+    async def _serve(self, stream: ByteStream) -> None:
+        payloads = PayloadReader(self.limits, self.zstd_for(stream.connection))
+        receiving = Receiving(self, stream, self._counters, payloads)
+        self._receiving[receiving] = None
+        try:
+            await receiving.run(is_verified=self.gate.is_verified(stream.connection))
+        finally:
+            del self._receiving[receiving]
+
+    def receiver_lane(self, peer: PeerId, epoch: bytes) -> ReceiverLane:
+        """What was handled of a sender's numbering; another epoch begins a new one."""
+        lane = self._inboxes.get(peer)
+        if lane is None or lane.epoch != epoch:
+            if lane is None and len(self._inboxes) >= self.limits.peers_known_max:
+                busy = {each.link.peer for each in self._receiving}
+                idle = next((known for known in self._inboxes if known not in busy), None)
+                if idle is not None:
+                    del self._inboxes[idle]
+                    self._counters["senders_forgotten"] += 1
+            lane = self._inboxes[peer] = ReceiverLane(epoch)
+        return lane
+
+    def receiving_of(self, peer: PeerId, lane: ReceiverLane) -> Receiving | None:
+        """The live link of a sender on which this numbering is used."""
+        for receiving in self._receiving:
+            if receiving.link.peer == peer and receiving.lane is lane and receiving.link.error is None:
+                return receiving
+        return None
+
+    def note_handled_later(self, peer: PeerId, lane: ReceiverLane) -> None:
+        """A handler ended when its sender was gone: write it down all the same."""
+        if self.journal.is_durable and self._nursery is not None:
+            floor, done = lane.dump()
+            self._nursery.start_soon(self.journal.note_handled, self.realm_id, peer, InboxRow(lane.epoch, floor, done))
+
+    def is_for_topic(self, headers: HeaderMap) -> bool:
+        """Whether a message belongs to pub/sub."""
+        return Key.TOPIC in headers
+
+    async def receive_for_topic(self, peer: PeerId, headers: HeaderMap, body: bytes) -> str | None:
+        """Why it is rejected, or None."""
+        if self.topic_receiver is None:
+            return "this node has no pub/sub"
+        return await self.topic_receiver(peer, headers, body)
+
+    # Watching
+
+    def outbox(self) -> list[OutboxItem]:
+        """What waits, oldest first for each peer."""
+        now = trio.current_time()
+        items: list[OutboxItem] = []
+        for sending in self._sending.values():
+            error = "" if sending.link is not None else sending.last_error
+            for message in sending.core.unsettled.values():
+                assert isinstance(message, Receipt)
+                items.append(
+                    OutboxItem(
+                        message.id,
+                        message.peer,
+                        message.name,
+                        message.topic,
+                        message.state,
+                        len(message.body),
+                        message.tries,
+                        now - message.created_s,
+                        error,
+                    )
+                )
+        return items
+
+    def stats(self) -> DeliveryStats:
+        """What is going on now."""
+        sendings = self._sending.values()
+        return DeliveryStats(
+            self.journal.is_durable,
+            self._items,
+            self._bytes,
+            sum(1 for each in sendings if each.core.unsettled),
+            sum(1 for each in sendings if each.link is not None),
+            len(self._receiving),
+        )
+
+    def counters(self) -> dict[str, int]:
+        """Monotonic counts by name."""
+        return dict(self._counters)

@@ -1,0 +1,141 @@
+"""What a sender of a reliable message holds: its state, and its end to wait for."""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, Self
+
+import trio
+from outcome import Value
+
+from dep2p.errors import DeliveryExpiredError, DeliveryFailedError
+from dep2p.protocols.delivery.sender import Outgoing
+from dep2p.protocols.delivery.states import ENDS, State
+from dep2p.types import PeerId
+
+_STATUSES_MAX: Final = 65_536
+
+
+class Receipt(Outgoing):
+    """A message that was accepted for one receiver. `wait` for its end, or look at `state`."""
+
+    __slots__ = ("_waiting", "name", "peer", "topic")
+
+    def __init__(
+        self, peer: PeerId, name: str, topic: str, head: bytes, flags: int, body: bytes, created_s: float
+    ) -> None:
+        super().__init__(head, flags, body, created_s)
+        self.peer = peer
+        self.name = name
+        self.topic = topic
+        """Of a message for a topic; empty for a direct one."""
+        self._waiting: list[trio.lowlevel.Task] | None = None
+
+    @property
+    def id(self) -> str:
+        """Names the message in `dep2p outbox ls`: the receiver's id and the message's number for it."""
+        return f"{self.peer}:{self.number}"
+
+    @property
+    def has_ended(self) -> bool:
+        """Acknowledged, failed or expired."""
+        return self.state in ENDS
+
+    def ended(self) -> None:
+        """For the service: wake who waits."""
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            for task in waiting:
+                trio.lowlevel.reschedule(task, Value(None))
+
+    async def until_ended(self) -> State:
+        """Wait for the end and give it; never raises for what became of the message."""
+        if self.state in ENDS:
+            await trio.lowlevel.checkpoint()
+            return self.state
+        task = trio.lowlevel.current_task()
+        if self._waiting is None:
+            self._waiting = []
+        self._waiting.append(task)
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            if self._waiting is not None:
+                self._waiting.remove(task)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+        return self.state
+
+    async def wait(self) -> None:
+        """Return when the receiver's handler took the message.
+
+        Raises DeliveryFailedError (rejected, tries used up, dropped) or DeliveryExpiredError. Giving up the wait does
+        not give up the message.
+        """
+        raise_unless_acknowledged(await self.until_ended(), self.peer, self.reason)
+
+
+def raise_unless_acknowledged(state: State, peer: str, reason: str) -> None:
+    """The end of a message as an error, unless it is the good one."""
+    if state is State.EXPIRED:
+        raise DeliveryExpiredError(f"{peer} did not acknowledge the message: {reason}")
+    if state is not State.ACKNOWLEDGED:
+        raise DeliveryFailedError(f"{peer} did not take the message: {reason or state}")
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A message changed its state."""
+
+    id: str
+    peer: PeerId
+    name: str
+    state: State
+    tries: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatusesMissed:
+    """So many changes were dropped here, because nobody read them."""
+
+    count: int
+
+
+class Statuses:
+    """All changes of state in their order: ``async with service.statuses() as statuses: async for …``."""
+
+    def __init__(self, watchers: dict["Statuses", None]) -> None:
+        self._watchers = watchers
+        self._items: deque[Status | StatusesMissed] = deque()
+        self._lot = trio.lowlevel.ParkingLot()
+
+    async def __aenter__(self) -> Self:
+        self._watchers[self] = None
+        await trio.lowlevel.checkpoint()
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        self._watchers.pop(self, None)
+        self._lot.unpark_all()
+        await trio.lowlevel.cancel_shielded_checkpoint()
+
+    def put(self, status: Status) -> None:
+        """For the service."""
+        if len(self._items) < _STATUSES_MAX:
+            self._items.append(status)
+        elif isinstance(last := self._items[-1], StatusesMissed):
+            self._items[-1] = StatusesMissed(last.count + 1)
+        else:
+            self._items[-1] = StatusesMissed(2)
+        self._lot.unpark()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Status | StatusesMissed:
+        await trio.lowlevel.checkpoint()
+        while not self._items:
+            if self not in self._watchers:
+                raise StopAsyncIteration
+            await self._lot.park()
+        return self._items.popleft()

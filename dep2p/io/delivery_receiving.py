@@ -1,0 +1,275 @@
+"""The receiving end of reliable delivery: one link of one sender, its handler task, and its acknowledgements."""
+
+import logging
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from dep2p.errors import Dep2pError, HandlerError, ProtocolError
+from dep2p.host.interface import ByteStream
+from dep2p.io.link import PAUSED_BY_INBOX
+from dep2p.io.registry import Notice
+from dep2p.io.sessions_link import SessionLink
+from dep2p.protocols.delivery.receiver import ReceiverLane
+from dep2p.protocols.delivery.wire import Hello, decode_hello, split_ack
+from dep2p.protocols.frame import Frame, FrameType
+from dep2p.protocols.headers import HeaderMap, app_headers
+from dep2p.protocols.payload import PayloadReader, required_name
+from dep2p.storage.outbox import InboxRow
+
+if TYPE_CHECKING:
+    from dep2p.io.delivery import Delivery
+
+logger = logging.getLogger("dep2p.io")
+
+_ACK_REQUEST: Final = int(FrameType.ACK_REQUEST)
+_ACK_ITEMS: Final = 256
+"""So many results are told together at the latest."""
+_SIGN_OF_LIFE_S: Final = 2.0
+"""While a handler runs, the sender hears so often that its messages are here. Less than half its ack timeout."""
+_STEP_ITEMS: Final = 128
+"""A handler that never waits gives other tasks a turn after so many messages,"""
+_STEP_BYTES_SHIFT: Final = 13
+"""and large ones count once more for each 8 KiB."""
+_OVERHEAD_BYTES: Final = 64
+NO_HANDLER: Final = "no handler of this name"
+
+
+class Receiving:
+    """One inbound link. Its messages are handled one after the other, in the order they came."""
+
+    def __init__(
+        self, service: "Delivery", stream: ByteStream, counters: Counter[str], payloads: PayloadReader
+    ) -> None:
+        self.armed_at = float("inf")
+        self.lane: ReceiverLane | None = None
+        self.link = service.make_link(stream, self._collect, self._on_frames, self._on_end)
+        self._service = service
+        self._counters = counters
+        self._payloads = payloads
+        self._inbox: deque[Frame] = deque()
+        self._inbox_bytes = 0
+        self._handled: list[int] = []
+        self._rejected: list[tuple[int, str]] = []
+        self._received = 0
+        self._told_received = 0
+        self._told_s = 0.0
+        self._wake = trio.Event()
+        self._results = trio.Event()
+        self._is_over = False
+        self._is_idle = False
+        self._is_durable = service.journal.is_durable
+
+    # Frames
+
+    def _on_frames(self, _link: SessionLink, frames: list[Frame]) -> None:
+        if self._service.is_draining:
+            self._counters["messages_dropped_draining"] += len(frames)  # unacknowledged: they come again
+            return
+        for frame in frames:
+            if frame[0] != _ACK_REQUEST:
+                raise ProtocolError(f"frame type 0x{frame[0]:02x} on a delivery link")
+            if not frame[2]:
+                self._on_hello(decode_hello(frame))
+            elif self.lane is None:
+                raise ProtocolError("a message before HELLO")
+            else:
+                self._inbox.append(frame)
+                self._inbox_bytes += len(frame[3]) + _OVERHEAD_BYTES
+                if frame[2] > self._received:
+                    self._received = frame[2]
+        limits = self._service.limits
+        if len(self._inbox) >= limits.link_in_items_max or self._inbox_bytes >= limits.link_in_bytes_max:
+            self.link.pause(PAUSED_BY_INBOX)
+        self._wake.set()
+        if self.armed_at == float("inf"):
+            self._told_s = trio.current_time()
+            self._service.due.want(self)
+
+    def _on_hello(self, hello: Hello) -> None:
+        if self.lane is None:
+            self.lane = self._service.receiver_lane(self.link.peer, hello.epoch)
+        self.lane.on_hello(hello)
+
+    def _on_end(self, _link: SessionLink, _error: Dep2pError) -> None:
+        self._is_over = True
+        self._counters["messages_dropped_link_ended"] += len(self._inbox)  # unacknowledged: they come again
+        self._inbox.clear()
+        self._service.due.forget(self)
+        self._wake.set()
+        self._results.set()
+
+    # Handling
+
+    async def run(self, *, is_verified: bool) -> None:
+        """Until the link is over."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._handle_all)
+            if self._is_durable:
+                nursery.start_soon(self._write_results)
+            if is_verified:
+                self.link.start()
+            else:
+                self.link.lose_membership()
+            await self.link.run()
+            # A handler at work goes on: its message is not handled again when the sender comes back.
+
+    async def _handle_all(self) -> None:
+        inbox = self._inbox
+        limits = self._service.limits
+        left = _STEP_ITEMS
+        while not self._is_over:
+            if not inbox:
+                self._tell()
+                self._wake = trio.Event()
+                self._is_idle = True
+                await self._wake.wait()
+                self._is_idle = False
+                continue
+            frame = inbox.popleft()
+            self._inbox_bytes -= len(frame[3]) + _OVERHEAD_BYTES
+            left -= 1 + (len(frame[3]) >> _STEP_BYTES_SHIFT)
+            if left <= 0:
+                left = _STEP_ITEMS
+                await trio.lowlevel.checkpoint()
+            try:
+                await self._take(frame)
+            except ProtocolError as error:
+                self.link.violate(error)
+                return
+            if len(inbox) * 2 <= limits.link_in_items_max and self._inbox_bytes * 2 <= limits.link_in_bytes_max:
+                self.link.resume(PAUSED_BY_INBOX)
+            if len(self._handled) + len(self._rejected) >= _ACK_ITEMS:
+                self._tell()
+
+    async def _take(self, frame: Frame) -> None:
+        lane = self.lane
+        assert lane is not None
+        number = frame[2]
+        match lane.begin(number):
+            case "handle":
+                pass
+            case "working":
+                self._counters["messages_repeated"] += 1
+                return
+            case "handled":
+                self._counters["messages_repeated"] += 1
+                self._handled.append(number)
+                return
+            case "rejected":
+                self._counters["messages_repeated"] += 1
+                self._rejected.append((number, lane.reason(number)))
+                return
+        reason: str | None = None
+        try:
+            headers, body = self._payloads.read(frame)
+            reason = await self._handle(headers, body)
+        except BaseException:
+            lane.abandon(number)
+            raise
+        # The link may have ended meanwhile, and the sender have come back on another one.
+        teller = self if not self._is_over else self._service.receiving_of(self.link.peer, lane)
+        if reason is None:
+            lane.finish(number)
+            self._counters["messages_handled"] += 1
+            if teller is not None:
+                teller.tell_handled(number)
+        else:
+            lane.reject(number, reason)
+            self._counters["messages_rejected"] += 1
+            if teller is not None:
+                teller.tell_rejected(number, reason)
+        if teller is None:
+            self._service.note_handled_later(self.link.peer, lane)
+
+    async def _handle(self, headers: HeaderMap, body: bytes) -> str | None:
+        """Why it is rejected, or None."""
+        service = self._service
+        if service.is_for_topic(headers):
+            return await service.receive_for_topic(self.link.peer, headers, body)
+        name = required_name(headers)
+        entry = service.messaging.notify_entry(name)
+        if entry is None:
+            return NO_HANDLER
+        if entry.running < entry.concurrency and not entry.waiters:
+            entry.running += 1
+        else:
+            await entry.take_place()
+        try:
+            await entry.fn(Notice(self.link.peer, name, body, app_headers(headers)))
+        except HandlerError as error:
+            return str(error) or "the handler failed"
+        except Exception:
+            self._counters["handlers_failed"] += 1
+            logger.exception("the handler of notifies %r failed for a reliable message", name)
+            return "the handler failed"
+        finally:
+            entry.give_place()
+        return None
+
+    # Telling
+
+    def tell_handled(self, number: int) -> None:
+        """The message was handled."""
+        self._handled.append(number)
+        if self._is_idle:
+            self._tell()
+
+    def tell_rejected(self, number: int, reason: str) -> None:
+        """The message was rejected."""
+        self._rejected.append((number, reason))
+        if self._is_idle:
+            self._tell()
+
+    def _tell(self) -> None:
+        if not self._handled and not self._rejected:
+            return
+        if self._is_durable:
+            self._results.set()
+        else:
+            self.link.pulled.wake()
+
+    async def _write_results(self) -> None:
+        """What was handled is on disk before the sender hears of it: it may forget then, and never send again."""
+        service = self._service
+        while not self._is_over:
+            if not self._handled and not self._rejected:
+                self._results = trio.Event()
+                await self._results.wait()
+                continue
+            lane = self.lane
+            assert lane is not None
+            handled, self._handled = self._handled, []
+            rejected, self._rejected = self._rejected, []
+            floor, done = lane.dump()
+            row = InboxRow(lane.epoch, floor, done)
+            if await service.journal.note_handled(service.realm_id, self.link.peer, row):
+                self._put(handled, rejected)
+            # else unacknowledged: the sender tries again, and hears of it then
+
+    def _collect(self, _bytes_max: int) -> list[bytes]:
+        if self._is_durable or not (self._handled or self._rejected):
+            return []
+        handled, self._handled = self._handled, []
+        rejected, self._rejected = self._rejected, []
+        self._told_received, self._told_s = self._received, trio.current_time()
+        return split_ack(self._received, handled, rejected)
+
+    def _put(self, handled: list[int], rejected: list[tuple[int, str]]) -> None:
+        if self.link.error is None:
+            self._told_received, self._told_s = self._received, trio.current_time()
+            for frame in split_ack(self._received, handled, rejected):
+                self.link.out.put((frame,), len(frame))
+
+    # A sign of life while handlers run
+
+    def next_deadline(self) -> float | None:
+        """When the sender should hear something."""
+        if self._is_over or (self._is_idle and not (self.lane and self.lane.has_working)):
+            return None
+        return self._told_s + _SIGN_OF_LIFE_S
+
+    def on_deadline(self, now: float) -> None:
+        """Say that we are still here."""
+        self._put([], [])

@@ -1,0 +1,178 @@
+"""The sending end of reliable delivery: what waits for one receiver, and the link to it."""
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from dep2p.errors import Dep2pError, ProtocolError, StreamClosedError
+from dep2p.io.delivery_receipt import Receipt
+from dep2p.io.sessions_link import SessionLink
+from dep2p.protocols.compression import Compression
+from dep2p.protocols.delivery.sender import SenderLane
+from dep2p.protocols.delivery.wire import decode_ack, encode_hello
+from dep2p.protocols.frame import Frame, FrameType, encode_header
+from dep2p.protocols.payload import compressed_body
+from dep2p.types import PeerId
+
+if TYPE_CHECKING:
+    from dep2p.io.delivery import Delivery
+
+logger = logging.getLogger("dep2p.io")
+
+_ACK: Final = int(FrameType.ACK)
+_ACK_REQUEST: Final = int(FrameType.ACK_REQUEST)
+_BACKOFF_INITIAL_S: Final = 0.2
+_BACKOFF_MAX_S: Final = 30.0
+_NEVER: Final = float("inf")
+
+
+class Sending:
+    """All messages for one receiver, and the link that carries them; a link is open while something is unsettled."""
+
+    def __init__(self, service: "Delivery", peer: PeerId, core: SenderLane, counters: Counter[str]) -> None:
+        self.armed_at = _NEVER
+        self.peer = peer
+        self.core = core
+        self.link: SessionLink | None = None
+        self.last_error = ""
+        self._service = service
+        self._counters = counters
+        self._compression: Compression | None = None
+        self._is_kept = False
+        self._wanted = trio.Event()
+
+    # The app's side
+
+    def add(self, receipt: Receipt) -> None:
+        """Accepted: it goes out with whatever else waits."""
+        core = self.core
+        core.add(receipt)
+        link = self.link
+        if link is not None:
+            link.pulled.wake()
+        elif not self._is_kept:
+            self.resume()
+        if self.armed_at == _NEVER:
+            self._service.due.want(self)
+
+    def resume(self) -> None:
+        """Send what an earlier run has left."""
+        if self.core.unsettled and not self._is_kept:
+            self._is_kept = True
+            self._service.start(self._keep_linked)
+            self._service.due.want(self)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits, and there is no link."""
+        return not self.core.unsettled and self.link is None and not self._is_kept
+
+    def peer_came(self) -> None:
+        """The peer is reachable now: no need to wait for the next try."""
+        self._wanted.set()
+
+    # The link
+
+    async def _keep_linked(self) -> None:
+        failures = 0
+        try:
+            while self.core.unsettled:
+                self._wanted = trio.Event()
+                try:
+                    await self._one_link()
+                    failures = 0
+                except Dep2pError as error:
+                    self.last_error = str(error)
+                    self._counters["links_open_failed"] += 1
+                    logger.debug("no delivery link to %s: %s", self.peer, error)
+                if not self.core.unsettled:
+                    return
+                delay_s = min(_BACKOFF_MAX_S, _BACKOFF_INITIAL_S * 2.0**failures) * (0.5 + self._service.jitter() / 2)
+                failures = min(failures + 1, 16)
+                with trio.move_on_after(delay_s):
+                    await self._wanted.wait()
+        finally:
+            self._is_kept = False
+
+    async def _one_link(self) -> None:
+        """Open a link and stay until it is over."""
+        service = self._service
+        limits = service.limits
+        connection = await service.gate.connect(self.peer, timeout_s=limits.dial_timeout_s)
+        stream = await connection.open_stream(service.protocol, timeout_s=limits.stream_open_timeout_s)
+        zstd = service.zstd_for(connection)
+        self._compression = None if zstd is None else Compression(zstd, limits.compress_bytes_min)
+        link = service.make_link(stream, self._collect, self._on_frames, self._on_end)
+        self.core.link_up(trio.current_time())
+        self.link = link
+        self._counters["links_opened"] += 1
+        link.start()
+        link.pulled.wake()
+        service.due.want(self)
+        await link.run()
+        if link.error is not None:
+            self.last_error = str(link.error)
+
+    def close_if_idle(self) -> None:
+        """End the link when nothing is unsettled: the next message opens another."""
+        if self.link is not None and not self.core.unsettled:
+            self.link.end(StreamClosedError("the link was idle"))
+
+    def _collect(self, bytes_max: int) -> list[bytes]:
+        core = self.core
+        if not core.has_unsent:
+            return []
+        hello, messages = core.take(trio.current_time(), bytes_max)
+        pieces = [] if hello is None else [encode_hello(hello)]
+        compression, compress_min = self._compression, self._service.limits.compress_bytes_min
+        for message in messages:
+            body = message.body_of_try()
+            flags = message.flags
+            if compression is not None and len(body) >= compress_min:
+                compressed, smaller = compressed_body(compression, body)
+                flags |= compressed
+                body = bytes(smaller)
+            head = message.head
+            pieces += (
+                encode_header(_ACK_REQUEST, len(head) + len(body), flags=flags, req_id=message.number),
+                head,
+                body,
+            )
+        self._counters["messages_sent"] += len(messages)
+        if messages:
+            self._service.due.want(self)
+        return pieces
+
+    def _on_frames(self, link: SessionLink, frames: list[Frame]) -> None:
+        now = trio.current_time()
+        core = self.core
+        for frame in frames:
+            if frame[0] != _ACK:
+                raise ProtocolError(f"frame type 0x{frame[0]:02x} from a receiver")
+            core.on_ack(decode_ack(frame), now)
+        if core.has_unsent:
+            link.pulled.wake()
+        self._service.room_was_made()
+
+    def _on_end(self, link: SessionLink, _error: Dep2pError) -> None:
+        if self.link is link:
+            self.link = None
+            self.core.link_down()
+
+    # Time
+
+    def next_deadline(self) -> float | None:
+        """Of the messages."""
+        return self.core.next_deadline()
+
+    def on_deadline(self, now: float) -> None:
+        """Something is too old, or was not heard of."""
+        before = self._counters["messages_retried"]
+        self.core.on_deadline(now)
+        if self.core.has_unsent and self.link is not None:
+            self.link.pulled.wake()
+        if self._counters["messages_retried"] != before:
+            logger.info("%s has not acknowledged in time: sent again", self.peer)
+        self._service.room_was_made()

@@ -1,0 +1,66 @@
+"""Reliable messages of a node: the verbs."""
+
+from abc import ABC, abstractmethod
+from typing import Literal, overload
+
+from dep2p.io.delivery import Delivery
+from dep2p.io.delivery_receipt import Receipt
+from dep2p.io.messaging import Messaging
+from dep2p.node_messaging import RealmChoice
+from dep2p.types import Headers, PeerId
+
+
+class DeliveryVerbs(ABC):
+    """Each picks the realm and does the rest there."""
+
+    @abstractmethod
+    def messaging(self, realm: RealmChoice = None) -> Messaging: ...
+
+    @abstractmethod
+    def delivery(self, realm: RealmChoice = None) -> Delivery: ...
+
+    @overload
+    async def send(
+        self,
+        peer: PeerId,
+        name: str,
+        data: bytes,
+        *,
+        reliable: Literal[True],
+        headers: Headers | None = None,
+        wait: bool = True,
+        realm: RealmChoice = None,
+    ) -> Receipt: ...
+
+    @overload
+    async def send(
+        self,
+        peer: PeerId,
+        name: str,
+        data: bytes,
+        *,
+        reliable: Literal[False] = False,
+        headers: Headers | None = None,
+        wait: bool = True,
+        realm: RealmChoice = None,
+    ) -> None: ...
+
+    async def send(
+        self,
+        peer: PeerId,
+        name: str,
+        data: bytes,
+        *,
+        reliable: bool = False,
+        headers: Headers | None = None,
+        wait: bool = True,
+        realm: RealmChoice = None,
+    ) -> Receipt | None:
+        """Send to the handler of notifies ``name``; ``reliable``: it is taken once, or the receipt says why not.
+
+        See :meth:`Delivery.send`, and :meth:`Messaging.notify` for what is not reliable.
+        """
+        if reliable:
+            return await self.delivery(realm).send(peer, name, data, headers=headers, wait=wait)
+        await self.messaging(realm).notify(peer, name, data, headers=headers)
+        return None

@@ -1,0 +1,104 @@
+"""Which messages of one sender were handled: so that a message sent again is not handled again. Pure.
+
+Exact and bounded: a floor and what is above it, within the window; no time runs out. `dump` and `restore` carry it over
+a restart of the receiver.
+"""
+
+from collections.abc import Iterable
+from typing import Final, Literal
+
+from dep2p.errors import ProtocolError
+from dep2p.protocols.delivery.wire import WINDOW_MAX, Hello, as_ranges
+
+Verdict = Literal["handle", "working", "handled", "rejected"]
+
+_REJECTED_MAX: Final = 4_096
+
+
+class ReceiverLane:
+    """Numbers of one sender's epoch."""
+
+    def __init__(self, epoch: bytes, *, floor: int = 0, done: Iterable[tuple[int, int]] = ()) -> None:
+        self.epoch = epoch
+        self.floor = floor
+        """Everything up to it is done with."""
+        self._done: dict[int, None] = {}
+        for low, high in done:
+            self._done.update(dict.fromkeys(range(low, high + 1)))
+        self._working: dict[int, None] = {}
+        self._rejected: dict[int, str] = {}
+        self.repeated = 0
+        """Messages that had come before."""
+
+    def on_hello(self, hello: Hello) -> None:
+        """The sender has settled everything up to a number. Raises :class:`ProtocolError` for another epoch."""
+        if hello.epoch != self.epoch:
+            raise ProtocolError("HELLO of another epoch than the link's first one")
+        if hello.settled > self.floor:
+            if hello.settled - self.floor <= len(self._done) + len(self._rejected):
+                for number in range(self.floor + 1, hello.settled + 1):
+                    self._done.pop(number, None)
+                    self._rejected.pop(number, None)
+            else:
+                self._done = {number: None for number in self._done if number > hello.settled}
+                self._rejected = {number: why for number, why in self._rejected.items() if number > hello.settled}
+            self.floor = hello.settled
+        self._raise_floor()
+
+    def begin(self, number: int) -> Verdict:
+        """A message came: ``handle`` it, or it is at work, was handled, or was rejected before.
+
+        Raises :class:`ProtocolError` for a number outside the window.
+        """
+        if number > self.floor + WINDOW_MAX:
+            raise ProtocolError(f"message {number} is more than {WINDOW_MAX} above the settled {self.floor}")
+        if number <= self.floor or number in self._done:
+            self.repeated += 1
+            return "handled"
+        if number in self._working:
+            self.repeated += 1
+            return "working"
+        if number in self._rejected:
+            self.repeated += 1
+            return "rejected"
+        self._working[number] = None
+        return "handle"
+
+    def finish(self, number: int) -> None:
+        """Its handler took it."""
+        del self._working[number]
+        self._done[number] = None
+        self._raise_floor()
+
+    def reject(self, number: int, reason: str) -> None:
+        """It will not be handled."""
+        del self._working[number]
+        if len(self._rejected) < _REJECTED_MAX:
+            self._rejected[number] = reason
+        else:  # still never handled, only the reason is forgotten
+            self._done[number] = None
+
+    def abandon(self, number: int) -> None:
+        """Its handler was stopped before it ended: sent again, it is handled again."""
+        self._working.pop(number, None)
+
+    @property
+    def has_working(self) -> bool:
+        """Some message is with its handler."""
+        return bool(self._working)
+
+    def reason(self, number: int) -> str:
+        """Why it was rejected."""
+        return self._rejected.get(number, "")
+
+    def _raise_floor(self) -> None:
+        done = self._done
+        floor = self.floor
+        while floor + 1 in done:
+            floor += 1
+            del done[floor]
+        self.floor = floor
+
+    def dump(self) -> tuple[int, list[tuple[int, int]]]:
+        """Floor and done ranges above it; a rejected message counts as done after a restart."""
+        return self.floor, as_ranges([*self._done, *self._rejected])

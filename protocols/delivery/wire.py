@@ -1,0 +1,136 @@
+"""Frames of reliable delivery: HELLO and messages one way, acknowledgements the other (docs/spec/delivery.md). Pure.
+
+A message is an ACK_REQUEST frame whose ``req_id`` is its number for this receiver and whose payload is that of a
+NOTIFY. ``req_id`` 0 is HELLO: which numbering this is, and what of it is settled.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from dep2p.errors import ProtocolError
+from dep2p.protocols.frame import Frame, FrameType, encode_frame
+
+EPOCH_BYTES: Final = 8
+NUMBER_MAX: Final = 0xFFFF_FFFF
+WINDOW_MAX: Final = 65_536
+"""How far a message's number may be from the lowest one that is not settled: what a receiver remembers is bounded."""
+REASON_BYTES_MAX: Final = 256
+RANGES_MAX: Final = 4_096
+"""In one ACK."""
+
+_HELLO: Final = struct.Struct(">8sI")
+_COUNTS: Final = struct.Struct(">IHH")
+_RANGE: Final = struct.Struct(">II")
+_REJECTED: Final = struct.Struct(">IB")
+_ACK: Final = int(FrameType.ACK)
+_ACK_REQUEST: Final = int(FrameType.ACK_REQUEST)
+
+
+def delivery_protocol(realm_id: str) -> str:
+    """The id of the protocol in a realm."""
+    return f"/dep2p/app/{realm_id}/delivery/1.0.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first frame of a link, and again whenever ``settled`` has moved far."""
+
+    epoch: bytes
+    """Names a numbering of the sender for this receiver; another one begins again at 1."""
+    settled: int
+    """Everything up to this number is done with: it will not be sent again, so the receiver may forget it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """What a receiver says of messages of this link's numbering."""
+
+    received: int = 0
+    """Every message of this link up to this number has come; 0: nothing new. Also a sign of life while handlers run."""
+    handled: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """Inclusive ranges of numbers whose handlers took them."""
+    rejected: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    """Numbers that will not be handled, and why."""
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """The frame."""
+    return encode_frame(_ACK_REQUEST, _HELLO.pack(hello.epoch, hello.settled))
+
+
+def decode_hello(frame: Frame) -> Hello:
+    """Raises :class:`ProtocolError`."""
+    if frame.flags or len(frame.payload) != _HELLO.size:
+        raise ProtocolError(f"HELLO with flags 0x{frame.flags:04x} and {len(frame.payload)} bytes")
+    epoch, settled = _HELLO.unpack(frame.payload)
+    return Hello(epoch, settled)
+
+
+def encode_ack(ack: Ack) -> bytes:
+    """The frame. At most `RANGES_MAX` ranges and as many rejections: see `split_ack`."""
+    parts = [_COUNTS.pack(ack.received, len(ack.handled), len(ack.rejected))]
+    parts += [_RANGE.pack(low, high) for low, high in ack.handled]
+    for number, reason in ack.rejected:
+        text = reason.encode("utf-8", "replace")[: REASON_BYTES_MAX - 1].decode("utf-8", "ignore").encode()
+        parts.append(_REJECTED.pack(number, len(text)) + text)
+    return encode_frame(_ACK, b"".join(parts))
+
+
+def decode_ack(frame: Frame) -> Ack:
+    """Raises :class:`ProtocolError` for what is malformed; whether the numbers make sense is the sender's to judge."""
+    payload = frame.payload
+    if frame.flags or frame.req_id or len(payload) < _COUNTS.size:
+        raise ProtocolError(f"ACK with flags 0x{frame.flags:04x}, req_id {frame.req_id} and {len(payload)} bytes")
+    received, ranges, rejections = _COUNTS.unpack_from(payload)
+    at = _COUNTS.size
+    if ranges > RANGES_MAX or rejections > RANGES_MAX or at + ranges * _RANGE.size > len(payload):
+        raise ProtocolError("ACK with more ranges than allowed or than it has bytes for")
+    handled: list[tuple[int, int]] = []
+    for _ in range(ranges):
+        low, high = _RANGE.unpack_from(payload, at)
+        at += _RANGE.size
+        if not 1 <= low <= high:
+            raise ProtocolError(f"ACK of the range {low} to {high}")
+        handled.append((low, high))
+    rejected: list[tuple[int, str]] = []
+    for _ in range(rejections):
+        if at + _REJECTED.size > len(payload):
+            raise ProtocolError("ACK is cut off")
+        number, size = _REJECTED.unpack_from(payload, at)
+        at += _REJECTED.size
+        text = payload[at : at + size]
+        if len(text) != size or not number:
+            raise ProtocolError("ACK is cut off or rejects number 0")
+        at += size
+        rejected.append((number, text.decode("utf-8", "replace")))
+    if at != len(payload):
+        raise ProtocolError("ACK with bytes behind its end")
+    return Ack(received, handled, rejected)
+
+
+def as_ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Inclusive ranges of these numbers, which may come in any order."""
+    ranges: list[tuple[int, int]] = []
+    low = high = 0
+    for number in sorted(numbers):
+        if number == high + 1 and high:
+            high = number
+        elif number != high or not high:
+            if high:
+                ranges.append((low, high))
+            low = high = number
+    if high:
+        ranges.append((low, high))
+    return ranges
+
+
+def split_ack(received: int, numbers: Sequence[int], rejected: Sequence[tuple[int, str]]) -> list[bytes]:
+    """As many ACK frames as these need, none larger than a receiver takes."""
+    ranges = as_ranges(numbers)
+    frames: list[bytes] = []
+    size = 256
+    for start in range(0, max(len(ranges), len(rejected), 1), size):
+        frames.append(encode_ack(Ack(received, ranges[start : start + size], list(rejected[start : start + size]))))
+    return frames
