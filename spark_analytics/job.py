@@ -1,0 +1,157 @@
+"""The job: trace directories in, a report directory out. The command line and ``spark-submit`` both run it."""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+
+from dep2p.spark_analytics.analysis import Analysis, AnalysisOptions, NothingToAnalyse, analyse
+from dep2p.spark_analytics.check import FileTrouble, troubles
+from dep2p.spark_analytics.finding import Finding
+from dep2p.spark_analytics.findings import findings
+from dep2p.spark_analytics.load import read_raw, to_silver, write_silver
+from dep2p.spark_analytics.report.page import page
+from dep2p.spark_analytics.summary import summary
+from dep2p.traces.files import trace_files
+
+REPORT: Final = "report.html"
+SUMMARY: Final = "summary.json"
+FINDINGS: Final = "findings.json"
+_TROUBLES: Final = 20
+
+
+class InputError(Exception):
+    """There is nothing to analyse, or it cannot be found; the text says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a job made."""
+
+    out: Path
+    figures: dict[str, Any]
+    findings: list[Finding]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def report(self) -> Path:
+        """The HTML file."""
+        return self.out / REPORT
+
+
+def is_local(place: str) -> bool:
+    """Whether a place is on this machine's disk rather than a URL for Spark (``s3a://…``)."""
+    return "://" not in place
+
+
+def check_places(places: Sequence[str]) -> list[FileTrouble]:
+    """Look at local input. Raises `InputError` when there is none."""
+    local = [Path(place) for place in places if is_local(place)]
+    try:
+        files = trace_files(local)
+    except FileNotFoundError as error:
+        raise InputError(str(error)) from None
+    if not files and len(local) == len(places):
+        names = ", ".join(map(str, local)) or "no directory"
+        raise InputError(f"no trace files (*.ndjson.zst) in {names}")
+    found = troubles(files)
+    if files and len(local) == len(places) and len([item for item in found if item.kind == "empty-file"]) == len(files):
+        raise InputError(f"all {len(files)} trace files are empty, the first is {files[0]}")
+    return found
+
+
+def run(
+    spark: Any,
+    places: Sequence[str],
+    out: Path,
+    *,
+    options: AnalysisOptions = AnalysisOptions(),  # noqa: B008  frozen
+    title: str = "Traces",
+    say: Callable[[str], None] = lambda text: None,
+    keep_silver: bool = False,
+    silver: str | None = None,
+) -> Result:
+    """Compact, analyse, report. ``silver``: where its tables go; ``out/silver`` else, which is removed afterwards
+    unless kept. Raises `InputError`, ``OSError``, and what Spark raises.
+    """
+    started = time.perf_counter()
+    found = check_places(places)
+    out.mkdir(parents=True, exist_ok=True)
+    place = silver or str(out / "silver")
+    say("compacting")
+    write_silver(to_silver(read_raw(spark, [os.path.abspath(p) if is_local(p) else p for p in places])), place)
+    compacted = time.perf_counter() - started
+    result = report(spark, place, out, options=options, title=title, say=say, file_troubles=found)
+    if not keep_silver and silver is None:
+        shutil.rmtree(place, ignore_errors=True)
+    result.seconds["compact"] = round(compacted, 3)
+    result.seconds["all"] = round(time.perf_counter() - started, 3)
+    return result
+
+
+def report(
+    spark: Any,
+    silver: str,
+    out: Path,
+    *,
+    options: AnalysisOptions,
+    title: str,
+    say: Callable[[str], None],
+    file_troubles: Sequence[FileTrouble] = (),
+) -> Result:
+    """From silver to the files of a report."""
+    try:
+        found = analyse(spark, silver, options, say)
+    except NothingToAnalyse:
+        first = f": {file_troubles[0].text}" if file_troubles else ""
+        raise InputError(f"the trace files hold no event that can be read{first}") from None
+    figures = summary(found)
+    listed = findings(found, figures) + of_files(file_troubles)
+    say("writing the report")
+    write_out(out, found, figures, listed, title)
+    return Result(out, figures, listed, dict(found.seconds))
+
+
+def of_files(items: Sequence[FileTrouble]) -> list[Finding]:
+    """Troubles of files as findings; many of a kind are counted together."""
+    result: list[Finding] = []
+    for kind in dict.fromkeys(item.kind for item in items):
+        of_kind = [item for item in items if item.kind == kind]
+        result += [Finding("note", kind, item.text, str(item.path)) for item in of_kind[:_TROUBLES]]
+        if len(of_kind) > _TROUBLES:
+            result.append(Finding("note", kind, f"… and {len(of_kind) - _TROUBLES:,} more such files"))
+    return result
+
+
+def write_out(out: Path, found: Analysis, figures: dict[str, Any], listed: list[Finding], title: str) -> None:
+    """Write report, JSON and tables, each under a hidden name first, so that none is ever half there."""
+    tables = out / "tables"
+    tables.mkdir(parents=True, exist_ok=True)
+    for name, table in found.tables.items():
+        hidden = tables / f".{name}.parquet"
+        table.to_parquet(hidden, index=False, compression="zstd")
+        os.replace(hidden, tables / f"{name}.parquet")
+    _write(out / SUMMARY, json.dumps(figures, indent=1, default=_plain))
+    _write(out / FINDINGS, json.dumps([item.as_object() for item in listed], indent=1, default=_plain))
+    made_by = f"Made by dep2p trace analyze at {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} UTC"
+    _write(out / REPORT, page(found, figures, listed, title=title, made_by=made_by))
+
+
+def _write(path: Path, text: str) -> None:
+    hidden = path.with_name("." + path.name)
+    hidden.write_text(text, encoding="utf-8")
+    os.replace(hidden, path)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "item"):
+        return value.item()
+    if value is pd.NA:
+        return None
+    raise TypeError(f"not JSON: {type(value).__name__}")

@@ -1,0 +1,1 @@
+"""The report for people: one HTML file with SVG plots, nothing fetched from anywhere."""

@@ -1,0 +1,258 @@
+"""The page: figures, findings and plots of one analysis, in one HTML file that fetches nothing."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from dep2p.spark_analytics.analysis import Analysis
+from dep2p.spark_analytics.finding import Finding, clock_time
+from dep2p.spark_analytics.report import sections
+from dep2p.spark_analytics.report.svg import escape
+
+_ROWS: Final = 30
+
+_STYLE: Final = """
+:root{--ink:#1c2430;--soft:#5a6675;--line:#dfe4ea;--paper:#fff;--card:#f7f9fb;--bad:#b3261e;--look:#a86200;--note:#3d6b8f}
+@media(prefers-color-scheme:dark){:root{--ink:#e6e9ee;--soft:#9aa6b4;--line:#333c48;--paper:#14181e;--card:#1c222a;
+--bad:#ff8a80;--look:#ffc266;--note:#8fc1e8}}
+*{box-sizing:border-box}body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);margin:0 auto;
+max-width:1240px;padding:24px}h1{font-size:24px;margin:0}h2{font-size:18px;margin:36px 0 10px}
+h3{font-size:15px;margin:0 0 2px}.sub{color:var(--soft);margin:2px 0 18px}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:10px}
+.tile{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 12px}
+.tile b{display:block;font-size:21px;font-weight:600}.tile span{color:var(--soft);font-size:13px}
+.grid2{display:grid;grid-template-columns:repeat(auto-fit,minmax(500px,1fr));gap:16px}
+figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px}
+figure p.why{color:var(--soft);font-size:13px;margin:0 0 6px}svg{width:100%;height:auto;display:block}
+table{border-collapse:collapse;width:100%;font-size:13.5px}th,td{text-align:left;padding:5px 9px;
+border-bottom:1px solid var(--line);vertical-align:top}th{color:var(--soft);font-weight:600}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}.wide{overflow-x:auto}
+.bad{color:var(--bad);font-weight:600}.look{color:var(--look);font-weight:600}.note{color:var(--note)}
+code{font-size:12.5px;color:var(--soft);overflow-wrap:anywhere}
+.legend{margin:0 0 2px;font-size:12.5px;color:var(--soft)}.legend span{margin-right:12px;white-space:nowrap}
+.legend i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:5px}
+.nothing{color:var(--soft);padding:40px 0;text-align:center}
+svg .grid{stroke:var(--line);stroke-width:1}svg .axis,svg .frame{stroke:var(--soft);fill:none}
+svg text{fill:var(--soft);font:11px system-ui,sans-serif}svg .label{font-size:12px}svg .small{font-size:10px}
+svg .mark{stroke:var(--bad);stroke-dasharray:3 3}footer{margin-top:40px;color:var(--soft);font-size:13px}
+"""
+
+
+def page(found: Analysis, figures: dict[str, Any], findings: Sequence[Finding], *, title: str, made_by: str) -> str:
+    """The whole HTML text."""
+    seconds = figures["seconds"]
+    sub = (
+        f"{clock_time(found.first_t)} to {clock_time(found.last_t)} UTC ({_duration(seconds)}), "
+        f"{figures['events']:,} events of {figures['nodes']:,} nodes"
+    )
+    body = [
+        f"<h1>{escape(title)}</h1><p class=sub>{escape(sub)}</p>",
+        _tiles(figures),
+        "<h2>Findings</h2>",
+        _findings(findings),
+        "<h2>How messages spread</h2>",
+        _grid(sections.propagation(found, figures)),
+        "<h2>Mesh</h2>",
+        _grid(sections.meshes(found)),
+        "<h2>Loss</h2>",
+        _grid(sections.losses(found)),
+        *(["<h2>Apps</h2>", _grid(cards)] if (cards := sections.apps(found)) else []),
+        "<h2>Numbers</h2>",
+        *_tables(found, figures),
+        f"<footer>{escape(made_by)}. The numbers behind the plots: <code>tables/*.parquet</code>, "
+        "<code>summary.json</code> and <code>findings.json</code> beside this file. What each figure means: "
+        "docs/reference/traces.md.</footer>",
+    ]
+    return (
+        "<!doctype html><html lang=en><head><meta charset=utf-8>"
+        '<meta name=viewport content="width=device-width,initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>{''.join(body)}</body></html>"
+    )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _grid(items: Iterable[tuple[str, str, str]]) -> str:
+    cards = "".join(
+        f"<figure><h3>{escape(name)}</h3><p class=why>{escape(why)}</p>{content}</figure>"
+        for name, why, content in items
+    )
+    return f"<div class=grid2>{cards}</div>"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3%}" if value > 0.99 and value < 1 else f"{value:.1%}"
+
+
+def _ms(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f} ms" if value >= 10 else f"{value:.2g} ms"
+
+
+def _tiles(figures: dict[str, Any]) -> str:
+    topics = figures["topics"]
+    expected = sum(topic["expected"] for topic in topics)
+    reached = sum((topic["reliability"] or 0) * topic["expected"] for topic in topics)
+    deliveries = sum(topic["deliveries"] for topic in topics)
+    copies = sum((topic["duplicates_per_delivery"] or 0) * topic["deliveries"] for topic in topics)
+    slowest = max(topics, key=lambda topic: (topic["latency_ms"] or {"p99": -1})["p99"], default=None)
+    latency = slowest["latency_ms"] if slowest else None
+    rpcs = figures["rpcs"]
+    tiles = [
+        (
+            f"{figures['nodes']:,}",
+            "nodes" + (f", {figures['runs']:,} runs" if figures["runs"] != figures["nodes"] else ""),
+        ),
+        (f"{sum(topic['messages'] for topic in topics):,}", f"messages on {len(topics):,} topics"),
+        (_share(reached / expected if expected else None), f"delivered, of {expected:,} due"),
+        (_ms(latency["p50"]) if latency else "–", "latency p50" + (", slowest topic" if len(topics) > 1 else "")),
+        (_ms(latency["p99"]) if latency else "–", "latency p99" + (", slowest topic" if len(topics) > 1 else "")),
+        (f"{copies / deliveries:.2f}" if deliveries else "–", "duplicates per delivery"),
+        (_share(rpcs["control_overhead"]) if rpcs else "–", "of bytes are control"),
+    ]
+    delivery = figures.get("delivery")
+    if delivery:
+        tiles.append((_share(delivery["loss"]), f"of {delivery['messages']:,} reliable messages lost"))
+    cells = "".join(f"<div class=tile><b>{escape(value)}</b><span>{escape(name)}</span></div>" for value, name in tiles)
+    return f"<div class=tiles>{cells}</div>"
+
+
+def _findings(findings: Sequence[Finding]) -> str:
+    if not findings:
+        return "<p>Nothing that needs a look: everything was delivered, no node was silent, no mesh was parted.</p>"
+    words = {"bad": "bad", "look": "look", "note": "note"}
+    rows = "".join(
+        f"<tr><td class={item.level}>{words[item.level]}</td><td>{escape(item.kind)}</td><td>{escape(item.text)}</td>"
+        f"<td><code>{escape(_evidence(item.evidence))}</code></td></tr>"
+        for item in findings
+    )
+    return f"<div class=wide><table><tr><th><th>what<th>finding<th>evidence</tr>{rows}</table></div>"
+
+
+def _evidence(evidence: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in evidence.items()
+    )[:400]
+
+
+# Tables ---------------------------------------------------------------------------------------------------------------
+
+
+def _tables(found: Analysis, figures: dict[str, Any]) -> list[str]:
+    topics = [
+        (
+            topic["topic"],
+            f"{topic['messages']:,}",
+            f"{topic['deliveries']:,}",
+            _share(topic["reliability"]),
+            *(_ms((topic["latency_ms"] or {}).get(name)) for name in ("p50", "p90", "p99", "max")),
+            _number(topic["hops_mean"]),
+            _number(topic["duplicates_per_delivery"]),
+            _number(topic["rmr"]),
+            _share(topic["iwant_recovered"]),
+        )
+        for topic in figures["topics"][:_ROWS]
+    ]
+    mesh = [
+        (
+            topic["topic"],
+            _number(topic["degree_mean"]),
+            topic["degree_lowest"],
+            topic["degree_highest"],
+            _share(topic["one_way"]),
+            _number(topic["changes_per_node_minute"]),
+            topic["islands_most"],
+        )
+        for topic in figures["mesh"][:_ROWS]
+    ]
+    result = [
+        _table(
+            "Topics",
+            (
+                "topic",
+                "messages",
+                "deliveries",
+                "delivered",
+                "p50",
+                "p90",
+                "p99",
+                "max",
+                "hops",
+                "dup/deliv.",
+                "RMR",
+                "by IWANT",
+            ),
+            topics,
+        ),
+        _table("Meshes", ("topic", "degree", "lowest", "highest", "one-way", "changes/node/min", "parts"), mesh),
+    ]
+    if figures["rpcs"]:
+        rpcs = figures["rpcs"]
+        result.append(
+            _table("RPCs", ("what", "value"), [(name.replace("_", " "), _number(v)) for name, v in rpcs.items()])
+        )
+    if figures["queues"]:
+        result.append(
+            _table(
+                "Queues",
+                (
+                    "queue",
+                    "channel",
+                    "messages",
+                    "finished",
+                    "redelivered",
+                    "dead",
+                    "order violations",
+                    "wait p50",
+                    "service p50",
+                ),
+                [
+                    (
+                        q["queue"],
+                        q["channel"],
+                        q["messages"],
+                        q["finished"],
+                        _share(q["redelivered_share"]),
+                        q["dead"],
+                        q["order_violations"],
+                        _ms((q["wait_ms"] or {}).get("p50")),
+                        _ms((q["service_ms"] or {}).get("p50")),
+                    )
+                    for q in figures["queues"][:_ROWS]
+                ],
+            )
+        )
+    nodes = found.tables["node_coverage"].groupby("node")[["eligible", "reached", "late_sum"]].sum()
+    nodes = nodes[nodes["eligible"] > 0]
+    order = (nodes["reached"] / nodes["eligible"]).sort_values(kind="stable").index[:15]
+    rows = [
+        (
+            node,
+            f"{int(nodes.eligible[node]):,}",
+            _share(nodes.reached[node] / nodes.eligible[node]),
+            f"{nodes.late_sum[node] / max(1, nodes.reached[node]) / 1000:+.1f} ms",
+        )
+        for node in order
+    ]
+    result.append(_table("Nodes that miss most", ("node", "due", "got", "later than the median by"), rows))
+    return result
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
+
+
+def _table(name: str, headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    head = "".join(f"<th{' class=n' if n else ''}>{escape(heading)}" for n, heading in enumerate(headings))
+    lines = "".join(
+        "<tr>"
+        + "".join(
+            f"<td{' class=n' if n else ''}>{escape(value if value is not None else '–')}" for n, value in enumerate(row)
+        )
+        for row in rows
+    )
+    return f"<h3>{escape(name)}</h3><div class=wide><table><tr>{head}</tr>{lines}</table></div><br>"

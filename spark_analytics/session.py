@@ -1,0 +1,120 @@
+"""The one place where a Spark session is made: on a JVM that we start, on a cluster, or over Spark Connect."""
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dep2p.spark_analytics.java import archive_path, find_java, start_jvm
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """How to get a session.
+
+    - ``master``: Spark's, ``local[2]`` or ``spark://host:7077``, …; ``remote``: a Spark Connect URL instead, without
+      a JVM here.
+    - ``engine``: ``spark``, or ``sail`` for the Connect server of the package pysail, which needs no JVM.
+    - ``memory``: heap of the JVM here. ``shuffle_partitions``: None for twice the local cores.
+    - ``quick``: compile quickly rather than well, for what runs once.
+    - ``cache_dir``: where the class-data archive is, if any.
+    """
+
+    master: str = "local[*]"
+    remote: str | None = None
+    engine: str = "spark"
+    memory: str = "4g"
+    shuffle_partitions: int | None = None
+    quick: bool = True
+    cache_dir: Path | None = None
+    verbose: bool = False
+
+
+_CONF: Final = {
+    "spark.app.name": "dep2p traces",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
+}
+_SESSION_CONF: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    "spark.sql.files.openCostInBytes": "262144",  # many small files: pack them into few tasks
+    "spark.sql.maxConcurrentOutputFileWriters": "16",  # the parts of silver are written without sorting by part
+    "spark.sql.ansi.enabled": "false",
+    # A session a report: what is new is seen by listing, not by the default of a minute's cache.
+    "spark.sql.parquet.filterPushdown": "true",
+}
+
+
+def default_cache_dir() -> Path:
+    """Where archives of the user are kept."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "dep2p"
+
+
+def open_session(options: SessionOptions = SessionOptions()) -> Any:
+    """A Spark session (``pyspark.sql.SparkSession``). Raises `JavaError`, and what Spark raises."""
+    if options.remote is not None:
+        from pyspark.sql import SparkSession
+
+        return _configured(SparkSession.builder.remote(options.remote).getOrCreate(), options)
+    if options.engine == "sail":
+        return _configured(_sail_session(), options)
+    conf = {"spark.master": options.master, **_CONF, **_SESSION_CONF}
+    local = options.master.startswith("local") or "127.0.0.1" in options.master or "localhost" in options.master
+    if local:
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+        conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    conf["spark.sql.shuffle.partitions"] = str(options.shuffle_partitions or _partitions(options.master))
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit and an earlier session have a JVM already
+        java = find_java()
+        archive = archive_path(java, options.cache_dir or default_cache_dir())
+        conf["spark.sql.warehouse.dir"] = str(Path(os.environ.get("TMPDIR", "/tmp")) / "dep2p-no-warehouse")
+        start_jvm(
+            java,
+            conf=conf,
+            memory=options.memory,
+            quick=options.quick,
+            archive=archive,
+            quiet=not options.verbose,
+        )
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def _partitions(master: str) -> int:
+    inner = master.partition("[")[2].rstrip("]").partition(",")[0]
+    if not master.startswith("local"):
+        return 64
+    cores = int(inner) if inner.isdigit() else (1 if not inner else os.cpu_count() or 2)
+    return max(2, cores)
+
+
+def _configured(session: Any, options: SessionOptions) -> Any:
+    for key, value in _SESSION_CONF.items():
+        with contextlib.suppress(Exception):  # servers refuse what they do not know
+            session.conf.set(key, value)
+    if options.shuffle_partitions is not None:
+        session.conf.set("spark.sql.shuffle.partitions", str(options.shuffle_partitions))
+    return session
+
+
+def _sail_session() -> Any:
+    try:
+        from pysail.spark import SparkConnectServer
+    except ImportError:
+        raise RuntimeError("the engine sail needs: pip install pysail 'pyspark-client>=4,<5'") from None
+    from pyspark.sql import SparkSession
+
+    server = SparkConnectServer()
+    server.start()
+    _, port = server.listening_address
+    return SparkSession.builder.remote(f"sc://127.0.0.1:{port}").getOrCreate()

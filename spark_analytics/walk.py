@@ -1,0 +1,251 @@
+"""The first-delivery tree of every message, walked in numpy: one shuffle by message gives hops, latencies, coverage,
+delays of links and what each node missed.
+
+This file imports nothing of dep2p: it travels to workers by value, which need numpy and pyarrow only.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+PUBLISH, DELIVER = 0, 3
+"""Codes of the two kinds in the input."""
+
+MESSAGE, LINK, NODE, HOPS, LATENCY = 0, 1, 2, 3, 4
+"""What a row of the result is about; see `FIELDS`."""
+
+FIELDS = {
+    # Sums over all rows of a message, link, …; times in µs; -1 for what is not known or never happened.
+    MESSAGE: (
+        *("msg_id", "topic_id", "publisher_id", "t0", "eligible", "reached", "delivered"),
+        *("t50", "t90", "t99", "t100"),
+        *("last_us", "latency_sum", "last_hops", "parents", "unreached", "published"),
+    ),
+    LINK: ("from_id", "to_id", "firsts", "delay_sum", "delay_min", "delay_max"),
+    NODE: ("node_id", "bucket", "eligible", "reached", "late_sum", "delivered"),
+    HOPS: ("topic_id", "hops", "deliveries"),
+    LATENCY: ("topic_id", "publisher_id", "latency_us", "deliveries"),
+}
+WIDTH = max(map(len, FIELDS.values()))
+DDL = "what TINYINT, " + ", ".join(f"c{n} BIGINT" for n in range(WIDTH))
+_BITS = 7
+_PAIRS_PER_STEP = 4_000_000
+
+Intervals = tuple[Any, Any, Any, Any]
+"""Arrays (topic, node, from, to): who was subscribed when; sorted by topic."""
+
+
+def bucket_of(values: Any) -> Any:
+    """Values ≥ 0 rounded down to 8 significant bits: buckets at most 0.8 % wide, exact below 256."""
+    values = np.maximum(values, 0)
+    shift = np.maximum(np.floor(np.log2(np.maximum(values, 1))).astype(np.int64) - _BITS, 0)
+    return (values >> shift) << shift
+
+
+def walker(intervals: Intervals, settle_us: int, bucket_us: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """What to give to ``mapInArrow``: rows (msg_id, node_id, peer_id, topic_id, t, k), all of a message together."""
+
+    def walk(batches: Iterator[Any]) -> Iterator[Any]:
+        given = list(batches)
+        table = pa.Table.from_batches(given) if given else None
+        if table is None or not table.num_rows:
+            return
+        columns = [
+            table[name].combine_chunks().fill_null(0).to_numpy(zero_copy_only=False)
+            for name in ("msg_id", "node_id", "peer_id", "topic_id", "t", "k")
+        ]
+        for what, rows in walk_arrays(*columns, intervals=intervals, settle_us=settle_us, bucket_us=bucket_us):
+            size = len(rows[0])
+            if size:
+                filled = [pa.array(np.asarray(row, dtype=np.int64)) for row in rows]
+                filled += [pa.nulls(size, pa.int64())] * (WIDTH - len(rows))
+                kinds = pa.array(np.full(size, what, dtype=np.int8))
+                yield pa.RecordBatch.from_arrays([kinds, *filled], ["what", *(f"c{n}" for n in range(WIDTH))])
+
+    return walk
+
+
+def walk_arrays(
+    msg: Any, node: Any, peer: Any, topic: Any, t: Any, k: Any, *, intervals: Intervals, settle_us: int, bucket_us: int
+) -> list[tuple[int, list[Any]]]:
+    """The tables of `FIELDS`, each as a list of columns."""
+    ids, m = np.unique(msg, return_inverse=True)
+    count = len(ids)
+    # Nodes of the intervals too: one that no event names is still due its messages.
+    nodes, numbers = np.unique(np.concatenate([node, peer, intervals[1]]), return_inverse=True)
+    width = len(nodes)
+    n, p = numbers[: len(node)], numbers[len(node) : 2 * len(node)]
+    order = np.argsort(t, kind="stable")
+
+    # The publish of each message: its first; for one without, its earliest event stands in and is marked.
+    topics = np.zeros(count, dtype=np.int64)
+    topics[m[order[::-1]]] = topic[order[::-1]]
+    t0 = np.zeros(count, dtype=np.int64)
+    t0[m[order[::-1]]] = t[order[::-1]]
+    publisher = np.full(count, -1, dtype=np.int64)
+    own = order[(k[order] == DELIVER) & (peer[order] == 0)][::-1]
+    publishes = order[k[order] == PUBLISH][::-1]
+    published = np.zeros(count, dtype=np.int64)
+    for rows in (own, publishes):
+        t0[m[rows]] = t[rows]
+        publisher[m[rows]] = n[rows]
+        published[m[rows]] = 1
+
+    # First deliveries elsewhere, sorted by (message, node).
+    rows = order[(k[order] == DELIVER) & (peer[order] != 0)]
+    rows = rows[n[rows] != publisher[m[rows]]]
+    keys, first = np.unique(m[rows] * width + n[rows], return_index=True)
+    rows = rows[first]
+    dm, dn, dp, dt = m[rows], n[rows], p[rows], t[rows]
+    latency = dt - t0[dm]
+    hops, parent = _hops(keys, dm, dp, publisher, width)
+    from_publisher = dp == publisher[dm]
+    has_delay = from_publisher | (parent >= 0)
+    delay = dt - np.where(from_publisher, t0[dm], dt[parent])
+
+    due = _eligible(topics, t0, publisher, published, nodes, width, intervals, settle_us)
+    in_due = np.isin(keys, due, assume_unique=True)
+    eligible = np.bincount(due // width, minlength=count)
+    delivered = np.bincount(dm, minlength=count)
+    reached = np.bincount(dm[in_due], minlength=count)
+    coverage = _coverage(dm, latency, in_due, eligible, count)
+
+    by_time = np.lexsort((latency, dm))
+    last, last_us, latency_sum = (np.full(count, start, dtype=np.int64) for start in (-1, -1, 0))
+    last[dm[by_time]] = hops[by_time]
+    last_us[dm[by_time]] = latency[by_time]
+    np.add.at(latency_sum, dm, latency)
+    parents = np.bincount(np.unique(dm[has_delay] * width + dp[has_delay]) // width, minlength=count)
+    unreached = np.bincount(dm[hops < 0], minlength=count)
+    publishers = np.where(publisher >= 0, nodes[publisher], 0)
+    known = published[dm] == 1
+    middle = coverage[0][dm]
+    late = np.where(middle >= 0, latency - middle, 0)
+    return [
+        (
+            MESSAGE,
+            [
+                *(ids, topics, publishers, t0, eligible, reached, delivered, *coverage),
+                *(last_us, latency_sum, last, parents, unreached, published),
+            ],
+        ),
+        (LINK, _links(nodes, dp[has_delay], dn[has_delay], delay[has_delay], width)),
+        (NODE, _per_node(nodes, due, keys, in_due, late, dn, t0, width, bucket_us)),
+        (HOPS, _counted(topics[dm], hops)),
+        (LATENCY, _counted(topics[dm][known], publishers[dm][known], bucket_of(latency[known]))),
+    ]
+
+
+def _hops(keys: Any, dm: Any, dp: Any, publisher: Any, width: int) -> tuple[Any, Any]:
+    wanted = dm * width + dp
+    at = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
+    found = keys[at] == wanted if len(keys) else np.zeros(0, dtype=bool)
+    parent = np.where(found, at, -1)
+    hops = np.where(dp == publisher[dm], 1, -1)
+    while True:
+        open_rows = np.flatnonzero((hops < 0) & (parent >= 0))
+        above = hops[parent[open_rows]]
+        ready = above > 0
+        if not ready.any():
+            return hops, parent
+        hops[open_rows[ready]] = above[ready] + 1
+
+
+def _eligible(
+    topics: Any, t0: Any, publisher: Any, published: Any, nodes: Any, width: int, intervals: Intervals, settle_us: int
+) -> Any:
+    """Keys (message, node) of all that were subscribed from the publish to ``settle_us`` after it, sorted."""
+    at_topic, at_node, begins, ends = intervals
+    place = np.searchsorted(nodes, at_node)
+    found: list[Any] = []
+    with_publish = np.flatnonzero(published)
+    with_publish = with_publish[np.argsort(topics[with_publish], kind="stable")]
+    topic_of = topics[with_publish]
+    for topic in np.unique(topic_of):
+        messages = with_publish[np.searchsorted(topic_of, topic) : np.searchsorted(topic_of, topic, side="right")]
+        low, high = np.searchsorted(at_topic, topic), np.searchsorted(at_topic, topic, side="right")
+        step = max(1, _PAIRS_PER_STEP // max(1, int(high - low)))
+        for start in range(0, len(messages), step):
+            part = messages[start : start + step]
+            fits = (begins[None, low:high] <= t0[part, None]) & (ends[None, low:high] >= t0[part, None] + settle_us)
+            which, interval = np.nonzero(fits)
+            message, number = part[which], place[low + interval]
+            keep = number != publisher[message]
+            found.append(message[keep] * width + number[keep])
+    return np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
+
+
+def _coverage(dm: Any, latency: Any, in_due: Any, eligible: Any, count: int) -> list[Any]:
+    """When 50, 90, 99 and 100 % of the eligible had the message; -1 where they never did."""
+    m, late = dm[in_due], latency[in_due]
+    order = np.lexsort((late, m))
+    late = late[order]
+    reached = np.bincount(m, minlength=count)
+    starts = np.concatenate([[0], np.cumsum(reached)[:-1]])
+    found = []
+    for share in (50, 90, 99, 100):
+        needed = -(-eligible * share // 100)
+        ok = (needed > 0) & (reached >= needed)
+        at = np.where(ok, starts + needed - 1, 0)
+        found.append(np.where(ok, late[at] if len(late) else -1, -1))
+    return found
+
+
+def _links(nodes: Any, sources: Any, targets: Any, delay: Any, width: int) -> list[Any]:
+    if not len(sources):
+        return [np.zeros(0, dtype=np.int64)] * len(FIELDS[LINK])
+    pairs = sources * width + targets
+    order = np.argsort(pairs, kind="stable")
+    pairs, delay = pairs[order], delay[order]
+    unique, starts, counts = np.unique(pairs, return_index=True, return_counts=True)
+    return [
+        *(nodes[unique // width], nodes[unique % width], counts, np.add.reduceat(delay, starts)),
+        *(np.minimum.reduceat(delay, starts), np.maximum.reduceat(delay, starts)),
+    ]
+
+
+def _per_node(
+    nodes: Any, due: Any, keys: Any, in_due: Any, late: Any, dn: Any, t0: Any, width: int, bucket_us: int
+) -> list[Any]:
+    """Per node and bucket of the publish time: how many messages it should have had, had, and how late they were."""
+    bucket = t0 // bucket_us
+    low = int(bucket.min())
+    buckets = bucket - low
+    span = int(buckets.max()) + 1
+    groups = (due % width) * span + buckets[due // width]
+    got = dn * span + buckets[keys // width]
+    every, inverse = np.unique(np.concatenate([groups, got]), return_inverse=True)
+    size = len(every)
+    from_due, from_got = inverse[: len(groups)], inverse[len(groups) :]
+    eligible = np.bincount(from_due, minlength=size)
+    reached = np.bincount(from_got[in_due], minlength=size)
+    late_sum = np.zeros(size, dtype=np.int64)
+    np.add.at(late_sum, from_got[in_due], late[in_due])
+    return [
+        *(nodes[every // span], every % span + low, eligible, reached, late_sum),
+        np.bincount(from_got, minlength=size),
+    ]
+
+
+def _counted(*columns: Any) -> list[Any]:
+    if not len(columns[0]):
+        return [np.zeros(0, dtype=np.int64)] * (len(columns) + 1)
+    order = np.lexsort(columns[::-1])
+    rows = [column[order] for column in columns]
+    change = np.zeros(len(order), dtype=bool)
+    change[0] = True
+    for row in rows:
+        change[1:] |= row[1:] != row[:-1]
+    starts = np.flatnonzero(change)
+    return [*(row[starts] for row in rows), np.diff(np.append(starts, len(order)))]
+
+
+def quantile_of(values: Any, counts: Any, share: float) -> float:
+    """A quantile of a histogram (values are lower ends of buckets): the value at rank ``ceil(share · n)``."""
+    order = np.argsort(values, kind="stable")
+    total = np.cumsum(np.asarray(counts)[order])
+    rank = max(1, math.ceil(share * total[-1] - 1e-9))
+    return float(np.asarray(values)[order][int(np.searchsorted(total, rank))])
