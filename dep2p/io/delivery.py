@@ -2,18 +2,19 @@
 
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 import trio
 
-from dep2p.errors import DeliveryQueueFullError, Dep2pError, MessageTooLargeError, StreamClosedError
+from dep2p.errors import Dep2pError, MessageTooLargeError, StreamClosedError
 from dep2p.host.interface import ByteStream, Connection, Host
+from dep2p.io.delivery_items import DeliveryStats, OutboxItem
 from dep2p.io.delivery_journal import Journal
 from dep2p.io.delivery_receipt import Receipt, Status, Statuses
 from dep2p.io.delivery_receiving import Receiving
+from dep2p.io.delivery_room import OutboxRoom, size_of
 from dep2p.io.delivery_sending import Sending
 from dep2p.io.messaging import Messaging
 from dep2p.io.sessions_due import DueTimes
@@ -38,42 +39,12 @@ _INBOUND_LINKS_PER_PEER_MAX: Final = 2
 """Two for a moment, when a peer reconnects."""
 _YIELD_ITEMS: Final = 64
 """A task that only ever sends lets others run after so many messages."""
-_OVERHEAD_BYTES: Final = 512
-"""What a waiting message counts for besides its head and body."""
 
 
 class DeliveryGate(RealmGate, Protocol):
     """The membership, with word of who comes."""
 
     def subscribe_verified(self, on_verified: Callable[[Connection], None]) -> Callable[[], None]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class OutboxItem:
-    """A message that waits, for people."""
-
-    id: str
-    peer: PeerId
-    name: str
-    topic: str
-    state: State
-    size_bytes: int
-    tries: int
-    age_s: float
-    last_error: str
-    """Of the link to the receiver; "" when there is a link or none was tried."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeliveryStats:
-    """What the outbox holds now."""
-
-    is_durable: bool
-    waiting_items: int
-    waiting_bytes: int
-    peers: int
-    links_out: int
-    links_in: int
 
 
 TopicReceiver = Callable[[PeerId, HeaderMap, bytes], Awaitable[str | None]]
@@ -116,9 +87,7 @@ class Delivery:
         self._sending: dict[PeerId, Sending] = {}
         self._inboxes: dict[PeerId, ReceiverLane] = {}
         self._receiving: dict[Receiving, None] = {}
-        self._items = 0
-        self._bytes = 0
-        self._room: deque[trio.lowlevel.Task] = deque()
+        self.room = OutboxRoom(limits.delivery_queue_items_max, limits.delivery_queue_bytes_max)
         self._since_yield = 0
         self._watchers: dict[Statuses, None] = {}
         self._nursery: trio.Nursery | None = None
@@ -164,7 +133,7 @@ class Delivery:
             receipt = Receipt(PeerId(row.peer), row.name, row.topic, row.head, row.flags, row.body, now - age_s)
             receipt.number = row.number
             by_peer.setdefault(row.peer, []).append(receipt)
-            self._take_room(receipt)
+            self.room.take(receipt)
         for peer, receipts in by_peer.items():
             self._sending[PeerId(peer)].core.restore(receipts)
         if stored.rows:
@@ -181,7 +150,7 @@ class Delivery:
     async def drain(self) -> None:
         """Take no new messages, from apps or peers, and wait for what a durable outbox would not keep."""
         self.is_draining = True
-        self._let_in_all()
+        self.room.wake_all()
         if self.journal.is_durable:
             await self.journal.flush()
         else:
@@ -239,15 +208,16 @@ class Delivery:
 
     async def accept(self, receipt: Receipt, *, wait: bool = True) -> None:
         """Put a message into the outbox; see `send`."""
-        size = len(receipt.head) + len(receipt.body) + _OVERHEAD_BYTES
-        if size > self.limits.delivery_queue_bytes_max:
+        room = self.room
+        size = size_of(receipt)
+        if size > room.bytes_max:
             raise MessageTooLargeError(f"a message of {size} bytes is larger than the whole outbox")
         sending = self._sending.get(receipt.peer)
         if sending is None:
             sending = self._new_sending(receipt.peer)
-        if self._nursery is None or self.is_draining or self._is_full(size) or sending.core.is_full or self._room:
-            await self._wait_for_room(sending, size, wait=wait)
-        self._take_room(receipt)
+        if self._nursery is None or self.is_draining or room.is_full(size) or sending.core.is_full:
+            await room.wait(size, lambda: self._may_accept(sending), wait=wait)
+        room.take(receipt)
         receipt.number = sending.core.reserve()
         if self.journal.is_durable:
             await self._write(receipt, sending)
@@ -282,7 +252,7 @@ class Delivery:
 
         def refused() -> None:
             core.release(receipt.number)
-            self._give_room(receipt)
+            self.room.give(receipt)
 
         await self.journal.add(row, LaneRow(core.epoch, core.next_number), accepted, refused)
 
@@ -291,53 +261,13 @@ class Delivery:
         if self._watchers:
             self._tell_watchers(receipt, State.CREATED)
 
-    def _is_full(self, size: int) -> bool:
-        limits = self.limits
-        return self._items >= limits.delivery_queue_items_max or self._bytes + size > limits.delivery_queue_bytes_max
-
-    async def _wait_for_room(self, sending: Sending, size: int, *, wait: bool) -> None:
-        first = True
-        while True:
-            if self._nursery is None or self.is_draining:
-                raise StreamClosedError("this node takes no more messages: it is stopping, or has left the realm")
-            if sending.core.is_full and sending.core.is_settled:
-                sending.core.renew(self._rng.randbytes(EPOCH_BYTES))
-            if not self._is_full(size) and not sending.core.is_full and not (first and self._room):
-                return
-            if not wait:
-                self._counters["messages_refused_queue_full"] += 1
-                raise DeliveryQueueFullError(
-                    f"the outbox is full: {self._items} messages of {self._bytes} bytes wait. Wait for some to end, or "
-                    "raise delivery_queue_items_max in [limits]"
-                )
-            first = False
-            task = trio.lowlevel.current_task()
-            self._room.append(task)
-
-            def abort(_raise_cancel: object, task: trio.lowlevel.Task = task) -> trio.lowlevel.Abort:
-                self._room.remove(task)
-                return trio.lowlevel.Abort.SUCCEEDED
-
-            await trio.lowlevel.wait_task_rescheduled(abort)
-
-    def _take_room(self, receipt: Receipt) -> None:
-        self._items += 1
-        self._bytes += len(receipt.head) + len(receipt.body) + _OVERHEAD_BYTES
-
-    def _give_room(self, receipt: Receipt) -> None:
-        self._items -= 1
-        self._bytes -= len(receipt.head) + len(receipt.body) + _OVERHEAD_BYTES
-
-    def room_was_made(self) -> None:
-        """Some messages may have ended: who waits may go on, as many as there are places."""
-        places = self.limits.delivery_queue_items_max - self._items
-        while self._room and places > 0 and not self._is_full(0):
-            trio.lowlevel.reschedule(self._room.popleft())
-            places -= 1
-
-    def _let_in_all(self) -> None:
-        while self._room:
-            trio.lowlevel.reschedule(self._room.popleft())
+    def _may_accept(self, sending: Sending) -> bool:
+        if self._nursery is None or self.is_draining:
+            raise StreamClosedError("this node takes no more messages: it is stopping, or has left the realm")
+        core = sending.core
+        if core.is_full and core.is_settled:
+            core.renew(self._rng.randbytes(EPOCH_BYTES))
+        return not core.is_full
 
     def _new_sending(self, peer: PeerId) -> Sending:
         if len(self._sending) >= self.limits.peers_known_max:
@@ -356,7 +286,7 @@ class Delivery:
         state = message.state
         if state in ENDS:
             self._counters[f"messages_{state}"] += 1
-            self._give_room(message)
+            self.room.give(message)
             if self.journal.is_durable:
                 self.journal.remove(self.realm_id, message.peer, message.number)
             message.ended()
@@ -387,7 +317,7 @@ class Delivery:
             for receipt in list(sending.core.unsettled.values()):
                 if message_id is None or f"{sending.peer}:{receipt.number}" == message_id:
                     dropped += sending.core.drop(receipt.number, "dropped by request")
-        self.room_was_made()
+        self.room.let_in()
         return dropped
 
     def retry_now(self) -> None:
@@ -509,8 +439,8 @@ class Delivery:
         sendings = self._sending.values()
         return DeliveryStats(
             self.journal.is_durable,
-            self._items,
-            self._bytes,
+            self.room.items,
+            self.room.bytes,
             sum(1 for each in sendings if each.core.unsettled),
             sum(1 for each in sendings if each.link is not None),
             len(self._receiving),
@@ -518,4 +448,4 @@ class Delivery:
 
     def counters(self) -> dict[str, int]:
         """Monotonic counts by name."""
-        return dict(self._counters)
+        return {**self._counters, "messages_refused_queue_full": self.room.refused}

@@ -154,7 +154,7 @@ class Sending:
             core.on_ack(decode_ack(frame), now)
         if core.has_unsent:
             link.pulled.wake()
-        self._service.room_was_made()
+        self._service.room.let_in()
 
     def _on_end(self, link: SessionLink, _error: Dep2pError) -> None:
         if self.link is link:
@@ -175,4 +175,4 @@ class Sending:
             self.link.pulled.wake()
         if self._counters["messages_retried"] != before:
             logger.info("%s has not acknowledged in time: sent again", self.peer)
-        self._service.room_was_made()
+        self._service.room.let_in()

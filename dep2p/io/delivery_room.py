@@ -1,0 +1,84 @@
+"""The bounds of an outbox, and who waits for room in it."""
+
+from collections import deque
+from collections.abc import Callable
+
+import trio
+
+from dep2p.errors import DeliveryQueueFullError
+from dep2p.protocols.delivery.sender import Outgoing
+
+_OVERHEAD_BYTES = 512
+"""What a waiting message counts for besides its head and body."""
+
+
+def size_of(message: Outgoing) -> int:
+    """What a message takes of the bound in bytes."""
+    return len(message.head) + len(message.body) + _OVERHEAD_BYTES
+
+
+class OutboxRoom:
+    """Items and bytes of all messages that have not ended."""
+
+    def __init__(self, items_max: int, bytes_max: int) -> None:
+        self.items = 0
+        self.bytes = 0
+        self.items_max = items_max
+        self.bytes_max = bytes_max
+        self.refused = 0
+        self.waiting: deque[trio.lowlevel.Task] = deque()
+
+    def is_full(self, size: int) -> bool:
+        """Whether ``size`` bytes more are too much, or somebody stands in line already."""
+        return self.items >= self.items_max or self.bytes + size > self.bytes_max or bool(self.waiting)
+
+    def take(self, message: Outgoing) -> None:
+        """A message is in."""
+        self.items += 1
+        self.bytes += size_of(message)
+
+    def give(self, message: Outgoing) -> None:
+        """A message has ended; call `let_in` when all that end together have."""
+        self.items -= 1
+        self.bytes -= size_of(message)
+
+    def let_in(self) -> None:
+        """Who waits may look again, as many as there are places."""
+        places = self.items_max - self.items if self.bytes < self.bytes_max else 0
+        while self.waiting and places > 0:
+            trio.lowlevel.reschedule(self.waiting.popleft())
+            places -= 1
+
+    def wake_all(self) -> None:
+        """Everybody looks again: there will be no more room."""
+        while self.waiting:
+            trio.lowlevel.reschedule(self.waiting.popleft())
+
+    async def wait(self, size: int, check: Callable[[], bool], *, wait: bool) -> None:
+        """Until ``size`` bytes fit and ``check`` agrees; in line. ``check`` may raise.
+
+        Raises DeliveryQueueFullError when ``wait`` is False.
+        """
+        in_line = False
+        while True:
+            fits = check() and self.items < self.items_max and self.bytes + size <= self.bytes_max
+            if fits and (in_line or not self.waiting):
+                return
+            if not wait:
+                self.refused += 1
+                raise DeliveryQueueFullError(
+                    f"the outbox is full: {self.items} messages of {self.bytes} bytes wait. Wait for some to end, or "
+                    "raise delivery_queue_items_max and delivery_queue_bytes_max in [limits]"
+                )
+            task = trio.lowlevel.current_task()
+            if in_line:  # let in, but there was no room after all: still the first
+                self.waiting.appendleft(task)
+            else:
+                self.waiting.append(task)
+
+            def abort(_raise_cancel: object, task: trio.lowlevel.Task = task) -> trio.lowlevel.Abort:
+                self.waiting.remove(task)
+                return trio.lowlevel.Abort.SUCCEEDED
+
+            await trio.lowlevel.wait_task_rescheduled(abort)
+            in_line = True
