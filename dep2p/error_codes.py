@@ -3,6 +3,7 @@
 
 from typing import Final
 
+from dep2p.error_codes_queues import QUEUE_ROWS
 from dep2p.error_codes_sessions import SESSION_ROWS
 from dep2p.error_info import (
     EXIT_FAILED,
@@ -385,6 +386,7 @@ _ROWS: Final = (
         EXIT_REFUSED,
     ),
     *SESSION_ROWS,
+    *QUEUE_ROWS,
     ErrorInfo(
         "D6001",
         "the stream ended early",

@@ -174,6 +174,42 @@ class StoreLockedError(StoreError):
     """Another process has the store."""
 
 
+class QueueError(Dep2pError):
+    """A durable queue cannot do what was asked."""
+
+
+class QueueNotFoundError(QueueError):
+    """No queue of that name is kept there."""
+
+
+class ChannelNotFoundError(QueueError):
+    """The queue has no channel of that name."""
+
+
+class QueueMessageNotFoundError(QueueError):
+    """No such message or dead letter."""
+
+
+class QueueExistsError(QueueError):
+    """A queue of that name is there, with other options."""
+
+
+class QueueFullError(QueueError):
+    """The queue, or its node, takes no more for now. Nothing of the publish was taken."""
+
+
+class NotInFlightError(QueueError):
+    """The consumer does not hold that message (any more): its time was over, or it was settled before."""
+
+
+class QueueAccessError(QueueError):
+    """The queue's owner does not allow that to this peer."""
+
+
+class QueueConsumerClosedError(QueueError):
+    """The consumer is over: the queue or channel was deleted, or the consumer was closed."""
+
+
 class SessionClosedError(Dep2pError):
     """The ordered session is over: one of its ends has ended it."""
 
