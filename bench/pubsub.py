@@ -1,7 +1,9 @@
 """pubsub: signed messages of 1 KiB among two and among ten processes, and bursts of 10,000."""
 
 import importlib.util
+import os
 import shutil
+import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +41,9 @@ _WARM_MESSAGES = 4_000
 """Of two processes before the first round: js-libp2p halves its time for a message while its code is compiled."""
 _COUNT_MAX = 100_000
 _JS_BURST_TEN = 300
+_SLOW_PACED_PER_S = 1_000.0
+"""So that what a stopped process has not read fills its socket, its window and then our queue for it."""
+_CATCH_UP_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +60,13 @@ class Plan:
     burst_messages: int
     js_burst_messages: int
     has_burst_of_ten: bool
+    has_slow: bool
 
 
 def plan_of(effort: Effort) -> Plan:
     """The whole ends within four minutes, the quick one within 25 seconds: 26 processes are half of that to start."""
     whole = Plan(
-        rounds_two=6,
+        rounds_two=5,
         rounds_ten=5,
         sides_two=("js", "libp2p", _PUBLIC),
         sides_ten=("js", "libp2p"),
@@ -69,6 +75,7 @@ def plan_of(effort: Effort) -> Plan:
         burst_messages=BURST_MESSAGES,
         js_burst_messages=BURST_MESSAGES,
         has_burst_of_ten=True,
+        has_slow=True,
     )
     if effort == QUICK:
         return replace(
@@ -80,6 +87,7 @@ def plan_of(effort: Effort) -> Plan:
             bursts=1,
             js_burst_messages=2_500,
             has_burst_of_ten=False,
+            has_slow=False,
         )
     if effort == TINY:
         return replace(
@@ -130,7 +138,8 @@ class Flight:
 async def pubsub(run: Run) -> list[Result]:
     """pubsub/2, pubsub/10 and pubsub/burst, and the same against further peers and on libp2p's wire."""
     plan = plan_of(run.effort)
-    return [*await _two_and_burst(run, plan), *await _ten(run, plan)]
+    slow = [await _slow(run, plan)] if plan.has_slow else []
+    return [*await _two_and_burst(run, plan), *await _ten(run, plan), *slow]
 
 
 async def _two_and_burst(run: Run, plan: Plan) -> list[Result]:
@@ -174,6 +183,30 @@ async def _ten(run: Run, plan: Plan) -> list[Result]:
     if "libp2p" in groups:
         results.append(Result("pubsub/10/py", "1/s", PY_PEER, samples[0], samples[2]))
     return results + burst
+
+
+async def _slow(run: Run, plan: Plan) -> Result:
+    """Latency at two subscribers while a third one is stopped, and while it is not: p99 is what counts."""
+    run.effort = replace(run.effort, rounds=plan.rounds_ten)
+    async with run.crew() as crew:
+        workers = await _start_workers(crew, run.ours, 4)
+        group = replace(await _connect(run, workers, is_limited=False), workers=workers[:3], publishers=[0])
+        count = max(_PACED_MIN, int(_SLOW_PACED_PER_S * run.effort.seconds))
+
+        async def with_all() -> Sample:
+            flight = await fly(group, count, alone_per_s=_SLOW_PACED_PER_S)
+            return Sample(flight.p99_ms, flight.p50_ms, flight.p99_ms)
+
+        async def with_one_stopped() -> Sample:
+            os.kill(workers[3].pid, signal.SIGSTOP)
+            try:
+                return await with_all()
+            finally:
+                os.kill(workers[3].pid, signal.SIGCONT)
+                await trio.sleep(_CATCH_UP_S)
+
+        stopped, running = await alternate(run, crew, [with_one_stopped, with_all])
+    return Result("pubsub/slow", "ms", "the same with no process stopped", stopped, running)
 
 
 async def _bursts(run: Run, plan: Plan, crew: Crew, sides: Mapping[str, Sequence[Worker]]) -> list[Result]:

@@ -110,6 +110,7 @@ def test_the_last_line_is_the_object_of_the_contract() -> None:
         "pubsub/burst/py",
         "pubsub/10",
         "pubsub/burst/10",
+        "pubsub/slow",
     ]
     for name, result in results.items():
         assert result["value"] > 0
