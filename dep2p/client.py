@@ -27,6 +27,7 @@ from dep2p.client_messages import (
     Subscription,
     TopicMessage,
 )
+from dep2p.client_sessions import OpenedSession, SessionCalls, SessionEvent, SessionPush
 from dep2p.client_streams import ClientStream
 from dep2p.client_topics import TopicCalls
 from dep2p.client_transport import NdjsonLines, Transport
@@ -44,8 +45,11 @@ __all__ = [
     "IncomingRequest",
     "Lagged",
     "Notice",
+    "OpenedSession",
     "Published",
     "PublishedMany",
+    "SessionEvent",
+    "SessionPush",
     "TopicMessage",
     "code_of",
 ]
@@ -54,7 +58,7 @@ _LOOK_TIMEOUT_S = 10.0  # for calls that only read what the daemon has in memory
 _MARGIN_S = 10.0  # how much longer than the daemon the client waits for a call that has a timeout of its own
 
 
-class Client(TopicCalls):
+class Client(SessionCalls, TopicCalls):
     """Calls to one daemon. Made by :meth:`open`; any number of tasks may use it at once.
 
     ``realm`` arguments take a realm's name, id or a unique start of the id; None stands for the only realm joined.

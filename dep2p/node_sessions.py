@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
+from typing import Protocol
 
 from dep2p.errors import SessionNotFoundError
 from dep2p.io.sessions import (
@@ -43,10 +44,20 @@ class SessionVerbs(ABC):
         return Sessions(self, self._services.session_registry, self.limits)
 
 
+class HasServices(Protocol):
+    """The part of a node that sessions need."""
+
+    def realm(self, realm: RealmChoice = None) -> Realm: ...
+
+    def services(self, realm: RealmChoice = None) -> RealmServices: ...
+
+    def all_services(self) -> list[RealmServices]: ...
+
+
 class Sessions:
     """The session verbs of a node. ``realm`` may be left out as for every verb."""
 
-    def __init__(self, node: SessionVerbs, registry: SessionRegistry, limits: Limits) -> None:
+    def __init__(self, node: HasServices, registry: SessionRegistry, limits: Limits) -> None:
         self._node = node
         self._registry = registry
         self._limits = limits
@@ -100,6 +111,21 @@ class Sessions:
         """
         service = self._node.services(realm).sessions
         return service.open(peer, name, data, token=token, options=options, timeout_s=timeout)
+
+    async def start(
+        self,
+        peer: PeerId,
+        name: str,
+        data: bytes = b"",
+        *,
+        token: str | None = None,
+        options: SessionOptions | None = None,
+        timeout: float | None = None,
+        realm: RealmChoice = None,
+    ) -> OpenSession:
+        """Like `open`, for whoever ends the session by `OpenSession.aclose` or `detach`. Raises what `open` raises."""
+        service = self._node.services(realm).sessions
+        return await service.start(peer, name, data, token=token, options=options, timeout_s=timeout)
 
     def find(self, session_id: str) -> Session:
         """The session that this node serves under this id, from anywhere in its process.

@@ -15,6 +15,7 @@ from dep2p.daemon.lifecycle import Lifecycle
 from dep2p.daemon.node_api import NodeApi
 from dep2p.daemon.realm_files import RealmFiles
 from dep2p.daemon.replies import ReplyDesk
+from dep2p.daemon.sessions import SessionDesk
 from dep2p.daemon.stream_table import StreamTable
 from dep2p.daemon.subscriptions import Subscriptions
 from dep2p.daemon.topics import TopicTable
@@ -35,6 +36,7 @@ class Control:
     replies: ReplyDesk
     streams: StreamTable
     topics: TopicTable
+    sessions: SessionDesk
     nursery: trio.Nursery
     """For work that outlives the call which began it."""
     counts: Counter[str]
@@ -68,6 +70,8 @@ async def open_control(
             nursery.start_soon(streams.reap)
             topics = TopicTable(node, subscriptions, bounds, counts)
             nursery.start_soon(topics.reap)
+            sessions = SessionDesk(node, subscriptions, bounds)
+            nursery.start_soon(sessions.reap)
             control = Control(
                 node,
                 config,
@@ -80,6 +84,7 @@ async def open_control(
                 ReplyDesk(node, subscriptions, bounds),
                 streams,
                 topics,
+                sessions,
                 nursery,
                 counts,
             )

@@ -8,7 +8,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dep2p.daemon import routes_messages, routes_peers, routes_process, routes_realms, routes_streams, routes_topics
+from dep2p.daemon import (
+    routes_messages,
+    routes_peers,
+    routes_process,
+    routes_realms,
+    routes_sessions,
+    routes_streams,
+    routes_topics,
+)
 from dep2p.daemon.control import Control
 from dep2p.daemon.problems import Problem, problem_response
 from dep2p.daemon.routing import ROUTE_KEY, no_route
@@ -25,6 +33,7 @@ def build_app(control: Control) -> Starlette:
         *routes_messages.ROUTES,
         *routes_streams.ROUTES,
         *routes_topics.ROUTES,
+        *routes_sessions.ROUTES,
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: no_route})
     app.router.redirect_slashes = False

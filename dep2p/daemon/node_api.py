@@ -8,6 +8,7 @@ from dep2p.errors import Dep2pError
 from dep2p.host.interface import Connection, HostEvent
 from dep2p.io.pubsub_items import Lagged, Message, OnFull, OnNoPeers, PublishResult, TopicStatus
 from dep2p.limits import Limits
+from dep2p.node_sessions import Sessions
 from dep2p.realm.interface import MemberEvent
 from dep2p.realm.secret import Realm
 from dep2p.types import Headers, PeerId, RealmId
@@ -179,6 +180,9 @@ class NodeApi(Protocol):
     def limits(self) -> Limits: ...
     @property
     def host(self) -> HostApi: ...
+
+    @property
+    def sessions(self) -> Sessions: ...
 
     def listen_addrs(self) -> list[str]: ...
     def realms(self) -> Sequence[RealmInfo]: ...

@@ -279,7 +279,13 @@ class OpenSession:
         A push is handled when the app comes for the next one, or calls `handled`. The server keeps what it was not
         told of: save the token no later than then.
         """
-        epoch, handled = self.core.place
+        return self._token(*self.core.place)
+
+    def token_behind(self, seq: int) -> str:
+        """The place behind push ``seq``, for a program that keeps it before it comes for more."""
+        return self.token if self.core.receiver.stale else self._token(self.core.epoch, seq)
+
+    def _token(self, epoch: int, handled: int) -> str:
         return encode_token(SessionToken(self.core.session_id, epoch, handled, peer_id_bytes(self.peer), self.name))
 
     def handled(self) -> None:
@@ -287,6 +293,10 @@ class OpenSession:
         self.core.done()
         if self.core.ack_now:
             self._kick()
+
+    def give_back(self) -> None:
+        """What was taken last was not handled: before `detach`, so that its token does not count it."""
+        self.core.receiver.give_back()
 
     @property
     def is_attached(self) -> bool:

@@ -178,6 +178,11 @@ class OrderedReceiver:
         self.unhandled_bytes -= self._taken_bytes
         self._taken_bytes = 0
 
+    def give_back(self) -> None:
+        """The app has not handled what it took: it counts as not taken. Only before the session is left."""
+        self._taken_seq = self.handled
+        self._taken_bytes = 0
+
     # Time
 
     def next_deadline(self) -> float | None:

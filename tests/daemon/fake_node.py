@@ -26,7 +26,11 @@ from dep2p.errors import (
 from dep2p.host.interface import ByteStream, Connection, Direction, HostEvent, PeerConnected
 from dep2p.identity import Identity
 from dep2p.io.pubsub_items import TopicStatus
+from dep2p.io.sessions import SessionRegistry
 from dep2p.limits import Limits
+from dep2p.node_messaging import RealmChoice
+from dep2p.node_services import RealmServices
+from dep2p.node_sessions import Sessions
 from dep2p.realm.interface import MemberEvent
 from dep2p.realm.secret import Realm
 from dep2p.types import Headers, PeerId, RealmId, parse_peer_id
@@ -296,7 +300,15 @@ class FakeNode:
         self.hanging, self.hang_cancelled, self.let_go = trio.Event(), trio.Event(), trio.Event()
         self.opened: list[FakeStream] = []
         self.drained = 0
+        self.sessions = Sessions(self, SessionRegistry(), self.limits)
+        """A test that wants sessions puts those of a real node here."""
         self._add(Realm.from_psk(bytes(32), "team"))
+
+    def services(self, realm: RealmChoice = None) -> RealmServices:
+        raise NotInRealmError("this node has no services")
+
+    def all_services(self) -> list[RealmServices]:
+        return []
 
     def _add(self, realm: Realm) -> None:
         messaging = FakeMessaging(self, realm.realm_id)
@@ -306,8 +318,8 @@ class FakeNode:
             if only is None:
                 register(messaging)
 
-    def _pick(self, realm: str | None) -> tuple[Realm, FakeMessaging]:
-        found = [each for each in self._realms.values() if realm in (None, each[0].name, each[0].realm_id)]
+    def _pick(self, realm: RealmChoice) -> tuple[Realm, FakeMessaging]:
+        found = [each for each in self._realms.values() if realm in (None, each[0], each[0].name, each[0].realm_id)]
         if len(found) != 1:
             raise NotInRealmError(f"this node is not in a realm {realm!r}")
         return found[0]
@@ -318,7 +330,7 @@ class FakeNode:
     def realms(self) -> list[FakeRealmStatus]:
         return [FakeRealmStatus(realm.name, realm.realm_id) for realm, _ in self._realms.values()]
 
-    def realm(self, realm: str | None) -> Realm:
+    def realm(self, realm: RealmChoice = None) -> Realm:
         return self._pick(realm)[0]
 
     def membership(self, realm: str | None) -> FakeMembership:
