@@ -39,7 +39,6 @@ from dep2p.gossipsub.router import Router
 from dep2p.gossipsub.rpc import Message as RouterMessage
 from dep2p.gossipsub.rpc import Rpc
 from dep2p.gossipsub.score_params import ScoreParams
-from dep2p.gossipsub.split import RPC_BYTES, message_bytes
 from dep2p.gossipsub.trace import Trace, TraceBuffer
 from dep2p.host.interface import Host
 from dep2p.identity import Identity
@@ -48,7 +47,8 @@ from dep2p.io.pubsub_items import Message, OnFull, OnNoPeers, PublishResult, Top
 from dep2p.io.pubsub_links import PubSubLinks
 from dep2p.io.pubsub_neighbours import Neighbours
 from dep2p.io.pubsub_publishing import Publishing, as_bytes
-from dep2p.io.pubsub_queue import LateFrame, PeerQueue
+from dep2p.io.pubsub_queue import PeerQueue
+from dep2p.io.pubsub_sending import Sending
 from dep2p.io.pubsub_topic import Topic, TopicState
 from dep2p.io.pubsub_validation import Validation
 from dep2p.io.pubsub_wire import Wire
@@ -58,10 +58,6 @@ from dep2p.types import PeerId, RealmId, Rng, parse_peer_id, peer_id_bytes, peer
 logger = logging.getLogger("dep2p.io")
 
 _AUTHORS_CACHED_MAX: Final = 4_096
-_MANY_BYTES: Final = 1_048_576
-"""An RPC with more messages than this is encoded one by one, so that a full queue ends it early."""
-_IDONTWANT_IDS_MAX: Final = 10
-"""go and js read no more out of one RPC."""
 _BUSY_MAX_S: Final = 1.5
 """So long, of the three heartbeats that tell of a message, a busy node may pass over what it is told."""
 
@@ -105,7 +101,6 @@ class PubSub:
         self._own = identity.peer_id
         self._limits = limits
         self._wire = wire
-        self._encode = wire.codec.encode
         self._decode = wire.codec.decode
         self.counters_by_name: Counter[str] = Counter()
         self.traces = TraceBuffer(limits.pubsub_trace_items_max) if tracing else None
@@ -128,8 +123,9 @@ class PubSub:
         self._timer = DeadlineTimer(self._on_time)
         self._holds: dict[object, None] = {}
         self._busy_since_s = self._busy_until_s = float("-inf")
-        self._unwanted: dict[tuple[PeerId, ...], list[bytes]] = {}
         self._links = PubSubLinks(self, host, neighbours, wire, limits, self.counters_by_name)
+        self._sending = Sending(self._links, wire, self._send_dropped)
+        self._send = self._sending.send
         self._publishing = Publishing(self, self._router, self._links, limits, params, self.counters_by_name)
         self._validation = Validation(
             self,
@@ -260,6 +256,10 @@ class PubSub:
         """For the links: a queue has shrunk."""
         self._publishing.room_found()
 
+    def received_all(self) -> None:
+        """For the links: these were all RPCs of one read."""
+        self._sending.flush()
+
     # What neighbours send
 
     def receive(self, peer: PeerId, payload: bytes) -> None:
@@ -280,14 +280,6 @@ class PubSub:
         effects = self._router.receive(peer, rpc, now)
         if effects:
             self.perform(effects, now)
-
-    def received_all(self) -> None:
-        """For the links: these were all RPCs of one read. IDONTWANT of several messages goes out as one RPC."""
-        if self._unwanted:
-            unwanted, self._unwanted = self._unwanted, {}
-            for peers, ids in unwanted.items():
-                for start in range(0, len(ids), _IDONTWANT_IDS_MAX):
-                    self._send_now(peers, Rpc(idontwant=tuple(ids[start : start + _IDONTWANT_IDS_MAX])), Lane.CONTROL)
 
     def _spare(self, queue: PeerQueue, rpc: Rpc) -> None:
         """What the peer sends or says it has, it need not be sent: most copies of a burst end here."""
@@ -401,45 +393,6 @@ class PubSub:
     def _trace(self, event: Trace, now: float) -> None:
         if self.traces is not None:
             self.traces.put(event, now)
-
-    def _send(self, send: Send) -> None:
-        rpc, lane = send.rpc, send.lane
-        if rpc.idontwant and lane == Lane.CONTROL and rpc == Rpc(idontwant=rpc.idontwant):
-            self._unwanted.setdefault(send.peers, []).extend(rpc.idontwant)
-            return
-        self._send_now(send.peers, rpc, lane)
-
-    def _send_now(self, peers: tuple[PeerId, ...], rpc: Rpc, lane: Lane) -> None:
-        messages = rpc.messages
-        if len(messages) == 1 and not messages[0].wire:
-            late = LateFrame(lambda: self._frame_of(rpc), message_bytes(messages[0]) + RPC_BYTES)
-            self._put(peers, rpc, lane, late)
-            return
-        if len(messages) > 1 and sum(map(message_bytes, messages)) > _MANY_BYTES:
-            for message in messages:
-                one = Rpc((message,))
-                frame = self._frame_of(one)
-                self._put(peers, one, lane, frame)
-            return
-        frame = self._frame_of(rpc)
-        if frame:
-            self._put(peers, rpc, lane, frame)
-
-    def _frame_of(self, rpc: Rpc) -> bytes:
-        payloads = self._encode(rpc)
-        if len(payloads) == 1:
-            return self._wire.frame(payloads[0])
-        return b"".join([self._wire.frame(payload) for payload in payloads])
-
-    def _put(self, peers: tuple[PeerId, ...], rpc: Rpc, lane: Lane, frame: bytes | LateFrame) -> None:
-        links = self._links
-        for peer in peers:
-            queue = links.queue_of(peer)
-            if queue is None or not queue.put(lane, frame, rpc):
-                self._send_dropped(peer, rpc, lane)
-            elif queue.is_pressed:
-                links.pressed[queue] = None
-        links.bytes_since_yield += len(frame) * len(peers)
 
     def _send_dropped(self, peer: PeerId, rpc: Rpc, lane: Lane) -> None:
         self.counters_by_name[f"rpcs_dropped_{lane.name.lower()}_queue_full"] += 1
