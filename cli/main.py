@@ -67,6 +67,7 @@ def _register() -> None:
         status,
         subscribe,
         topics,
+        trace,
         transfer,
     )
 
@@ -88,6 +89,7 @@ def _register() -> None:
         events,
         bench,
         simulate,
+        trace,
         configuration,
         error_list,
         completion,

@@ -5,6 +5,7 @@ from typing import Final
 
 from dep2p.error_codes_queues import QUEUE_ROWS
 from dep2p.error_codes_sessions import SESSION_ROWS
+from dep2p.error_codes_traces import TRACE_ROWS
 from dep2p.error_info import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -386,6 +387,7 @@ _ROWS: Final = (
         EXIT_REFUSED,
     ),
     *SESSION_ROWS,
+    *TRACE_ROWS,
     *QUEUE_ROWS,
     ErrorInfo(
         "D6001",

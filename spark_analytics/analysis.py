@@ -71,7 +71,7 @@ def step_us(span_us: int, points: int) -> int:
 
 def analyse(
     spark: SparkSession,
-    place: str,
+    place: str | Sequence[str],
     options: AnalysisOptions = AnalysisOptions(),
     say: Callable[[str], None] = lambda text: None,
 ) -> Analysis:

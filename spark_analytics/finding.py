@@ -20,7 +20,7 @@ class Finding:
     text: str
     subject: str = ""
     at_us: int | None = None
-    evidence: dict[str, Any] = field(default_factory=dict)
+    evidence: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def as_object(self) -> dict[str, Any]:
         """For JSON."""

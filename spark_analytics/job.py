@@ -97,7 +97,7 @@ def run(
 
 def report(
     spark: Any,
-    silver: str,
+    silver: str | Sequence[str],
     out: Path,
     *,
     options: AnalysisOptions,

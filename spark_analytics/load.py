@@ -127,9 +127,13 @@ class Silver:
         return {name: getattr(self, name) for name in PARTS}
 
 
-def read_silver(spark: SparkSession, place: str, *, excluded_sources: Sequence[int] = ()) -> Silver:
-    """Open silver, without the events of some files (those that are there twice)."""
-    whole = spark.read.schema(silver_ddl()).option("recursiveFileLookup", "false").parquet(place)
+def read_silver(spark: SparkSession, place: str | Sequence[str], *, excluded_sources: Sequence[int] = ()) -> Silver:
+    """Open silver (of several batches), without the events of some files (those that are there twice)."""
+    reader = spark.read.schema(silver_ddl())
+    if isinstance(place, str):
+        whole = reader.parquet(place)
+    else:
+        whole = reader.option("basePath", place[0].rpartition("/")[0]).parquet(*place)
     if excluded_sources:
         whole = whole.where(~F.col("source_id").isin(*excluded_sources))
     events = whole.where(F.col("part") != "bad")

@@ -227,7 +227,7 @@ def tree(rows: Sequence[tuple[str, str | None, int, float]]) -> str:
         for node, _, _, late in rows
         if node in places
     }
-    parts = []
+    parts: list[str] = []
     for x in ticks(0, right, 6):
         place = _LEFT + x / right * (WIDTH - _LEFT - _RIGHT - 10)
         parts.append(f'<line class="grid" x1="{place:.1f}" x2="{place:.1f}" y1="{_TOP}" y2="{height - _BOTTOM}"/>')
@@ -293,7 +293,7 @@ def _axes(
     ys: Sequence[float],
     x_text: Callable[[float], str],
 ) -> str:
-    parts = []
+    parts: list[str] = []
     for y in ys:
         place = at_y(y)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{place:.1f}" y2="{place:.1f}"/>')

@@ -1,0 +1,41 @@
+"""The D-codes of traces and their analysis."""
+
+from typing import Final
+
+from dep2p.error_info import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, ErrorInfo
+
+TRACE_ROWS: Final = (
+    ErrorInfo(
+        "D7001",
+        "no trace there",
+        "The place holds no trace files (*.ndjson.zst), no readable event, or no report to compare.",
+        "Check the path; a node writes files there once they are complete, `dep2p simulate --trace DIR` at its end.",
+        404,
+        EXIT_NOT_FOUND,
+    ),
+    ErrorInfo(
+        "D7002",
+        "no Spark here",
+        "The analysis runs on PySpark and a Java runtime, which dep2p installs only when asked for, or the Java runtime "
+        "did not start.",
+        "pip install 'dep2p[spark]' brings both; an existing Java 17 or 21 is used when JAVA_HOME or PATH lead to it.",
+        500,
+        EXIT_USAGE,
+    ),
+    ErrorInfo(
+        "D7003",
+        "not a trace of that kind",
+        "A file to import is neither JSON nor protobuf as the tracers of libp2p write them.",
+        "The message names the file and the place in it; leave the file out, or make it anew.",
+        400,
+        EXIT_FAILED,
+    ),
+    ErrorInfo(
+        "D7004",
+        "the analysis failed in Spark",
+        "Spark could not finish the job: memory, disk, a lost worker, or a file system that it cannot reach.",
+        "The cause is Spark's own message; try again with more --memory, or with --verbose to see its log.",
+        500,
+        EXIT_FAILED,
+    ),
+)

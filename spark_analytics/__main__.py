@@ -1,0 +1,84 @@
+"""``spark-submit … dep2p/spark_analytics/__main__.py DIR… --out DIR``: the documented entry point on a cluster.
+
+``python -m dep2p.spark_analytics`` is the same; ``dep2p trace analyze`` says more.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from dep2p.spark_analytics.analysis import AnalysisOptions
+from dep2p.spark_analytics.java import JavaError
+from dep2p.spark_analytics.job import InputError, run
+from dep2p.spark_analytics.session import SessionOptions, open_session
+from dep2p.spark_analytics.stream import follow
+
+
+def _arguments(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="dep2p.spark_analytics", description="A report of dep2p traces.")
+    parser.add_argument("places", nargs="*", help="trace directories, or URLs that Spark reads (s3a://…)")
+    parser.add_argument("--out", type=Path, help="where the report goes")
+    parser.add_argument("--silver", help="where the compacted tables go; on a cluster a place that all workers reach")
+    parser.add_argument("--master", default=os.environ.get("MASTER", "local[*]"))
+    parser.add_argument("--remote", help="a Spark Connect URL")
+    parser.add_argument("--memory", default="4g")
+    parser.add_argument("--follow", action="store_true", help="go on while the directories grow")
+    parser.add_argument("--once", action="store_true", help="with --follow: read what is there, then end")
+    parser.add_argument("--files-per-batch", type=int, default=200)
+    parser.add_argument("--settle", type=float, default=3.0)
+    parser.add_argument("--title", default="Traces")
+    parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    """Run what the arguments say; 1 when the input is at fault."""
+    given = _arguments(arguments)
+    if given.train:
+        return _train()
+    if not given.places or given.out is None:
+        print("error: give trace directories and --out", file=sys.stderr)
+        return 2
+    try:
+        spark = open_session(
+            SessionOptions(master=given.master, remote=given.remote, memory=given.memory, quick=not given.follow)
+        )
+        options = AnalysisOptions(settle_s=given.settle)
+        if given.follow:
+            follow(
+                *(spark, given.places, given.out),
+                options=options,
+                title=given.title,
+                say=_say,
+                once=given.once,
+                files_per_batch=given.files_per_batch,
+            )
+        else:
+            run(spark, given.places, given.out, options=options, title=given.title, say=_say, silver=given.silver)
+    except (InputError, JavaError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    _say(f"report: {given.out / 'report.html'}")
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _train() -> int:
+    """A small report, so that the JVM lists the classes that reports load."""
+    from dep2p.spark_analytics.sample import write_sample
+
+    with tempfile.TemporaryDirectory(prefix="dep2p-train-") as scratch:
+        write_sample(Path(scratch) / "traces")
+        spark = open_session(SessionOptions(master="local[2]", memory="1g"))
+        run(spark, [str(Path(scratch) / "traces")], Path(scratch) / "report")
+        spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
