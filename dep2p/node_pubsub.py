@@ -61,21 +61,21 @@ class PubSubs:
             options = PublicPubSub() if public is True else public
             params = options.params or self._params
             wire = PublicWire(self._identity, options, params)
-            self.public.append(self._make(PublicNeighbours(self._host), wire, params, options.scores, None))
+            self.public.append(self._make(PublicNeighbours(self._host), wire, params, None, options))
             await nursery.start(self.public[0].run)
 
     def of_realm(self, realm: Realm, membership: Membership) -> PubSub:
         """A new one, for a realm that is being joined."""
         wire = RealmWire(self._identity, realm.psk, realm.realm_id, self._params)
-        return self._make(RealmNeighbours(self._host, membership), wire, self._params, None, realm.realm_id)
+        return self._make(RealmNeighbours(self._host, membership), wire, self._params, realm.realm_id)
 
     def _make(
         self,
         neighbours: Neighbours,
         wire: Wire,
         params: GossipParams,
-        scores: ScoreParams | None,
         realm_id: RealmId | None,
+        public: PublicPubSub | None = None,
     ) -> PubSub:
         pubsub = PubSub(
             self._host,
@@ -86,7 +86,9 @@ class PubSubs:
             params,
             rng=self._rng,
             realm_id=realm_id,
-            scores=scores or self._scores,
+            scores=self._scores if public is None or public.scores is None else public.scores,
+            gater=None if public is None else public.gater,
+            subscription_filter=None if public is None else public.subscription_filter,
             publish_rate=self._rate if params is self._params else None,
             tracing=self._tracing,
         )

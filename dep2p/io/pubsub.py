@@ -30,15 +30,19 @@ from dep2p.gossipsub.events import (
     Leave,
     Malformed,
     SendDropped,
+    SetAppScore,
+    SetBlacklist,
     SetDirect,
     Verdict,
 )
+from dep2p.gossipsub.gater import GaterParams
 from dep2p.gossipsub.params import RPC_OVERHEAD_BYTES, GossipParams
 from dep2p.gossipsub.publish_limits import PublishRate
 from dep2p.gossipsub.router import Router
 from dep2p.gossipsub.rpc import Message as RouterMessage
 from dep2p.gossipsub.rpc import Rpc
 from dep2p.gossipsub.score_params import ScoreParams
+from dep2p.gossipsub.subscriptions import SubscriptionFilter
 from dep2p.gossipsub.trace import Trace, TraceBuffer
 from dep2p.host.interface import Host
 from dep2p.identity import Identity
@@ -93,6 +97,8 @@ class PubSub:
         realm_id: RealmId | None = None,
         scores: ScoreParams | None = None,
         publish_rate: PublishRate | None = None,
+        gater: GaterParams | None = None,
+        subscription_filter: SubscriptionFilter | None = None,
         tracing: bool = False,
     ) -> None:
         """``publish_rate``: shared with the node's other networks. ``tracing``: keep the router's events."""
@@ -116,6 +122,8 @@ class PubSub:
             external_authentication=True,
             scores=scores,
             publish_rate=publish_rate,
+            gater=gater,
+            subscription_filter=subscription_filter,
             tracing=tracing,
         )
         self._topics: dict[str, TopicState] = {}
@@ -240,6 +248,14 @@ class PubSub:
     def set_direct(self, peer: PeerId, direct: bool = True) -> None:
         """Always send everything to a peer, and keep connected to it; or end that."""
         self.handle(SetDirect(peer, direct))
+
+    def block(self, peer: PeerId, blocked: bool = True) -> None:
+        """Take nothing from a peer, neither as neighbour nor as author; unblocked, it has to connect again."""
+        self.handle(SetBlacklist(peer, peer_id_bytes(peer), blocked))
+
+    def set_app_score(self, peer: PeerId, value: float) -> None:
+        """The app's own opinion of a neighbour, a part of its score (P5)."""
+        self.handle(SetAppScore(peer, value))
 
     # Publishing
 

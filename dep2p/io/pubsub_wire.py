@@ -11,11 +11,13 @@ from dep2p.gossipsub.codec_libp2p import Libp2pCodec
 from dep2p.gossipsub.codec_realm import RealmCodec, derive_pubsub_key
 from dep2p.gossipsub.delimited import DelimitedDecoder, delimit
 from dep2p.gossipsub.events import Version
+from dep2p.gossipsub.gater import GaterParams
 from dep2p.gossipsub.message_id import MessageIdFn, MessageIds
 from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.rpc import Message
 from dep2p.gossipsub.score_params import ScoreParams
 from dep2p.gossipsub.signing import SigningPolicy
+from dep2p.gossipsub.subscriptions import SubscriptionFilter
 from dep2p.identity import Identity
 from dep2p.protocols.frame import FrameDecoder, FrameType, decode_error, encode_error, encode_header
 from dep2p.types import RealmId, peer_id_bytes
@@ -147,6 +149,11 @@ class PublicPubSub:
     """None: the node's."""
     scores: ScoreParams | None = None
     """None: the node's."""
+    gater: GaterParams | None = None
+    """Drop messages at random, of those who waste validation, while it is overloaded. None: never."""
+    subscription_filter: SubscriptionFilter | None = None
+    """Remember peers' subscriptions to these topics only, as :func:`~dep2p.gossipsub.subscriptions.allow_topics` and
+    `allow_pattern` make it. None: all, within the caps for one peer."""
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.protocols if name not in _VERSIONS]

@@ -8,10 +8,12 @@ import trio
 import trio.testing
 
 from dep2p import Message, Node, NotInRealmError, PublicPubSub, Realm
+from dep2p.gossipsub.gater import GaterParams
 from dep2p.gossipsub.signing import SigningPolicy
+from dep2p.gossipsub.subscriptions import allow_topics
 from dep2p.io.pubsub_wire import MESHSUB_1_1, MESHSUB_1_2
 from dep2p.testing import MemoryNetwork
-from tests.io.pubsub_support import host_of, pubsub_nodes, take, until
+from tests.io.pubsub_support import host_of, joined, pubsub_nodes, take, until
 
 Clock = trio.testing.MockClock
 UNSIGNED = PublicPubSub(policy=SigningPolicy.STRICT_NO_SIGN)
@@ -105,6 +107,51 @@ async def test_bytes_that_are_no_rpc_end_that_stream_only(autojump_clock: Clock,
         async with topic_a.subscribe() as messages:
             await topic_b.publish(b"still here")
             assert await take(messages, 1) == [b"still here"]
+
+
+async def test_topics_that_the_filter_leaves_out_are_not_remembered(autojump_clock: Clock) -> None:
+    only_chat = PublicPubSub(subscription_filter=allow_topics("chat"))
+    async with public_pair(only_chat, True) as (a, b):
+        pubsub = a.pubsub(public=True)
+        for name in ("other", "chat"):
+            await b.join(name, public=True)
+        await until(lambda: pubsub.peers("chat") == [b.peer_id])
+        assert pubsub.peers("other") == []
+        assert a.counters()["public_pubsub_router_drop_subscription_filtered"] == 1
+
+
+async def test_the_gater_is_an_option(autojump_clock: Clock) -> None:
+    """What it does while validation is overloaded is in tests/gossipsub; here nothing is, and nothing is dropped."""
+    gated = PublicPubSub(gater=GaterParams())
+    async with public_pair(True, gated) as (a, b):
+        topic_a, topic_b = await a.join("chat", public=True), await b.join("chat", public=True)
+        await until(lambda: bool(topic_a.mesh() and topic_b.mesh()))
+        async with topic_b.subscribe() as messages:
+            for number in range(50):
+                await topic_a.publish(b"%d" % number)
+            assert len(await take(messages, 50)) == 50
+
+
+async def test_a_blocked_peer_is_heard_no_more_neither_itself_nor_by_others(autojump_clock: Clock) -> None:
+    async with pubsub_nodes(3) as nodes:
+        a, b, c = await joined(nodes)
+        pubsub = nodes[0].pubsub()
+        pubsub.block(nodes[1].peer_id)
+        assert nodes[1].peer_id not in a.peers()
+        async with a.subscribe() as messages:
+            await b.publish(b"blocked")
+            await c.publish(b"heard")
+            assert await take(messages, 1) == [b"heard"]
+            await until(lambda: nodes[0].counters().get("pubsub_router_rejected_blacklisted_source") == 1)
+            assert len(messages) == 0
+
+
+async def test_the_apps_opinion_of_a_peer_counts(autojump_clock: Clock) -> None:
+    async with pubsub_nodes(2) as nodes:
+        a, _ = await joined(nodes)
+        nodes[0].pubsub().set_app_score(nodes[1].peer_id, -5.0)
+        await until(lambda: not a.mesh(), within_s=3)
+        assert a.scores()[nodes[1].peer_id] < 0
 
 
 def test_wrong_options_are_refused() -> None:
