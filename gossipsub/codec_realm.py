@@ -38,6 +38,8 @@ _GRAFT: Final = 5
 _PRUNE: Final = 6
 _IDONTWANT: Final = 7
 _KEYS_MAX: Final = 64
+_SIGN_BATCH_BYTES_MAX: Final = 262_144
+"""Messages that wait for their signature are held twice."""
 _TRUE: Final = b"\xf5"
 _FALSE: Final = b"\xf4"
 # An Ed25519 peer id: identity multihash of 36 bytes, protobuf PublicKey{Ed25519, 32 bytes}.
@@ -74,6 +76,7 @@ class RealmCodec:
         "_sign_batch_max",
         "_split",
         "_unsigned",
+        "_unsigned_bytes",
         "_verified",
     )
 
@@ -100,6 +103,7 @@ class RealmCodec:
         self._sign_batch_max = sign_batch_max
         self._unsigned: list[tuple[Message, bytes]] = []
         """Own messages that wait for company under one signature, and their signed bytes."""
+        self._unsigned_bytes = 0
         self._verified = VerifiedBatches()
 
     # Own messages and those of others ---------------------------------------------------------------------------------
@@ -107,8 +111,8 @@ class RealmCodec:
     def compose(self, topic: str, data: bytes, seqno: bytes) -> Message:
         """An own message. ``seqno``: 8 bytes.
 
-        It is signed when ``sign_batch_max`` wait, or when `encode` first meets one of them: until then its ``wire`` is
-        empty.
+        It is signed when ``sign_batch_max`` or 256 KiB wait, or when `encode` first meets one of them: until then its
+        ``wire`` is empty.
         """
         number = int.from_bytes(seqno, "big")
         signed = b"".join(
@@ -116,13 +120,14 @@ class RealmCodec:
         )
         message = Message(hashlib.sha256(self._author + seqno).digest()[:16], self._author, seqno, topic, data)
         self._unsigned.append((message, signed))
-        if len(self._unsigned) >= self._sign_batch_max:
+        self._unsigned_bytes += len(signed)
+        if len(self._unsigned) >= self._sign_batch_max or self._unsigned_bytes >= _SIGN_BATCH_BYTES_MAX:
             self.sign_waiting()
         return message
 
     def sign_waiting(self) -> None:
         """Sign the own messages that wait for it."""
-        unsigned, self._unsigned = self._unsigned, []
+        unsigned, self._unsigned, self._unsigned_bytes = self._unsigned, [], 0
         covered = [SIGN_PREFIX + signed for _, signed in unsigned]
         proofs = [b""]
         if len(unsigned) == 1:

@@ -118,6 +118,13 @@ def test_no_more_wait_than_share_a_signature() -> None:
     assert len({message.signature for message in messages[:6]}) == 2
 
 
+def test_large_messages_do_not_wait() -> None:
+    ours = codec()
+    small, large = ours.compose("chat", b"", bytes(8)), ours.compose("chat", bytes(262_144), bytes(8))
+    assert small.wire and large.wire
+    assert not ours.compose("chat", bytes(200_000), bytes(8)).wire
+
+
 def test_the_signature_of_a_batch_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[bytes] = []
     verify = nacl.bindings.crypto_sign_open
