@@ -66,7 +66,9 @@ async def _leave(session: "OpenedSession", *, keep: bool) -> None:
     """Also when this command is interrupted."""
     from anyio import CancelScope
 
-    with CancelScope(shield=True):
+    from dep2p.errors import Dep2pError
+
+    with CancelScope(shield=True), contextlib.suppress(Dep2pError):  # the session, or the daemon, may be gone
         await (session.detach() if keep else session.aclose())
 
 

@@ -84,13 +84,15 @@ class SessionDesk:
         opened.is_taking = True
         try:
             opened.batch = ()
+            pushes: list[Push] | None = None
             with trio.CancelScope(deadline=trio.current_time() + wait_s) as opened.scope:
-                pushes = await self._some(session, items_max)
-                if pushes is None:
-                    await self._forget(session_id, keep=False)
-                    return {"pushes": [], "token": None, "ended": True}
+                pushes = await session.receive_many(items_max)
+            if pushes:
                 opened.batch = pushes
                 return _batch(session, pushes)
+            if pushes is not None:
+                await self._forget(session_id, keep=False)
+                return {"pushes": [], "token": None, "ended": True}
             if opened is not self._opened.get(session_id):
                 raise Problem("D5012", "another program goes on with this session")
             return _batch(session, ())
@@ -105,10 +107,6 @@ class SessionDesk:
         finally:
             opened.is_taking = False
             opened.last_call_s = trio.current_time()
-
-    async def _some(self, session: OpenSession, items_max: int) -> list[Push] | None:
-        pushes = await session.receive_many(items_max)
-        return pushes or None
 
     async def close(self, session_id: str, *, keep: bool) -> str:
         """End the session, or with ``keep`` only leave it; gives the token of its place."""
