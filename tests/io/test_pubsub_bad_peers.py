@@ -1,14 +1,17 @@
 """Strangers, slow peers and hostile ones: bounded, counted, and nobody else notices."""
 
 import struct
+from dataclasses import replace
 
 import trio
 import trio.testing
 
 from dep2p import Limits, Node
+from dep2p.gossipsub.cbor import encode_bytes
 from dep2p.gossipsub.codec_realm import RealmCodec, derive_pubsub_key
 from dep2p.gossipsub.params import GossipParams
-from dep2p.gossipsub.rpc import Rpc, Subscription
+from dep2p.gossipsub.rpc import Message, Rpc, Subscription
+from dep2p.identity import Identity
 from dep2p.io.pubsub_wire import pubsub_protocol
 from dep2p.protocols.frame import FrameDecoder, FrameType, decode_error, encode_frame
 from dep2p.testing import MemoryNetwork
@@ -100,6 +103,34 @@ async def test_forged_messages_are_refused_counted_and_scored(autojump_clock: Cl
             assert nodes[1].pubsub().scores()[nodes[0].peer_id] < a.scores()[nodes[1].peer_id]
         counters = nodes[1].counters()
         assert counters["pubsub_rejected_invalid_signature"] == counters["pubsub_rejected_invalid_mac"] == 1
+
+
+async def test_a_forged_message_in_a_batch_harms_no_other_of_the_batch(autojump_clock: Clock) -> None:
+    """In front of the good ones, behind them, and once their signature is known: one member signs, another forges."""
+    async with pubsub_nodes(2) as nodes:
+        _, b = await joined(nodes)
+        realm = nodes[0].realm()
+        key = derive_pubsub_key(realm.psk, realm.realm_id)
+        other = Identity(bytes(range(32)))
+        codec = RealmCodec(peer_id_bytes(other.peer_id), other.sign, key, GossipParams(), sign_batch_max=4)
+        batch = [codec.compose("chat", b"%d" % number, (2**62 + number).to_bytes(8, "big")) for number in range(4)]
+        forged: list[Message] = []
+        for number, true in enumerate(batch[:3]):
+            codec_of_forger = RealmCodec(peer_id_bytes(other.peer_id), lambda _: bytes(64), key, GossipParams())
+            false = codec_of_forger.compose("chat", b"forged", (2**61 + number).to_bytes(8, "big"))
+            wire = false.wire.replace(b"\x83", b"\x84", 1) + encode_bytes(true.proof)
+            forged.append(replace(false, wire=wire.replace(bytes(64), true.signature)))
+        connection = nodes[0].membership().verified_connection(nodes[1].peer_id)
+        assert connection is not None
+        stream = await connection.open_stream(protocol_of(nodes[0]))
+        async with b.subscribe() as messages:
+            for one in (forged[0], batch[0], forged[1], batch[1], batch[2], forged[2], batch[3]):
+                for payload in codec.encode(Rpc((one,))):
+                    stream.write_nowait(encode_frame(FrameType.GOSSIP, payload))
+            assert await take(messages, 4) == [b"0", b"1", b"2", b"3"]
+            await trio.sleep(1.5)
+            assert len(messages) == 0
+        assert nodes[1].counters()["pubsub_rejected_invalid_signature"] == 3
 
 
 async def test_topics_invented_by_a_peer_are_capped_and_forgotten_when_it_goes(autojump_clock: Clock) -> None:
