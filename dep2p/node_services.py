@@ -12,6 +12,7 @@ from dep2p.host.interface import Host
 from dep2p.identity import Identity
 from dep2p.io.delivery import Delivery
 from dep2p.io.delivery_journal import Journal
+from dep2p.io.delivery_topics import DeliveryTopics
 from dep2p.io.messaging import Messaging
 from dep2p.io.pubsub import PubSub
 from dep2p.io.sessions import SessionRegistry, SessionService
@@ -106,16 +107,12 @@ class NodeServices:
     def of_realm(self, parts: RealmParts) -> RealmServices:
         """New ones, for a realm that is being joined."""
         realm_id = parts.realm.realm_id
+        delivery = Delivery(
+            self._host, parts.membership, realm_id, self._limits, parts.messaging, self._journal, rng=self._rng
+        )
+        DeliveryTopics(delivery, parts.pubsub)
         return RealmServices(
-            delivery=Delivery(
-                self._host,
-                parts.membership,
-                realm_id,
-                self._limits,
-                parts.messaging,
-                self._journal,
-                rng=self._rng,
-            ),
+            delivery=delivery,
             sessions=SessionService(
                 self._host, parts.membership, realm_id, self._limits, self.session_registry, rng=self._rng
             ),

@@ -180,6 +180,14 @@ class Router:
         """Joined topics."""
         return [topic.name for topic in self._core.topics.values() if topic.joined]
 
+    def has_seen(self, message_id: bytes) -> bool:
+        """Whether a message was taken, or judged, within the time that is remembered."""
+        return message_id in self._core.seen.times
+
+    def mark_seen(self, message_id: bytes, now: float) -> None:
+        """The message came another way: copies that come by pub/sub are duplicates."""
+        self._core.seen.add(message_id, now)
+
     def peers(self, topic: str | None = None) -> list[PeerId]:
         """Connected peers, or a topic's subscribers."""
         if topic is None:

@@ -29,8 +29,8 @@ class Key(IntEnum):
     """List of text: what this side offers, for example "zstd"."""
     TOPIC = 6
     """Text, on a reliable message for pub/sub: its topic."""
-    MESSAGE_ID = 7
-    """Bytes, with TOPIC: the id of the message in pub/sub."""
+    SEQNO = 7
+    """8 bytes, with TOPIC: the message's sequence number in pub/sub."""
 
 
 HeaderMap = dict[int | str, object]

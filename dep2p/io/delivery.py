@@ -4,7 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import trio
 
@@ -47,7 +47,10 @@ class DeliveryGate(RealmGate, Protocol):
     def subscribe_verified(self, on_verified: Callable[[Connection], None]) -> Callable[[], None]: ...
 
 
-TopicReceiver = Callable[[PeerId, HeaderMap, bytes], Awaitable[str | None]]
+TopicVerdict = Literal["handled", "here", "absent", "rejected"]
+"""Of a message for a topic: ``here`` says that `Delivery.topic_handled` follows, ``absent`` that it should be sent."""
+TopicReceiver = Callable[[PeerId, int, HeaderMap, bytes], Awaitable[tuple[TopicVerdict, str]]]
+"""Gives the verdict, and why it is rejected."""
 
 
 class Delivery:
@@ -74,9 +77,10 @@ class Delivery:
         self.is_draining = False
         self.topic_receiver: TopicReceiver | None = None
         """Takes messages for topics; set by who knows the realm's pub/sub."""
+        self.topic_receipts: type[Receipt] = Receipt
         self._host = host
         self._rng = rng
-        self._counters: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self._encoder = HeaderEncoder(limits)
         self._zstd = Zstd(limits.message_bytes_max)
         self._policy = DeliveryPolicy(
@@ -130,14 +134,16 @@ class Delivery:
         by_peer: dict[str, list[Outgoing]] = {}
         for row in stored.rows:
             age_s = max(0.0, (wall_us - row.created_us) / 1e6)  # a clock that was set back makes nothing older
-            receipt = Receipt(PeerId(row.peer), row.name, row.topic, row.head, row.flags, row.body, now - age_s)
+            kind = self.topic_receipts if row.topic else Receipt
+            receipt = kind(PeerId(row.peer), row.name, row.topic, row.head, row.flags, row.body, now - age_s)
+            receipt.is_restored = True
             receipt.number = row.number
             by_peer.setdefault(row.peer, []).append(receipt)
             self.room.take(receipt)
         for peer, receipts in by_peer.items():
             self._sending[PeerId(peer)].core.restore(receipts)
         if stored.rows:
-            self._counters["messages_restored"] += len(stored.rows)
+            self.counts["messages_restored"] += len(stored.rows)
             logger.info("the outbox has %d messages from before for %d peers", len(stored.rows), len(by_peer))
 
     async def _close_idle(self) -> None:
@@ -257,7 +263,7 @@ class Delivery:
         await self.journal.add(row, LaneRow(core.epoch, core.next_number), accepted, refused)
 
     def _created(self, receipt: Receipt) -> None:
-        self._counters["messages_accepted"] += 1
+        self.counts["messages_accepted"] += 1
         if self._watchers:
             self._tell_watchers(receipt, State.CREATED)
 
@@ -278,20 +284,20 @@ class Delivery:
 
     def _make_sending(self, peer: PeerId, epoch: bytes, next_number: int) -> Sending:
         core = SenderLane(epoch, self._policy, self._changed, next_number=next_number)
-        return Sending(self, peer, core, self._counters)
+        return Sending(self, peer, core, self.counts)
 
     def _changed(self, message: Outgoing) -> None:
         """A message changed its state."""
         assert isinstance(message, Receipt)
         state = message.state
         if state in ENDS:
-            self._counters[f"messages_{state}"] += 1
+            self.counts[f"messages_{state}"] += 1
             self.room.give(message)
             if self.journal.is_durable:
                 self.journal.remove(self.realm_id, message.peer, message.number)
             message.ended()
         elif state is State.RETRYING:
-            self._counters["messages_retried"] += 1
+            self.counts["messages_retried"] += 1
         if self._watchers:
             self._tell_watchers(message, state)
 
@@ -343,7 +349,7 @@ class Delivery:
             stream,
             self.gate,
             self.limits,
-            self._counters,
+            self.counts,
             collect=collect,
             on_frames=on_frames,
             on_end=on_end,
@@ -359,14 +365,14 @@ class Delivery:
         if self._nursery is None or self.is_draining:
             stream.reset()
         elif sum(each.link.peer == peer for each in self._receiving) >= _INBOUND_LINKS_PER_PEER_MAX:
-            self._counters["links_refused_per_peer_max"] += 1
+            self.counts["links_refused_per_peer_max"] += 1
             stream.reset()
         else:
             self._nursery.start_soon(self._serve, stream)
 
     async def _serve(self, stream: ByteStream) -> None:
         payloads = PayloadReader(self.limits, self.zstd_for(stream.connection))
-        receiving = Receiving(self, stream, self._counters, payloads)
+        receiving = Receiving(self, stream, self.counts, payloads)
         self._receiving[receiving] = None
         try:
             await receiving.run(is_verified=self.gate.is_verified(stream.connection))
@@ -382,7 +388,7 @@ class Delivery:
                 idle = next((known for known in self._inboxes if known not in busy), None)
                 if idle is not None:
                     del self._inboxes[idle]
-                    self._counters["senders_forgotten"] += 1
+                    self.counts["senders_forgotten"] += 1
             lane = self._inboxes[peer] = ReceiverLane(epoch)
         return lane
 
@@ -403,11 +409,23 @@ class Delivery:
         """Whether a message belongs to pub/sub."""
         return Key.TOPIC in headers
 
-    async def receive_for_topic(self, peer: PeerId, headers: HeaderMap, body: bytes) -> str | None:
-        """Why it is rejected, or None."""
+    async def receive_for_topic(
+        self, peer: PeerId, number: int, headers: HeaderMap, body: bytes
+    ) -> tuple[TopicVerdict, str]:
+        """What becomes of it, and why it is rejected."""
         if self.topic_receiver is None:
-            return "this node has no pub/sub"
-        return await self.topic_receiver(peer, headers, body)
+            return "rejected", "this node has no pub/sub"
+        return await self.topic_receiver(peer, number, headers, body)
+
+    def topic_handled(self, peer: PeerId, number: int) -> None:
+        """An app here has handled a message of a topic that ``peer`` has asked about."""
+        lane = self._inboxes.get(peer)
+        if lane is None:
+            return
+        lane.finish(number)
+        receiving = self.receiving_of(peer, lane)
+        if receiving is not None:
+            receiving.tell_handled(number)
 
     # Watching
 
@@ -448,4 +466,4 @@ class Delivery:
 
     def counters(self) -> dict[str, int]:
         """Monotonic counts by name."""
-        return {**self._counters, "messages_refused_queue_full": self.room.refused}
+        return {**self.counts, "messages_refused_queue_full": self.room.refused}

@@ -83,9 +83,6 @@ class Receiving:
         if len(self._inbox) >= limits.link_in_items_max or self._inbox_bytes >= limits.link_in_bytes_max:
             self.link.pause(PAUSED_BY_INBOX)
         self._wake.set()
-        if self.armed_at == float("inf"):
-            self._told_s = trio.current_time()
-            self._service.due.want(self)
 
     def _on_hello(self, hello: Hello) -> None:
         if self.lane is None:
@@ -126,6 +123,8 @@ class Receiving:
                 self._is_idle = True
                 await self._wake.wait()
                 self._is_idle = False
+                self._told_s = trio.current_time()
+                self._service.due.want(self)
                 continue
             frame = inbox.popleft()
             self._inbox_bytes -= len(frame[3]) + _OVERHEAD_BYTES
@@ -144,7 +143,7 @@ class Receiving:
                 self._tell()
 
     async def _take(self, frame: Frame) -> None:
-        lane = self.lane
+        lane, service = self.lane, self._service
         assert lane is not None
         number = frame[2]
         match lane.begin(number):
@@ -164,12 +163,22 @@ class Receiving:
         reason: str | None = None
         try:
             headers, body = self._payloads.read(frame)
-            reason = await self._handle(headers, body)
+            if service.is_for_topic(headers):
+                verdict, why = await service.receive_for_topic(self.link.peer, number, headers, body)
+                if verdict == "absent":
+                    lane.abandon(number)  # after the ack timeout it is sent again, with its data
+                    return
+                if verdict == "here":
+                    lane.wait(number)
+                    return
+                reason = why if verdict == "rejected" else None
+            else:
+                reason = await self._handle(headers, body)
         except BaseException:
             lane.abandon(number)
             raise
         # The link may have ended meanwhile, and the sender have come back on another one.
-        teller = self if not self._is_over else self._service.receiving_of(self.link.peer, lane)
+        teller = self if not self._is_over else service.receiving_of(self.link.peer, lane)
         if reason is None:
             lane.finish(number)
             self._counters["messages_handled"] += 1
@@ -181,15 +190,12 @@ class Receiving:
             if teller is not None:
                 teller.tell_rejected(number, reason)
         if teller is None:
-            self._service.note_handled_later(self.link.peer, lane)
+            service.note_handled_later(self.link.peer, lane)
 
     async def _handle(self, headers: HeaderMap, body: bytes) -> str | None:
         """Why it is rejected, or None."""
-        service = self._service
-        if service.is_for_topic(headers):
-            return await service.receive_for_topic(self.link.peer, headers, body)
         name = required_name(headers)
-        entry = service.messaging.notify_entry(name)
+        entry = self._service.messaging.notify_entry(name)
         if entry is None:
             return NO_HANDLER
         if entry.running < entry.concurrency and not entry.waiters:

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -47,7 +48,7 @@ from dep2p.gossipsub.trace import Trace, TraceBuffer
 from dep2p.host.interface import Host
 from dep2p.identity import Identity
 from dep2p.io.driver import DeadlineTimer
-from dep2p.io.pubsub_items import Message, OnFull, OnNoPeers, PublishResult, TopicStatus
+from dep2p.io.pubsub_items import Message, OnFull, OnNoPeers, PublishResult, ReliableTopics, TopicStatus
 from dep2p.io.pubsub_links import PubSubLinks
 from dep2p.io.pubsub_neighbours import Neighbours
 from dep2p.io.pubsub_publishing import Publishing, as_bytes
@@ -130,6 +131,10 @@ class PubSub:
         self._authors: dict[bytes, PeerId] = {}
         self._timer = DeadlineTimer(self._on_time)
         self._holds: dict[object, None] = {}
+        self.on_handled: Callable[[Message], None] | None = None
+        """Called for each message of others that an app here has handled."""
+        self.reliable: ReliableTopics | None = None
+        """Publishes reliably; None on the public network."""
         self._busy_since_s = self._busy_until_s = float("-inf")
         self._links = PubSubLinks(self, host, neighbours, wire, limits, self.counters_by_name)
         self._sending = Sending(self._links, wire, self._send_dropped)
@@ -440,6 +445,29 @@ class PubSub:
         self.counters_by_name["messages_delivered"] += 1
         for subscription in tuple(state.subscriptions):
             subscription.put(message)
+
+    def has_seen(self, message_id: bytes) -> bool:
+        """Whether a message was taken, or judged, within the time that is remembered."""
+        return self._router.has_seen(message_id)
+
+    def deliver_direct(self, topic: str, sender: PeerId, seqno: int, message_id: bytes, data: bytes) -> None:
+        """For reliable delivery: a message that its author has sent straight to us. Copies of it are duplicates."""
+        self._router.mark_seen(message_id, trio.current_time())
+        message = Message(topic, data, sender, seqno, message_id, sender)
+        state = self._topics.get(topic)
+        self.counters_by_name["messages_delivered_direct"] += 1
+        for subscription in tuple(state.subscriptions) if state is not None else ():
+            subscription.put(message)
+
+    def has_subscription(self, topic: str) -> bool:
+        """Whether anybody here reads the topic."""
+        state = self._topics.get(topic)
+        return state is not None and bool(state.subscriptions)
+
+    def message_handled(self, message: Message) -> None:
+        """For subscriptions: the app came back for the next one."""
+        if self.on_handled is not None:
+            self.on_handled(message)
 
     def count_lagged(self, policy: OnFull) -> None:
         """For subscriptions."""

@@ -1,8 +1,8 @@
 """What pub/sub gives to apps and takes from them."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from dep2p.gossipsub.events import Verdict
 from dep2p.types import PeerId, RealmId
@@ -48,6 +48,8 @@ class PublishResult:
     """It waits for a first peer; sent later, or dropped and counted after ``pending_publish_ttl_s``."""
     dropped: tuple[PeerId, ...]
     """Neighbours that did not get it: their queues were full, and they are too slow to be waited for."""
+    seqno: int | None = None
+    """Grows with each message of this node; None on a network that does not sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +73,37 @@ ValidatorVerdict = Verdict | bool | None
 
 TopicValidator = Callable[[Message], ValidatorVerdict] | Callable[[Message], Awaitable[ValidatorVerdict]]
 """Judges a message of others before it is delivered and forwarded. An exception means IGNORE, and is logged."""
+
+WaitFor = Literal["all", "any"]
+"""Which of the critical peers must acknowledge a reliable publish."""
+
+
+class ReliablePublish(Protocol):
+    """A reliable publish: what pub/sub did with it, and the acknowledgements."""
+
+    @property
+    def result(self) -> PublishResult:
+        """What pub/sub did with it."""
+        ...
+
+    @property
+    def acknowledged_by(self) -> tuple[PeerId, ...]:
+        """The critical peers whose app has handled it so far."""
+        ...
+
+    @property
+    def missing(self) -> dict[PeerId, str]:
+        """The critical peers that have not, each with its state or the reason of its failure."""
+        ...
+
+    async def wait(self) -> None:
+        """Until all (or any) of them have. Raises DeliveryFailedError when that cannot be any more."""
+        ...
+
+
+class ReliableTopics(Protocol):
+    """What makes publishes reliable."""
+
+    async def publish(
+        self, topic: str, data: bytes, critical_peers: Sequence[PeerId] | None, wait_for: WaitFor, wait: bool
+    ) -> ReliablePublish: ...

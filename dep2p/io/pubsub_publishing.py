@@ -104,7 +104,14 @@ class Publishing:
             await trio.lowlevel.cancel_shielded_checkpoint()
         else:
             await trio.lowlevel.checkpoint_if_cancelled()
-        return PublishResult(published.message.id, sent_to, published.queued, tuple(dropping))
+        seqno = published.message.seqno
+        return PublishResult(
+            published.message.id,
+            sent_to,
+            published.queued,
+            tuple(dropping),
+            int.from_bytes(seqno, "big") if seqno else None,
+        )
 
     def _say_held_back(self, now: float) -> None:
         """Once in a while: who wonders why a long publish is slow finds it in the log."""

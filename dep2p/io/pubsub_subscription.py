@@ -26,6 +26,10 @@ class SubscriptionOwner(Protocol):
         """There is room again."""
         ...
 
+    def message_handled(self, message: Message) -> None:
+        """The app came back for the next one."""
+        ...
+
     def count_lagged(self, policy: OnFull) -> None: ...
 
 
@@ -52,6 +56,7 @@ class Subscription:
         self._lagged = 0  # dropped in front of everything in the buffer
         self._taken = 0
         self._lot = trio.lowlevel.ParkingLot()
+        self._given: Message | None = None  # with the app, until it comes back for the next one
         self._is_open = False
         self._is_over = False
         self._is_pausing = False
@@ -75,7 +80,10 @@ class Subscription:
         self._is_open = True
         return self
 
-    async def __aexit__(self, *_exc: object) -> None:
+    async def __aexit__(self, kind: object, *_exc: object) -> None:
+        given, self._given = self._given, None
+        if given is not None and kind is None:  # the loop was left, not broken by an error
+            self._owner.message_handled(given)
         self.close()
         await trio.lowlevel.cancel_shielded_checkpoint()
 
@@ -143,6 +151,10 @@ class Subscription:
     async def __anext__(self) -> Message | Lagged:
         """The next item. Cancelling it loses none."""
         self._taken += 1
+        given = self._given
+        if given is not None:
+            self._given = None
+            self._owner.message_handled(given)
         if not self._items or not self._taken % _ITEMS_PER_STEP:
             await trio.lowlevel.checkpoint()
         while not self._items and not self._lagged:
@@ -158,6 +170,7 @@ class Subscription:
         if isinstance(item, Message):
             self._messages -= 1
             self._bytes -= len(item.data)
+            self._given = item
             if self._is_pausing and self._messages * 2 <= self._items_max and self._bytes * 2 <= self._bytes_max:
                 self._resume()
         return item

@@ -1,12 +1,12 @@
 """A joined topic as apps hold it."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Self
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, Literal, Self, overload
 
 import trio
 
-from dep2p.errors import TopicNotFoundError
-from dep2p.io.pubsub_items import OnFull, OnNoPeers, PublishResult, TopicValidator
+from dep2p.errors import NotInRealmError, TopicNotFoundError
+from dep2p.io.pubsub_items import Message, OnFull, OnNoPeers, PublishResult, ReliablePublish, TopicValidator, WaitFor
 from dep2p.io.pubsub_subscription import Subscription
 from dep2p.io.pubsub_validation import Validator
 from dep2p.types import PeerId, RealmId
@@ -25,6 +25,7 @@ class TopicState:
         self._pubsub = pubsub
         self.name = name
         self.handles = 0
+        self.critical_peers: tuple[PeerId, ...] | None = None
         self.subscriptions: dict[Subscription, None] = {}
         self.is_over = False
 
@@ -47,6 +48,9 @@ class TopicState:
 
     def subscription_low(self, subscription: Subscription) -> None:
         self._pubsub.release(subscription)
+
+    def message_handled(self, message: Message) -> None:
+        self._pubsub.message_handled(message)
 
     def count_lagged(self, policy: OnFull) -> None:
         self._pubsub.count_lagged(policy)
@@ -89,7 +93,37 @@ class Topic:
         self._leave_now()
         await trio.lowlevel.cancel_shielded_checkpoint()
 
-    async def publish(self, data: bytes, *, wait: bool = True, on_no_peers: OnNoPeers = "error") -> PublishResult:
+    @overload
+    async def publish(
+        self,
+        data: bytes,
+        *,
+        wait: bool = True,
+        on_no_peers: OnNoPeers = "error",
+        reliable: Literal[False] = False,
+    ) -> PublishResult: ...
+
+    @overload
+    async def publish(
+        self,
+        data: bytes,
+        *,
+        wait: bool = True,
+        reliable: Literal[True],
+        critical_peers: Sequence[PeerId] | None = None,
+        wait_for: WaitFor = "all",
+    ) -> ReliablePublish: ...
+
+    async def publish(
+        self,
+        data: bytes,
+        *,
+        wait: bool = True,
+        on_no_peers: OnNoPeers = "error",
+        reliable: bool = False,
+        critical_peers: Sequence[PeerId] | None = None,
+        wait_for: WaitFor = "all",
+    ) -> PublishResult | ReliablePublish:
         """Publish ``data``; returns when it is in the bounded queues of the neighbours that carry it on.
 
         With ``wait`` it waits while the publish rate is used up or a neighbour's queue is full; a neighbour that is
@@ -101,9 +135,32 @@ class Topic:
         without ``wait``), NoPeersSubscribedError, PublishRefusedError (a validator of this topic said no),
         TopicNotFoundError (this handle has left); nothing was sent then.
         Cancelled, it has published or not, never in part.
+
+        ``reliable``: each of ``critical_peers`` (by default `Topic.critical_peers`, or who is subscribed now) must have
+        handled it, or the returned receipt says why not; what pub/sub does not bring them is sent to them directly.
+        All the others get it as ever. Raises ``ValueError`` when there is no critical peer, StoreError when it is
+        published but could not be kept for them.
         """
         self._check()
+        if reliable:
+            service = self._pubsub.reliable
+            if service is None:
+                raise NotInRealmError("reliable publishing needs a realm: the public network has no acknowledgements")
+            peers = critical_peers if critical_peers is not None else self._state.critical_peers
+            return await service.publish(self.name, data, peers, wait_for, wait)
+        if critical_peers is not None:
+            raise ValueError("critical_peers are for a reliable publish: add reliable=True")
         return await self._pubsub.publish(self._state.name, data, wait=wait, on_no_peers=on_no_peers)
+
+    @property
+    def critical_peers(self) -> tuple[PeerId, ...] | None:
+        """Who must acknowledge reliable publishes to this topic; None: who is subscribed at that moment."""
+        return self._state.critical_peers
+
+    @critical_peers.setter
+    def critical_peers(self, peers: Sequence[PeerId] | None) -> None:
+        """Holds for the publishes that follow, by every handle of the topic."""
+        self._state.critical_peers = None if peers is None else tuple(peers)
 
     def subscribe(
         self,

@@ -240,6 +240,12 @@ class SqliteDeliveryStore:
         except sqlite3.Error as error:
             raise self._explain(error) from error
 
+    def limit_pages(self, pages: int) -> int:
+        """Cap the file at so many pages, at least what it has now, as a full disk would; gives the cap before."""
+        before = int(self._db.execute("pragma max_page_count").fetchone()[0])
+        self._db.execute(f"pragma max_page_count={pages or 1}")
+        return before
+
     def close(self) -> None:
         """Also folds the log into the file."""
         with contextlib.suppress(sqlite3.Error):

@@ -26,6 +26,7 @@ class ReceiverLane:
         for low, high in done:
             self._done.update(dict.fromkeys(range(low, high + 1)))
         self._working: dict[int, None] = {}
+        self._waiting: dict[int, None] = {}
         self._rejected: dict[int, str] = {}
         self.repeated = 0
         """Messages that had come before."""
@@ -43,6 +44,8 @@ class ReceiverLane:
                 self._done = {number: None for number in self._done if number > hello.settled}
                 self._rejected = {number: why for number, why in self._rejected.items() if number > hello.settled}
             self.floor = hello.settled
+            if self._waiting:
+                self._waiting = {number: None for number in self._waiting if number > self.floor}
         self._raise_floor()
 
     def begin(self, number: int) -> Verdict:
@@ -61,12 +64,16 @@ class ReceiverLane:
         if number in self._rejected:
             self.repeated += 1
             return "rejected"
+        self._waiting.pop(number, None)
         self._working[number] = None
         return "handle"
 
     def finish(self, number: int) -> None:
         """Its handler took it."""
-        del self._working[number]
+        self._working.pop(number, None)
+        self._waiting.pop(number, None)
+        if number <= self.floor:
+            return
         self._done[number] = None
         self._raise_floor()
 
@@ -82,10 +89,15 @@ class ReceiverLane:
         """Its handler was stopped before it ended: sent again, it is handled again."""
         self._working.pop(number, None)
 
+    def wait(self, number: int) -> None:
+        """It is here, but will be handled elsewhere: `finish` follows. Sent again, it is looked at again."""
+        self._working.pop(number, None)
+        self._waiting[number] = None
+
     @property
     def has_working(self) -> bool:
-        """Some message is with its handler."""
-        return bool(self._working)
+        """Some message is with its handler, or waits for it."""
+        return bool(self._working) or bool(self._waiting)
 
     def reason(self, number: int) -> str:
         """Why it was rejected."""

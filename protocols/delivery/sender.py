@@ -36,7 +36,7 @@ class DeliveryPolicy:
 class Outgoing:
     """A message on its way to one receiver."""
 
-    __slots__ = ("body", "created_s", "flags", "head", "number", "reason", "sent_s", "state", "tries")
+    __slots__ = ("body", "created_s", "flags", "head", "is_restored", "number", "reason", "sent_s", "state", "tries")
 
     def __init__(self, head: bytes, flags: int, body: bytes, created_s: float) -> None:
         self.head = head
@@ -45,6 +45,8 @@ class Outgoing:
         self.body = body
         self.created_s = created_s
         """When it was accepted, on the clock of `now`; before the node's start for one of an earlier run."""
+        self.is_restored = False
+        """It was accepted by an earlier run of this node."""
         self.number = 0
         self.tries = 0
         self.sent_s = 0.0

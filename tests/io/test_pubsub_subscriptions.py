@@ -92,9 +92,9 @@ async def test_wrong_options_are_refused(autojump_clock: Clock) -> None:
         with pytest.raises(ValueError, match="on_full"):
             topic.subscribe(on_full="explode")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         with pytest.raises(ValueError, match="on_no_peers"):
-            await topic.publish(b"", on_no_peers="wait")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            await topic.publish(b"", on_no_peers="wait")  # type: ignore[call-overload]  # pyright: ignore
         with pytest.raises(TypeError, match="bytes"):
-            await topic.publish("text")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            await topic.publish("text")  # type: ignore[call-overload]  # pyright: ignore
         with pytest.raises(RuntimeError, match="enter"):
             await anext(topic.subscribe())
 

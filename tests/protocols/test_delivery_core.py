@@ -1,0 +1,285 @@
+"""Reliable delivery: the numbering, the frames, and what each end does with bad ones."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dep2p.errors import LocalProtocolError, ProtocolError
+from dep2p.protocols.delivery.receiver import ReceiverLane
+from dep2p.protocols.delivery.sender import RETRIES_USED_UP, TOO_OLD, DeliveryPolicy, Outgoing, SenderLane
+from dep2p.protocols.delivery.states import State
+from dep2p.protocols.delivery.wire import (
+    NUMBER_MAX,
+    WINDOW_MAX,
+    Ack,
+    Hello,
+    as_ranges,
+    decode_ack,
+    decode_hello,
+    encode_ack,
+    encode_hello,
+    split_ack,
+)
+from dep2p.protocols.frame import Frame, FrameDecoder, FrameType
+
+EPOCH = bytes(range(8))
+
+
+def _frame(data: bytes) -> Frame:
+    [frame] = FrameDecoder(1 << 20).feed(data)
+    return frame
+
+
+def _lane(policy: DeliveryPolicy | None = None) -> tuple[SenderLane, list[tuple[int, State]]]:
+    seen: list[tuple[int, State]] = []
+    lane = SenderLane(EPOCH, policy or DeliveryPolicy(), lambda m: seen.append((m.number, m.state)))
+    return lane, seen
+
+
+def _add(lane: SenderLane, now: float = 0.0) -> Outgoing:
+    message = Outgoing(b"h", 0, b"body", now)
+    message.number = lane.reserve()
+    lane.add(message)
+    return message
+
+
+# The wire
+
+
+def test_the_vectors_of_the_specification() -> None:
+    assert encode_hello(Hello(EPOCH, 41)).hex() == "01110000000000000000000c" + "0001020304050607" + "00000029"
+    ack = Ack(9, [(3, 7)], [(8, "no")])
+    assert encode_ack(ack).hex() == (
+        "011000000000000000000017" + "00000009" + "0001" + "0001" + "00000003" + "00000007" + "00000008" + "02" + "6e6f"
+    )
+    assert decode_ack(_frame(encode_ack(ack))) == ack
+    assert decode_hello(_frame(encode_hello(Hello(EPOCH, 41)))) == Hello(EPOCH, 41)
+
+
+@given(st.sets(st.integers(1, 300)), st.dictionaries(st.integers(1, 300), st.text(max_size=300), max_size=40))
+def test_acks_say_what_they_were_given(numbers: set[int], rejected: dict[int, str]) -> None:
+    handled: list[int] = []
+    reasons: dict[int, str] = {}
+    for data in split_ack(300, list(numbers), list(rejected.items())):
+        ack = decode_ack(_frame(data))
+        assert ack.received == 300
+        handled += [number for low, high in ack.handled for number in range(low, high + 1)]
+        reasons.update(ack.rejected)
+    assert sorted(handled) == sorted(numbers)
+    assert list(reasons) == list(rejected)
+    for number, text in rejected.items():
+        assert text.encode("utf-8", "replace").startswith(reasons[number].encode()[:200])
+
+
+def test_ranges_do_not_touch() -> None:
+    assert as_ranges([5, 1, 2, 3, 9, 8]) == [(1, 3), (5, 5), (8, 9)]
+    assert as_ranges([]) == []
+
+
+@given(st.binary(max_size=60), st.integers(0, 0xFFFF), st.integers(0, NUMBER_MAX))
+def test_any_bytes_are_an_ack_or_a_protocol_error(payload: bytes, flags: int, req_id: int) -> None:
+    for decode in (decode_ack, decode_hello):
+        try:
+            decode(Frame(FrameType.ACK, flags, req_id, payload))
+        except ProtocolError:
+            pass
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        bytes.fromhex("00000000" + "ffff" + "0000"),
+        bytes.fromhex("00000000" + "0001" + "0000" + "00000005" + "00000004"),
+        bytes.fromhex("00000000" + "0001" + "0000" + "00000000" + "00000004"),
+        bytes.fromhex("00000000" + "0000" + "0001" + "00000001" + "05" + "61"),
+        bytes.fromhex("00000000" + "0000" + "0000" + "00"),
+    ],
+)
+def test_malformed_acks(payload: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode_ack(Frame(FrameType.ACK, 0, 0, payload))
+
+
+# The sender
+
+
+def test_a_message_goes_through_its_states() -> None:
+    lane, seen = _lane()
+    message = _add(lane)
+    lane.link_up(0.0)
+    hello, taken = lane.take(0.0, 100)
+    assert hello == Hello(EPOCH, 0)
+    assert taken == [message]
+    lane.on_ack(Ack(received=1), 1.0)
+    lane.on_ack(Ack(handled=[(1, 1)]), 2.0)
+    assert seen == [(1, State.SENDING), (1, State.DELIVERED), (1, State.ACKNOWLEDGED)]
+    assert lane.next_deadline() is None
+
+
+def test_duplicate_and_old_acks_are_passed_over() -> None:
+    lane, seen = _lane()
+    _add(lane)
+    _add(lane)
+    lane.link_up(0.0)
+    lane.take(0.0, 100)
+    lane.on_ack(Ack(handled=[(1, 1)]), 1.0)
+    before = list(seen)
+    lane.on_ack(Ack(handled=[(1, 1)], rejected=[(1, "no")]), 1.0)
+    assert seen == before
+
+
+def test_an_ack_of_what_was_never_sent_is_a_violation_and_changes_nothing() -> None:
+    lane, _seen = _lane()
+    _add(lane)
+    lane.link_up(0.0)
+    lane.take(0.0, 100)
+    for ack in (Ack(received=2), Ack(handled=[(1, 2)]), Ack(handled=[(1, NUMBER_MAX)]), Ack(rejected=[(2, "")])):
+        with pytest.raises(ProtocolError, match="last one sent is 1"):
+            lane.on_ack(ack, 1.0)
+    assert list(lane.unsettled) == [1]
+
+
+def test_a_silent_receiver_is_tried_as_often_as_allowed_and_then_the_message_has_failed() -> None:
+    lane, seen = _lane(DeliveryPolicy(ack_timeout_s=5.0, retries_max=3))
+    message = _add(lane)
+    lane.link_up(0.0)
+    sent = 0
+    now = 0.0
+    while lane.unsettled:
+        sent += len(lane.take(now, 100)[1])
+        deadline = lane.next_deadline()
+        assert deadline is not None
+        now = deadline
+        lane.on_deadline(now)
+    assert sent == 4
+    assert message.reason == RETRIES_USED_UP
+    assert seen[-1] == (1, State.FAILED)
+    assert message.sent_s == 15.0
+
+
+def test_a_word_from_the_receiver_puts_the_timeout_off() -> None:
+    lane, _seen = _lane()
+    _add(lane)
+    lane.link_up(0.0)
+    lane.take(0.0, 100)
+    for at in (4.0, 8.0, 12.0):
+        lane.on_ack(Ack(received=1), at)
+    assert lane.next_deadline() == 17.0
+
+
+def test_links_that_end_cost_no_try() -> None:
+    lane, _seen = _lane(DeliveryPolicy(retries_max=0))
+    message = _add(lane)
+    for _ in range(20):
+        lane.link_up(0.0)
+        assert lane.take(0.0, 100)[1] == [message]
+        lane.link_down()
+    assert message.tries == 1
+    assert message.state is State.RETRYING
+
+
+def test_a_message_expires_with_and_without_a_link() -> None:
+    lane, _seen = _lane(DeliveryPolicy(age_max_s=10.0))
+    away = _add(lane, 1.0)
+    assert lane.next_deadline() == 11.0
+    lane.on_deadline(11.0)
+    assert (away.state, away.reason) == (State.EXPIRED, TOO_OLD)
+    there = _add(lane, 20.0)
+    lane.link_up(20.0)
+    lane.take(20.0, 100)
+    for at in (22.0, 24.0, 26.0, 28.0):
+        lane.on_ack(Ack(received=2), at)
+    lane.on_deadline(30.0)
+    assert there.state is State.EXPIRED
+
+
+def test_what_is_on_its_way_to_the_disk_is_not_settled() -> None:
+    lane, _seen = _lane()
+    first, second = lane.reserve(), lane.reserve()
+    message = Outgoing(b"", 0, b"", 0.0)
+    message.number = second
+    lane.link_up(0.0)
+    assert lane.settled == 0
+    lane.release(first)
+    assert lane.settled == 1
+    lane.add(message)
+    lane.take(0.0, 100)
+    lane.on_ack(Ack(handled=[(2, 2)]), 0.0)
+    assert lane.settled == 2
+
+
+def test_the_window_and_the_numbers_are_bounded() -> None:
+    lane, _seen = _lane()
+    _add(lane)
+    lane.next_number = WINDOW_MAX + 1
+    assert lane.is_full
+    lane.next_number = 2
+    assert not lane.is_full
+    with pytest.raises(LocalProtocolError):
+        lane.renew(b"x" * 8)
+    lane.drop(1, "dropped")
+    lane.next_number = NUMBER_MAX + 1
+    assert lane.is_full
+    assert lane.is_settled
+    lane.renew(b"x" * 8)
+    assert not lane.is_full
+    assert _add(lane).number == 1
+
+
+def test_dropping_ends_a_message_once() -> None:
+    lane, seen = _lane()
+    message = _add(lane)
+    assert lane.drop(1, "dropped by request")
+    assert not lane.drop(1, "again")
+    assert message.reason == "dropped by request"
+    lane.link_up(0.0)
+    assert lane.take(0.0, 100)[1] == []
+    assert seen == [(1, State.FAILED)]
+
+
+# The receiver
+
+
+def test_what_came_before_is_recognised_also_after_a_restart() -> None:
+    lane = ReceiverLane(EPOCH)
+    for number in (1, 2, 4):
+        assert lane.begin(number) == "handle"
+        assert lane.begin(number) == "working"
+        lane.finish(number)
+    assert lane.begin(3) == "handle"
+    lane.abandon(3)
+    again = ReceiverLane(EPOCH, floor=lane.dump()[0], done=lane.dump()[1])
+    assert again.dump() == (2, [(4, 4)])
+    assert [again.begin(number) for number in (1, 2, 3, 4, 5)] == ["handled", "handled", "handle", "handled", "handle"]
+    assert again.repeated == 3
+
+
+def test_a_rejected_message_stays_rejected_until_it_is_settled() -> None:
+    lane = ReceiverLane(EPOCH)
+    lane.begin(1)
+    lane.reject(1, "no")
+    assert lane.begin(1) == "rejected"
+    assert lane.reason(1) == "no"
+    lane.on_hello(Hello(EPOCH, 1))
+    assert lane.begin(1) == "handled"
+    assert lane.dump() == (1, [])
+
+
+def test_numbers_far_away_and_other_epochs_are_violations() -> None:
+    lane = ReceiverLane(EPOCH)
+    with pytest.raises(ProtocolError, match="above the settled"):
+        lane.begin(WINDOW_MAX + 1)
+    with pytest.raises(ProtocolError, match="another epoch"):
+        lane.on_hello(Hello(b"another!", 3))
+    assert lane.begin(WINDOW_MAX) == "handle"
+
+
+def test_settled_numbers_are_forgotten_however_far_they_jump() -> None:
+    lane = ReceiverLane(EPOCH)
+    for number in range(2, 100):
+        lane.begin(number)
+        lane.finish(number)
+    lane.on_hello(Hello(EPOCH, NUMBER_MAX))
+    assert lane.dump() == (NUMBER_MAX, [])
+    lane.on_hello(Hello(EPOCH, 5))
+    assert lane.floor == NUMBER_MAX
