@@ -10,7 +10,15 @@ import pytest
 
 from dep2p.config import load_config
 from dep2p.config_docs import reference_markdown
-from dep2p.daemon import routes_messages, routes_peers, routes_process, routes_realms, routes_streams, routes_topics
+from dep2p.daemon import (
+    routes_messages,
+    routes_peers,
+    routes_process,
+    routes_realms,
+    routes_sessions,
+    routes_streams,
+    routes_topics,
+)
 from dep2p.error_codes import ERRORS, error_info, find
 from dep2p.limits import Limits
 from tests.daemon.harness import Served
@@ -52,7 +60,15 @@ def test_labels_cannot_be_invented_by_clients(served: Served) -> None:
 
 def test_every_route_is_documented() -> None:
     page = (ROOT / "docs/reference/control-api.md").read_text()
-    for module in (routes_process, routes_peers, routes_realms, routes_messages, routes_streams, routes_topics):
+    for module in (
+        routes_process,
+        routes_peers,
+        routes_realms,
+        routes_messages,
+        routes_streams,
+        routes_topics,
+        routes_sessions,
+    ):
         for route in module.ROUTES:
             assert f"`{route.name}`" in page, f"{route.name} is not in docs/reference/control-api.md"
     for code in re.findall(r"\bD\d{4}\b", page):
