@@ -29,6 +29,9 @@ _OPENS: Final = (
 _USABLE: Final = (17, 21)
 """Spark 4.3 also takes 25 from 25.0.3 on; earlier ones corrupt zstd data (JDK-8377811)."""
 _START_TIMEOUT_S: Final = 120.0
+_END_TIMEOUT_S: Final = 20.0
+_running: "list[subprocess.Popen[bytes]]" = []
+"""The JVM of this process: it ends when its standard input does, so somebody must hold that."""
 _QUIET_LOG: Final = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = console
 appender.console.type = Console
@@ -205,7 +208,23 @@ def start_jvm(
     os.environ["PYSPARK_GATEWAY_SECRET"] = secret
     os.environ["SPARK_HOME"] = str(spark_home())
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    _running.append(process)
     return process
+
+
+def stop_jvm() -> None:
+    """End the JVM that `start_jvm` made, if any, and wait for it; only after PySpark has let go of it."""
+    os.environ.pop("PYSPARK_GATEWAY_PORT", None)
+    os.environ.pop("PYSPARK_GATEWAY_SECRET", None)
+    while _running:
+        process = _running.pop()
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            process.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _ignore_interrupts() -> None:

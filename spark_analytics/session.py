@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dep2p.spark_analytics.java import archive_path, find_java, start_jvm
+from dep2p.spark_analytics.java import archive_path, find_java, start_jvm, stop_jvm
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,19 @@ def open_session(options: SessionOptions = SessionOptions()) -> Any:
     for key, value in conf.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def close_session(session: Any) -> None:
+    """Stop a session, and the JVM that was started for it. Afterwards another one can be opened."""
+    session.stop()
+    with contextlib.suppress(ImportError):
+        from pyspark import SparkContext
+
+        gateway = SparkContext._gateway
+        if gateway is not None:
+            SparkContext._gateway = SparkContext._jvm = None
+            gateway.shutdown()
+    stop_jvm()
 
 
 def _partitions(master: str) -> int:

@@ -1,0 +1,29 @@
+"""One Spark session for all tests here. Without the extra (`make spark` installs it) they are not collected."""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_NEEDS_SPARK = ["test_bad_input.py", "test_cluster.py", "test_metrics.py", "test_session.py", "test_stream.py"]
+collect_ignore = _NEEDS_SPARK if find_spec("pyspark") is None else []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.parent == here and item.path.name in _NEEDS_SPARK:
+            item.add_marker(pytest.mark.spark)
+            item.add_marker(pytest.mark.xdist_group("spark"))
+            item.add_marker(pytest.mark.timeout(400))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    from dep2p.spark_analytics.session import SessionOptions, open_session
+
+    session = open_session(SessionOptions(master="local[2]", memory="1500m", shuffle_partitions=2))
+    yield session
+    session.stop()
