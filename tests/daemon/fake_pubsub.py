@@ -93,4 +93,7 @@ class FakePubSub:
     def subscription_low(self, subscription: Subscription) -> None:
         self.held.remove(subscription)
 
+    def message_handled(self, message: Message) -> None:
+        """Nobody waits for it here."""
+
     def count_lagged(self, policy: OnFull) -> None: ...
