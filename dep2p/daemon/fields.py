@@ -187,6 +187,37 @@ class Fields:
             raise self.wrong(name, f"is not a list of at most {items_max} texts")
         return [Fields({name: item}, self._noun).text(name) for item in items]
 
+    def integers(self, name: str, *, items_max: int) -> list[int]:
+        """A list of whole numbers that are not negative; empty when it is not there."""
+        value = self._list(name, items_max)
+        if not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 1 << 63 for item in value):
+            raise self.wrong(name, "is not a list of whole numbers")
+        return cast(list[int], value)
+
+    def objects(self, name: str, *, items_max: int) -> list[dict[str, object]]:
+        """A list of objects; empty when it is not there."""
+        value = self._list(name, items_max)
+        if not all(isinstance(item, dict) for item in value):
+            raise self.wrong(name, "is not a list of objects")
+        return cast(list[dict[str, object]], value)
+
+    def _list(self, name: str, items_max: int) -> list[object]:
+        value = self._take(name)
+        if value is None:
+            return []
+        if not isinstance(value, list) or len(cast(list[object], value)) > items_max:
+            raise self.wrong(name, f"is not a list of at most {items_max} entries")
+        return cast(list[object], value)
+
+    def mapping(self, name: str) -> dict[str, object]:
+        """An object, whose fields are checked by whom it is for; empty when it is not there."""
+        value = self._take(name)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise self.wrong(name, f"is not an object but {_kind(value)}")
+        return cast(dict[str, object], value)
+
     def payload(self, bytes_max: int, *, required: bool = True) -> bytes:
         """``data`` and ``encoding`` as bytes. Raises MessageTooLargeError above ``bytes_max``."""
         encoding = self.text("encoding", "base64")
