@@ -6,16 +6,19 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
 from dep2p.cli.command import Invocation, command
 from dep2p.cli.failure import CliError
+from dep2p.cli.names import resolve_peer
+from dep2p.cli.outbox import ReliableOption, WaitOption
 from dep2p.cli.payloads import PAYLOAD_BYTES_MAX, RealmOption, read_payload
-from dep2p.cli.render import byte_count, duration, printable
+from dep2p.cli.render import byte_count, duration, printable, short_peer
 from dep2p.error_codes import EXIT_FAILED, EXIT_OK
 
 if TYPE_CHECKING:
@@ -62,6 +65,18 @@ def publish(
             metavar="WHAT",
         ),
     ] = "error",
+    reliable: ReliableOption = False,
+    critical: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--critical",
+            help="With --reliable: a peer whose app must have handled the message; may be repeated. By default who is "
+            "subscribed.",
+            metavar="PEER",
+        ),
+    ] = None,
+    any_: Annotated[bool, typer.Option("--any", help="With --reliable: one critical peer is enough.")] = False,
+    timeout: WaitOption = 30.0,
     realm: RealmOption = None,
     public: PublicOption = False,
 ) -> int:
@@ -81,6 +96,14 @@ def publish(
         raise CliError(
             "--count needs DATA to repeat", "D1001", tries=("dep2p publish TOPIC 'message {{n}}' --count 5",)
         )
+    if reliable:
+        if lines or count is not None or len(files or ()) > 1 or public:
+            raise CliError("--reliable takes one message, in a realm", "D1001")
+        content = read_payload(data, files[0] if files else None)
+        wanted = _Critical(critical or [], "any" if any_ else "all", timeout, realm)
+        return run.with_client(lambda client: _reliably(run, client, topic, content, wanted))
+    if critical or any_:
+        raise CliError("--critical and --any go with --reliable", "D1001")
     options: dict[str, Any] = {"realm": realm, "public": public, "on_no_peers": on_no_peers}
     if lines or count is not None or len(files or ()) > 1:
         source = _Source(data or "", files or (), lines, count, interval)
@@ -106,6 +129,45 @@ async def _one(run: Invocation, client: "Client", topic: str, content: bytes, op
     else:
         run.say(f"published {byte_count(len(content))} to {_peers(len(result.sent_to))}")
     return _exit_code(run, len(result.dropped), len(result.sent_to))
+
+
+@dataclass(frozen=True, slots=True)
+class _Critical:
+    """Who must have handled a reliable publish."""
+
+    peers: list[str]
+    wait_for: Literal["all", "any"]
+    wait_s: float
+    realm: str | None
+
+
+async def _reliably(run: Invocation, client: "Client", topic: str, content: bytes, wanted: _Critical) -> int:
+    peers = [await resolve_peer(client, peer) for peer in wanted.peers]
+    done = await client.publish_reliably(
+        topic,
+        content,
+        critical_peers=peers,
+        wait_for=wanted.wait_for,
+        wait_s=wanted.wait_s,
+        realm=wanted.realm,
+    )
+    enough = bool(done.acknowledged_by) if wanted.wait_for == "any" else not done.missing
+    if run.json:
+        run.emit(
+            {
+                "topic": topic,
+                "id": done.id,
+                "sent_to": list(done.sent_to),
+                "acknowledged_by": list(done.acknowledged_by),
+                "missing": {str(peer): why for peer, why in done.missing.items()},
+            }
+        )
+    else:
+        by = ", ".join(short_peer(peer) for peer in done.acknowledged_by) or "nobody"
+        run.say(f"published {byte_count(len(content))}; acknowledged by {by}")
+        for peer, why in done.missing.items():
+            run.warn(f"{short_peer(peer)}: {why}; the daemon goes on trying")
+    return EXIT_OK if enough else EXIT_FAILED
 
 
 async def _many(run: Invocation, client: "Client", topic: str, source: "_Source", options: dict[str, Any]) -> int:
@@ -228,6 +290,7 @@ def register(app: typer.Typer) -> None:
             ("tail -f app.log | dep2p publish logs --lines", "each line is a message, sent as it comes"),
             ("dep2p publish photos --file a.jpg --file b.jpg", "files, each one message"),
             ("dep2p publish ticks 'tick {{n}} at {{time}}' --count 10 --interval 1", "ten messages, one a second"),
+            ("dep2p publish orders 'sold' --reliable --critical bob", "waits until bob's app has handled it"),
             ("dep2p publish chat hi --on-no-peers queue", "waits up to 30 s for a first subscriber"),
         ],
         notes="The command ends when the messages are in the bounded queues of the neighbours that carry them on, and "

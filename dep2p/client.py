@@ -16,6 +16,7 @@ from urllib.parse import quote
 import anyio
 import anyio.abc
 
+from dep2p.client_delivery import DeliveryCalls, DeliveryStatus, ReliablyPublished, Sent
 from dep2p.client_errors import ControlError, DaemonUnreachableError, code_of, error_from_problem
 from dep2p.client_messages import (
     Event,
@@ -41,6 +42,7 @@ __all__ = [
     "ClientStream",
     "ControlError",
     "DaemonUnreachableError",
+    "DeliveryStatus",
     "Event",
     "IncomingRequest",
     "Lagged",
@@ -48,6 +50,8 @@ __all__ = [
     "OpenedSession",
     "Published",
     "PublishedMany",
+    "ReliablyPublished",
+    "Sent",
     "SessionEvent",
     "SessionPush",
     "TopicMessage",
@@ -58,7 +62,7 @@ _LOOK_TIMEOUT_S = 10.0  # for calls that only read what the daemon has in memory
 _MARGIN_S = 10.0  # how much longer than the daemon the client waits for a call that has a timeout of its own
 
 
-class Client(SessionCalls, TopicCalls):
+class Client(DeliveryCalls, SessionCalls, TopicCalls):
     """Calls to one daemon. Made by :meth:`open`; any number of tasks may use it at once.
 
     ``realm`` arguments take a realm's name, id or a unique start of the id; None stands for the only realm joined.

@@ -1,6 +1,6 @@
 """The client's calls about publish/subscribe."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, Literal, cast
 from urllib.parse import quote
@@ -8,6 +8,7 @@ from urllib.parse import quote
 import anyio
 
 from dep2p.client_batches import Batches
+from dep2p.client_delivery import ReliablyPublished, reliable_body, reliably_published
 from dep2p.client_messages import Lagged, Published, PublishedMany, Subscription, TopicMessage
 from dep2p.client_transport import NdjsonLines, Transport
 from dep2p.control_wire import decode_payload, encode_payload
@@ -56,6 +57,28 @@ class TopicCalls:
             bool(answer["queued"]),
             tuple(PeerId(str(peer)) for peer in answer["dropped"]),
         )
+
+    async def publish_reliably(
+        self,
+        topic: str,
+        data: bytes,
+        *,
+        critical_peers: Sequence[PeerId | str] = (),
+        wait_for: Literal["all", "any"] = "all",
+        wait_s: float = 30.0,
+        realm: str | None = None,
+    ) -> ReliablyPublished:
+        """Publish one message that all (or any) of ``critical_peers`` must have handled: by default who is subscribed.
+
+        Returns when they have, or after ``wait_s`` with what is known then; the daemon goes on trying. Raises
+        DeliveryFailedError, DeliveryExpiredError when it cannot be any more, NoPeersSubscribedError.
+        """
+        body = {**encode_payload(data), **reliable_body(critical_peers, wait_for, wait_s)}
+        if realm is not None:
+            body["realm"] = realm
+        path = f"{_path(topic)}/messages"
+        answer = await self._transport.call("POST", path, body, timeout_s=wait_s + _PUBLISH_TIMEOUT_S)
+        return reliably_published(answer)
 
     async def publish_many(
         self,

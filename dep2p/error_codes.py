@@ -3,6 +3,7 @@
 
 from typing import Final
 
+from dep2p.error_codes_delivery import DELIVERY_ROWS
 from dep2p.error_codes_queues import QUEUE_ROWS
 from dep2p.error_codes_sessions import SESSION_ROWS
 from dep2p.error_codes_traces import TRACE_ROWS
@@ -387,6 +388,7 @@ _ROWS: Final = (
         EXIT_REFUSED,
     ),
     *SESSION_ROWS,
+    *DELIVERY_ROWS,
     *TRACE_ROWS,
     *QUEUE_ROWS,
     ErrorInfo(

@@ -1,11 +1,14 @@
 """Reliable messages of a node: the verbs."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Literal, overload
 
 from dep2p.io.delivery import Delivery
 from dep2p.io.delivery_receipt import Receipt
+from dep2p.io.delivery_topics import TopicPublish
 from dep2p.io.messaging import Messaging
+from dep2p.io.pubsub_items import WaitFor
 from dep2p.node_messaging import RealmChoice
 from dep2p.types import Headers, PeerId
 
@@ -18,6 +21,19 @@ class DeliveryVerbs(ABC):
 
     @abstractmethod
     def delivery(self, realm: RealmChoice = None) -> Delivery: ...
+
+    async def publish_reliably(
+        self,
+        topic: str,
+        data: bytes,
+        critical_peers: Sequence[PeerId] | None = None,
+        wait_for: WaitFor = "all",
+        realm: RealmChoice = None,
+    ) -> TopicPublish:
+        """Publish without joining the topic; see :meth:`Topic.publish` with ``reliable``."""
+        topics = self.delivery(realm).topics
+        assert topics is not None  # every realm has pub/sub
+        return await topics.publish(topic, data, critical_peers, wait_for, wait=True)
 
     @overload
     async def send(

@@ -101,8 +101,7 @@ class NodeServices:
 
     async def aclose(self) -> None:
         """Let go of files and threads, after the last realm was left; whoever cancels, this is carried through."""
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(self._journal.store.close)
+        await self._journal.aclose()
 
     def of_realm(self, parts: RealmParts) -> RealmServices:
         """New ones, for a realm that is being joined."""

@@ -9,6 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dep2p.daemon import (
+    routes_delivery,
     routes_messages,
     routes_peers,
     routes_process,
@@ -34,6 +35,7 @@ def build_app(control: Control) -> Starlette:
         *routes_streams.ROUTES,
         *routes_topics.ROUTES,
         *routes_sessions.ROUTES,
+        *routes_delivery.ROUTES,
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: no_route})
     app.router.redirect_slashes = False

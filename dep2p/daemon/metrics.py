@@ -14,7 +14,7 @@ import dep2p
 from dep2p.daemon.control import Control
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
-_PARTS: Final = ("host", "realm", "messaging", "public_pubsub", "pubsub", "sessions")
+_PARTS: Final = ("host", "realm", "messaging", "public_pubsub", "pubsub", "delivery", "sessions")
 _VALUES: Final = ("host_connections", "host_inbound_pending", "host_peers_known")
 """Among the node's counts, those that also fall."""
 
@@ -118,7 +118,7 @@ class _NodeCollector(Collector):
         yield _gauge("dep2p_control_replies_pending", "Requests that wait for a client.", control.replies.pending_count)
         subscriptions = GaugeMetricFamily("dep2p_control_subscriptions", "Open subscriptions.", labels=["kind"])
         open_now = control.subscriptions.by_kind()
-        for kind in ("events", "notifies", "replies", "streams", "topics", "sessions"):
+        for kind in ("events", "notifies", "replies", "streams", "topics", "deliveries", "sessions"):
             subscriptions.add_metric([kind], open_now.get(kind, 0))
         yield subscriptions
         dropped = CounterMetricFamily("dep2p_log_lines_dropped", "Log lines lost: full disk, or too many at once.")

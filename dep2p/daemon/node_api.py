@@ -6,7 +6,9 @@ from typing import Protocol
 
 from dep2p.errors import Dep2pError
 from dep2p.host.interface import Connection, HostEvent
-from dep2p.io.pubsub_items import Lagged, Message, OnFull, OnNoPeers, PublishResult, TopicStatus
+from dep2p.io.delivery import Delivery
+from dep2p.io.delivery_topics import TopicPublish
+from dep2p.io.pubsub_items import Lagged, Message, OnFull, OnNoPeers, PublishResult, TopicStatus, WaitFor
 from dep2p.limits import Limits
 from dep2p.node_sessions import Sessions
 from dep2p.realm.interface import MemberEvent
@@ -190,6 +192,16 @@ class NodeApi(Protocol):
     def membership(self, realm: str | None, /) -> MembershipApi: ...
     def messaging(self, realm: str | None, /) -> MessagingApi: ...
     def pubsub(self, realm: str | None, /, *, public: bool) -> PubSubApi: ...
+    def delivery(self, realm: str | None, /) -> Delivery: ...
+    async def publish_reliably(
+        self,
+        topic: str,
+        data: bytes,
+        critical_peers: Sequence[PeerId] | None,
+        wait_for: WaitFor,
+        realm: str | None,
+        /,
+    ) -> TopicPublish: ...
     async def join(self, topic: str, /, *, realm: str | None, public: bool) -> TopicApi: ...
     def topics(self) -> Sequence[TopicStatus]: ...
     async def join_realm(self, realm: Realm, addrs: Sequence[str], /) -> RealmInfo: ...

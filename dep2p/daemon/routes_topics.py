@@ -15,6 +15,7 @@ from dep2p.daemon.control import Control
 from dep2p.daemon.fields import Fields, parse_json, query_fields, read_json
 from dep2p.daemon.node_api import PubSubApi
 from dep2p.daemon.problems import Problem, json_response, problem_response
+from dep2p.daemon.routes_delivery import publish_reliably
 from dep2p.daemon.routing import route
 from dep2p.daemon.topics import Reading
 from dep2p.errors import Dep2pError, MessageTooLargeError, StreamClosedError, TopicNotFoundError
@@ -72,6 +73,10 @@ async def publish(control: Control, request: Request) -> ASGIApp:
     data = fields.payload(control.config.limits.message_bytes_max)
     on_no_peers: OnNoPeers = fields.choice("on_no_peers", _ON_NO_PEERS)
     realm, public = _place(fields, fields.boolean("public", False))
+    if fields.boolean("reliable", False):
+        if public:
+            raise fields.wrong("reliable", "needs a realm: the public network has no acknowledgements")
+        return json_response(await publish_reliably(control, topic, data, fields, realm), 202)
     fields.finish()
     with control.lifecycle.work():
         pubsub = control.node.pubsub(realm, public=public)

@@ -4,7 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import trio
 
@@ -31,6 +31,9 @@ from dep2p.protocols.payload import HeaderEncoder, PayloadReader, check_body, pa
 from dep2p.realm.interface import RealmGate
 from dep2p.storage.outbox import InboxRow, LaneRow, OutboxRow
 from dep2p.types import PeerId, RealmId, Rng
+
+if TYPE_CHECKING:
+    from dep2p.io.delivery_topics import DeliveryTopics
 
 logger = logging.getLogger("dep2p.io")
 
@@ -78,6 +81,8 @@ class Delivery:
         self.topic_receiver: TopicReceiver | None = None
         """Takes messages for topics; set by who knows the realm's pub/sub."""
         self.topic_receipts: type[Receipt] = Receipt
+        self.topics: DeliveryTopics | None = None
+        """Reliable publishes; set by themselves where the realm has pub/sub."""
         self._host = host
         self._rng = rng
         self.counts: Counter[str] = Counter()
@@ -401,9 +406,9 @@ class Delivery:
 
     def note_handled_later(self, peer: PeerId, lane: ReceiverLane) -> None:
         """A handler ended when its sender was gone: write it down all the same."""
-        if self.journal.is_durable and self._nursery is not None:
+        if self.journal.is_durable:
             floor, done = lane.dump()
-            self._nursery.start_soon(self.journal.note_handled, self.realm_id, peer, InboxRow(lane.epoch, floor, done))
+            self.journal.note_soon(self.realm_id, peer, InboxRow(lane.epoch, floor, done))
 
     def is_for_topic(self, headers: HeaderMap) -> bool:
         """Whether a message belongs to pub/sub."""

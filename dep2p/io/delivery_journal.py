@@ -41,16 +41,22 @@ class Journal:
         self._idle.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled; what is pending then is still written."""
+        """Until cancelled; `aclose` writes what is pending then."""
         task_status.started()
-        try:
-            while True:
-                await self._kicked.wait()
-                await self._commit()
-        finally:
-            with trio.CancelScope(shield=True):
-                if self._kicked.is_set():
-                    await self._commit()
+        while True:
+            await self._kicked.wait()
+            await self._commit()
+
+    async def aclose(self) -> None:
+        """Write what is pending, and close the store; whoever cancels."""
+        with trio.CancelScope(shield=True):
+            if self._kicked.is_set():
+                batch = self._pending.batch
+                try:
+                    await trio.to_thread.run_sync(self.store.commit, batch, limiter=self._limiter)
+                except StoreError as error:
+                    logger.error("%s", error)
+            await trio.to_thread.run_sync(self.store.close, limiter=self._limiter)
 
     async def _commit(self) -> None:
         pending, self._pending = self._pending, _Pending()
@@ -117,10 +123,14 @@ class Journal:
     async def note_handled(self, realm: str, peer: str, row: InboxRow) -> bool:
         """Return when it is on disk; False when that failed and is tried again."""
         pending = self._pending
-        pending.batch.inboxes[(realm, peer)] = row
-        self._kick()
+        self.note_soon(realm, peer, row)
         await pending.done.wait()
         return pending.error is None
+
+    def note_soon(self, realm: str, peer: str, row: InboxRow) -> None:
+        """Into the next commit, without waiting for it."""
+        self._pending.batch.inboxes[(realm, peer)] = row
+        self._kick()
 
     async def flush(self) -> None:
         """Wait until nothing is to be written."""

@@ -33,6 +33,7 @@ _STEP_ITEMS: Final = 128
 _STEP_BYTES_SHIFT: Final = 13
 """and large ones count once more for each 8 KiB."""
 _OVERHEAD_BYTES: Final = 64
+_WITHOUT_HANDLER_MAX: Final = 4_096
 NO_HANDLER: Final = "no handler of this name"
 
 
@@ -52,6 +53,7 @@ class Receiving:
         self._inbox_bytes = 0
         self._handled: list[int] = []
         self._rejected: list[tuple[int, str]] = []
+        self._without_handler: dict[int, int] = {}
         self._received = 0
         self._told_received = 0
         self._told_s = 0.0
@@ -100,7 +102,14 @@ class Receiving:
     # Handling
 
     async def run(self, *, is_verified: bool) -> None:
-        """Until the link is over."""
+        """Until the link is over, and the handler at work then."""
+        try:
+            await self._run(is_verified)
+        finally:
+            if self.lane is not None and (self._handled or self._rejected):
+                self._service.note_handled_later(self.link.peer, self.lane)
+
+    async def _run(self, is_verified: bool) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._handle_all)
             if self._is_durable:
@@ -177,6 +186,9 @@ class Receiving:
         except BaseException:
             lane.abandon(number)
             raise
+        if reason is NO_HANDLER and self._may_come(number):
+            lane.abandon(number)
+            return
         # The link may have ended meanwhile, and the sender have come back on another one.
         teller = self if not self._is_over else service.receiving_of(self.link.peer, lane)
         if reason is None:
@@ -213,6 +225,16 @@ class Receiving:
         finally:
             entry.give_place()
         return None
+
+    def _may_come(self, number: int) -> bool:
+        """Whether a handler may still be registered: its app may just be starting. As often as the sender tries."""
+        times = self._without_handler.get(number, 0)
+        if times >= self._service.limits.delivery_retries or len(self._without_handler) >= _WITHOUT_HANDLER_MAX:
+            self._without_handler.pop(number, None)
+            return False
+        self._without_handler[number] = times + 1
+        self._counters["messages_left_no_handler"] += 1
+        return True
 
     # Telling
 

@@ -104,6 +104,7 @@ class DeliveryTopics:
         self._handled: dict[bytes, None] = {}
         self._asked: dict[bytes, dict[tuple[PeerId, int], None]] = {}
         pubsub.reliable = self
+        delivery.topics = self
         pubsub.on_handled = self._on_handled
         delivery.topic_receiver = self._receive
         delivery.topic_receipts = TopicReceipt

@@ -25,6 +25,8 @@ from dep2p.errors import (
 )
 from dep2p.host.interface import ByteStream, Connection, Direction, HostEvent, PeerConnected
 from dep2p.identity import Identity
+from dep2p.io.delivery import Delivery
+from dep2p.io.delivery_topics import TopicPublish
 from dep2p.io.pubsub_items import TopicStatus
 from dep2p.io.sessions import SessionRegistry
 from dep2p.limits import Limits
@@ -303,6 +305,14 @@ class FakeNode:
         self.sessions = Sessions(self, SessionRegistry(), self.limits)
         """A test that wants sessions puts those of a real node here."""
         self._add(Realm.from_psk(bytes(32), "team"))
+
+    def delivery(self, realm: RealmChoice = None) -> Delivery:
+        raise NotInRealmError("this node has no reliable delivery")
+
+    async def publish_reliably(
+        self, topic: str, data: bytes, critical_peers: object, wait_for: str, realm: RealmChoice = None
+    ) -> TopicPublish:
+        raise NotInRealmError("this node has no reliable delivery")
 
     def services(self, realm: RealmChoice = None) -> RealmServices:
         raise NotInRealmError("this node has no services")

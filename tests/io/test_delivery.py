@@ -54,7 +54,7 @@ async def test_a_message_is_acknowledged_when_its_handler_has_returned(autojump_
         assert [(n.peer, n.name, n.data, n.headers) for n in got] == [(a.peer_id, "news", b"hi", {"kind": "greeting"})]
         may_return.set()
         await receipt.wait()
-        assert receipt.state is State.ACKNOWLEDGED
+        assert receipt.has_ended
         assert a.delivery().outbox() == []
 
 
@@ -76,6 +76,23 @@ async def test_rejections_say_why(autojump_clock: MockClock) -> None:
             assert receipt.state is State.FAILED
             assert "password" not in receipt.reason
         assert _count(b, "messages_rejected") == _count(a, "messages_failed") == 3
+
+
+async def test_an_app_that_is_just_starting_gets_the_message_when_its_handler_is_there(
+    autojump_clock: MockClock,
+) -> None:
+    async with pubsub_nodes(2) as (a, b):
+        receipt = await _send(a, b, b"early")
+        await trio.sleep(3)
+        got: list[bytes] = []
+
+        @b.on_notify("news")
+        async def take_it(notice: Notice) -> None:
+            got.append(notice.data)
+
+        await receipt.wait()
+        assert got == [b"early"]
+        assert receipt.tries == 2
 
 
 async def test_many_arrive_in_order_and_once_while_the_connection_is_cut_again_and_again(
