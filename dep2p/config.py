@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, cast
 
 from dep2p.config_checks import check
 from dep2p.config_pubsub import check_router_keys
+from dep2p.config_queues import QueuesConfig
 from dep2p.config_values import Key, as_toml, from_text, from_toml, keys_of, nearest
 from dep2p.errors import ConfigError
 from dep2p.limits import Limits
@@ -113,6 +114,7 @@ _SECTIONS: Final[dict[str, type]] = {
     "limits": Limits,
     "control": ControlConfig,
     "pubsub": PubSubConfig,
+    "queues": QueuesConfig,
     "log": LogConfig,
 }
 KEYS: Final[dict[str, dict[str, Key]]] = {name: keys_of(name, cls) for name, cls in _SECTIONS.items()}
@@ -127,6 +129,7 @@ class Config:
     limits: Limits = field(default_factory=Limits)
     control: ControlConfig = field(default_factory=ControlConfig)
     pubsub: PubSubConfig = field(default_factory=PubSubConfig)
+    queues: QueuesConfig = field(default_factory=QueuesConfig)
     log: LogConfig = field(default_factory=LogConfig)
     origins: Mapping[str, str] = field(default_factory=dict[str, str])
     """Where the value of ``section.key`` comes from: "flag", "environment NAME", "file PATH" or "default"."""
@@ -306,7 +309,7 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, object]:
         key = names.get(name)
         if key is not None:
             values[key.path] = from_text(key, text, f"environment {name}")
-        elif name.startswith(("DEP2P_NODE_", "DEP2P_LIMITS_", "DEP2P_CONTROL_", "DEP2P_PUBSUB_", "DEP2P_LOG_")):
+        elif name.startswith(tuple(f"DEP2P_{section.upper()}_" for section in KEYS)):
             raise ConfigError(f"environment {name}: there is no such setting; {nearest(name, names)}", "D1002")
     return values
 

@@ -4,6 +4,7 @@ import ipaddress
 from collections.abc import Callable
 from typing import Final, cast
 
+from dep2p.config_queues import QUEUE_CHECKS
 from dep2p.config_values import Key, nearest
 from dep2p.errors import ConfigError
 
@@ -112,4 +113,5 @@ _CHECKS: Final[dict[str, Callable[[object, str], None]]] = {
     "control.socket": _check_filled,
     "control.token_file": _check_filled,
     "control.tcp": _check_tcp,
+    **QUEUE_CHECKS,
 }

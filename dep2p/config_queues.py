@@ -1,0 +1,87 @@
+"""[queues]: where durable queues are kept, and what holds for those whose maker says nothing else."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from dep2p.errors import ConfigError
+from dep2p.types import parse_peer_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuesConfig:
+    """[queues]: durable queues, for local programs and for members of realms."""
+
+    store: str = "auto"
+    """Where they are kept: "auto" is SQLite in <data_dir>/queues.sqlite, "memory" forgets them at the end; else a
+    path, or postgresql://… or redis://…, whose drivers come with dep2p[postgres] and dep2p[redis]."""
+    sync: Literal["always", "interval", "never"] = "always"
+    """When a publish is acknowledged: "always" when it is on the disk; "interval" and "never" sooner, so that a power
+    failure, but not a crash of the daemon, may lose the last messages."""
+    msg_timeout_s: float = 60.0
+    """A message that its consumer has not settled or touched for so long goes to another one (NSQ: 60 s)."""
+    max_attempts: int = 16
+    """Deliveries of a message before it becomes a dead letter; 0 sets no limit."""
+    messages_max: int = 10_000_000
+    """Messages that one queue may hold; then publishers wait."""
+    bytes_max: int = 10_737_418_240
+    """The same in bytes of bodies."""
+    create: str = "members"
+    """Who may make queues of a realm on this node: "members", "owner" (programs of this machine alone), or peer ids
+    with commas between them."""
+    publish: str = "members"
+    """Who may publish to a queue of a realm when its maker says nothing else; written as for create."""
+    consume: str = "members"
+    """Who may consume from it."""
+    administer: str = "members"
+    """Who may pause, empty or delete it, and replay its dead letters."""
+
+
+def check_store(value: object, where: str) -> None:
+    """Raises :class:`ConfigError` for a store that no backend knows."""
+    text = str(value)
+    scheme, separator, _ = text.partition("://")
+    if not text or (separator and scheme not in ("postgresql", "postgres", "redis", "rediss", "unix")):
+        raise ConfigError(
+            f'{where}: "{text[:80]}" is no store. Write "auto", "memory", the path of a file, or an address that '
+            "starts with postgresql:// or redis://."
+        )
+
+
+def check_who(value: object, where: str) -> None:
+    """Raises :class:`ConfigError` for what does not say who may do something."""
+    text = str(value)
+    try:
+        if text not in ("members", "owner"):
+            for peer in text.split(","):
+                parse_peer_id(peer.strip())
+    except ValueError as error:
+        raise ConfigError(f'{where}: write "members", "owner", or peer ids with commas between them: {error}') from None
+
+
+def check_timeout(value: object, where: str) -> None:
+    """Raises :class:`ConfigError` unless it is a time that a message can have."""
+    if not 0.1 <= float(str(value)) <= 86_400.0:
+        raise ConfigError(f"{where}: {value} is out of range: 0.1 to 86400 seconds. The default is 60.0.")
+
+
+def check_count(value: object, where: str) -> None:
+    """Raises :class:`ConfigError` for a negative number."""
+    if int(str(value)) < 0:
+        raise ConfigError(f"{where}: {value} is out of range: it must be 0 or more.")
+
+
+def check_size(value: object, where: str) -> None:
+    """Raises :class:`ConfigError` for nothing at all."""
+    if int(str(value)) < 1:
+        raise ConfigError(f"{where}: {value} is out of range: it must be greater than 0.")
+
+
+QUEUE_CHECKS: Final[dict[str, Callable[[object, str], None]]] = {
+    "queues.store": check_store,
+    "queues.msg_timeout_s": check_timeout,
+    "queues.max_attempts": check_count,
+    "queues.messages_max": check_size,
+    "queues.bytes_max": check_size,
+    **{f"queues.{name}": check_who for name in ("create", "publish", "consume", "administer")},
+}
