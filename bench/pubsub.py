@@ -116,6 +116,12 @@ class Group:
     """Messages of one publisher that are awaited before it goes on; 0: it just publishes."""
     per_s: float = 0.0
     """What the last round gave, so that the next one takes the wanted time."""
+    may_lose: bool = False
+    """A peer's losses are told beside its name; a loss of ours fails the run."""
+    due: int = 0
+    """Deliveries that should have come so far."""
+    lost: int = 0
+    """Those of them that did not."""
 
     def cpu_s(self) -> float:
         """User and system seconds of all."""
@@ -146,7 +152,7 @@ async def _two_and_burst(run: Run, plan: Plan) -> list[Result]:
     run.effort = replace(run.effort, rounds=plan.rounds_two)
     sides = (run.ours, *plan.sides_two)
     async with run.crew() as crew:
-        groups = dict(zip(sides, await _start_groups(run, crew, sides, 2), strict=True))
+        groups = await _start_groups(run, crew, sides, 2)
         if "libp2p" in groups:
             # Its queue holds 32 entries, two for each message, and drops what does not fit.
             groups["libp2p"].batch = 8
@@ -157,12 +163,14 @@ async def _two_and_burst(run: Run, plan: Plan) -> list[Result]:
         samples = dict(
             zip(sides, await alternate(run, crew, [_measure(run, group) for group in groups.values()]), strict=True)
         )
-        burst = await _bursts(run, plan, crew, {side: each.workers for side, each in groups.items() if side != _PUBLIC})
-    results = [Result("pubsub/2", "1/s", JS_PEER, samples[run.ours], samples["js"])]
+        burst = await _bursts(run, plan, crew, {side: group for side, group in groups.items() if side != _PUBLIC})
+    js = _name(JS_PEER, groups["js"])
+    results = [Result("pubsub/2", "1/s", js, samples[run.ours], samples["js"])]
     if _PUBLIC in samples:
-        results.append(Result("pubsub/2/libp2p", "1/s", JS_PEER, samples[_PUBLIC], samples["js"]))
+        results.append(Result("pubsub/2/libp2p", "1/s", js, samples[_PUBLIC], samples["js"]))
     if "libp2p" in samples:
-        results.append(Result("pubsub/2/py", "1/s", PY_PEER, samples[run.ours], samples["libp2p"]))
+        py = _name(PY_PEER, groups["libp2p"])
+        results.append(Result("pubsub/2/py", "1/s", py, samples[run.ours], samples["libp2p"]))
     return results + burst
 
 
@@ -170,18 +178,18 @@ async def _ten(run: Run, plan: Plan) -> list[Result]:
     run.effort = replace(run.effort, rounds=plan.rounds_ten)
     sides = (run.ours, *plan.sides_ten)
     async with run.crew() as crew:
-        groups = dict(zip(sides, await _start_groups(run, crew, sides, plan.ten), strict=True))
+        groups = await _start_groups(run, crew, sides, plan.ten)
         if "libp2p" in groups:
             groups["libp2p"].batch = 1
         samples = await alternate(run, crew, [_measure(run, group) for group in groups.values()])
         burst: list[Result] = []
         if plan.has_burst_of_ten:
-            ours = await _burst(run, crew, groups[run.ours].workers, plan.burst_messages)
-            theirs = await _burst(run, crew, groups["js"].workers, min(plan.js_burst_messages, _JS_BURST_TEN))
-            burst = [Result("pubsub/burst/10", "1/s", JS_PEER, [ours], [theirs])]
-    results = [Result("pubsub/10", "1/s", JS_PEER, samples[0], samples[1])]
+            ours, _ = await _burst(run, crew, groups[run.ours], plan.burst_messages)
+            theirs, js = await _burst(run, crew, groups["js"], min(plan.js_burst_messages, _JS_BURST_TEN))
+            burst = [Result("pubsub/burst/10", "1/s", _name(JS_PEER, js), [ours], [theirs])]
+    results = [Result("pubsub/10", "1/s", _name(JS_PEER, groups["js"]), samples[0], samples[1])]
     if "libp2p" in groups:
-        results.append(Result("pubsub/10/py", "1/s", PY_PEER, samples[0], samples[2]))
+        results.append(Result("pubsub/10/py", "1/s", _name(PY_PEER, groups["libp2p"]), samples[0], samples[2]))
     return results + burst
 
 
@@ -209,44 +217,51 @@ async def _slow(run: Run, plan: Plan) -> Result:
     return Result("pubsub/slow", "ms", "the same with no process stopped", stopped, running)
 
 
-async def _bursts(run: Run, plan: Plan, crew: Crew, sides: Mapping[str, Sequence[Worker]]) -> list[Result]:
+async def _bursts(run: Run, plan: Plan, crew: Crew, sides: Mapping[str, Group]) -> list[Result]:
     """From one of two processes, every side in turn."""
-    losses: list[float] = []
     samples: dict[str, list[Sample]] = {side: [] for side in sides}
+    peers: dict[str, Group] = {}
     names = list(sides)
     for number in range(plan.bursts):
         for side in names[number % len(names) :] + names[: number % len(names)]:
             count = plan.js_burst_messages if side == "js" else plan.burst_messages
-            sample = await _burst(run, crew, sides[side], count, losses if side == "libp2p" else None)
+            sample, peers[side] = await _burst(run, crew, sides[side], count)
             samples[side].append(sample)
-    results = [Result("pubsub/burst", "1/s", JS_PEER, samples[run.ours], samples["js"])]
-    if losses:
-        peer = f"{PY_PEER}, {median(losses):.0%} lost"
-        results.append(Result("pubsub/burst/py", "1/s", peer, samples[run.ours], samples["libp2p"]))
+    results = [Result("pubsub/burst", "1/s", _name(JS_PEER, peers["js"]), samples[run.ours], samples["js"])]
+    if "libp2p" in peers:
+        py = _name(PY_PEER, peers["libp2p"])
+        results.append(Result("pubsub/burst/py", "1/s", py, samples[run.ours], samples["libp2p"]))
     return results
 
 
-async def _burst(
-    run: Run, crew: Crew, workers: Sequence[Worker], messages: int, losses: list[float] | None = None
-) -> Sample:
-    """One process publishes at once, to all others. ``losses``: where a side that loses is noted; else a loss fails."""
+async def _burst(run: Run, crew: Crew, of: Group, messages: int) -> tuple[Sample, Group]:
+    """One process publishes at once, to all others."""
     # New nodes each time: our default limits allow 10,000 publishes at once, then 100 a second.
-    group = replace(await _connect(run, workers, is_limited=True), publishers=[1])
+    group = await _connect(run, of.workers, is_limited=True)
+    group.publishers, group.may_lose = [1], of.may_lose
     run.load.begin(crew.pids)
     before_s = group.cpu_s()
-    flight = await fly(group, messages, may_lose=losses is not None)
+    # What has filled a queue at once is lost at once.
+    flight = await fly(group, messages, quiet_s=_QUIET_LOSSY_S if of.batch else _QUIET_S)
     cpu_us = (group.cpu_s() - before_s) * 1e6 / messages
     run.load.end(crew.pids)
-    if losses is not None:
-        losses.append(flight.lost)
-    return Sample(messages * (1 - flight.lost) / flight.elapsed_s, cpu_us=cpu_us)
+    return Sample(messages * (1 - flight.lost) / flight.elapsed_s, cpu_us=cpu_us), group
+
+
+def _name(peer: str, group: Group) -> str:
+    """The peer's name, and what it lost."""
+    return f"{peer}, {group.lost / group.due:.1%} lost" if group.lost else peer
 
 
 # Processes
 
 
-async def _start_groups(run: Run, crew: Crew, sides: Sequence[str], size: int) -> list[Group]:
-    return [await _connect(run, await _start_workers(crew, side, size), is_limited=False) for side in sides]
+async def _start_groups(run: Run, crew: Crew, sides: Sequence[str], size: int) -> dict[str, Group]:
+    groups: dict[str, Group] = {}
+    for side in sides:
+        group = groups[side] = await _connect(run, await _start_workers(crew, side, size), is_limited=False)
+        group.may_lose = side not in (run.ours, _PUBLIC)
+    return groups
 
 
 async def _start_workers(crew: Crew, side: str, size: int) -> list[Worker]:
@@ -313,24 +328,23 @@ async def _round(run: Run, group: Group) -> Sample:
     wanted = min(_COUNT_MAX, group.per_s * run.effort.seconds)
     each = max(_EACH_MIN, int(wanted / len(group.publishers)))
     before_s = group.cpu_s()
-    published, elapsed_s = 0, 0.0
+    published, elapsed_s = 0.0, 0.0
     batch = group.batch or each
     for begin in range(0, each, batch):
         flight = await fly(group, min(batch, each - begin))
-        published += flight.published
+        published += flight.published * (1 - flight.lost)
         elapsed_s += flight.elapsed_s
     group.per_s = published / elapsed_s
-    cpu_us = (group.cpu_s() - before_s) * 1e6 / published
+    cpu_us = (group.cpu_s() - before_s) * 1e6 / each / len(group.publishers)
     return Sample(group.per_s, paced.p50_ms, paced.p99_ms, cpu_us)
 
 
-async def fly(group: Group, each: int, *, alone_per_s: float = 0.0, may_lose: bool = False) -> Flight:
+async def fly(group: Group, each: int, *, alone_per_s: float = 0.0, quiet_s: float = _QUIET_S) -> Flight:
     """``each`` messages of every publisher at once, or at a pace of the first one alone; all deliveries awaited."""
     workers = group.workers
     publishers = group.publishers[:1] if alone_per_s else group.publishers
     published = each * len(publishers)
     wanted = {number: published - (each if number in publishers else 0) for number in range(len(workers))}
-    quiet_s = _QUIET_LOSSY_S if may_lose else _QUIET_S
     receivers = [worker for number, worker in enumerate(workers) if wanted[number]]
     await _each(workers, lambda _, worker: worker.call("reset"))
     sent = await _each(
@@ -352,11 +366,15 @@ async def fly(group: Group, each: int, *, alone_per_s: float = 0.0, may_lose: bo
     )
     due, came = sum(wanted.values()), int(sum(each["count"] for each in arrived))
     again = int(sum(each["again"] for each in arrived))
-    if again or (came != due and not may_lose) or not came:
+    if (again or came != due) and not group.may_lose:
         raise WorkerError(f"{workers[0].label}: of {due} deliveries {came} came, {again} a second time")
+    came = min(came, due)  # late ones of an earlier flight
+    group.due += due
+    group.lost += due - came
+    last_at_s, began_s = max(each["last_at_s"] for each in arrived), min(each["began_s"] for each in sent)
     return Flight(
         published,
-        max(each["last_at_s"] for each in arrived) - min(each["began_s"] for each in sent),
+        last_at_s - began_s if came else _ROUND_TIMEOUT_S,
         median(each["p50_ms"] for each in arrived),
         median(each["p99_ms"] for each in arrived),
         1 - came / due,

@@ -46,14 +46,19 @@ async def test_the_rate_counts_until_the_last_delivery() -> None:
 
 
 @pytest.mark.parametrize(("count", "again"), [(99, 0), (100, 1), (0, 0)])
-async def test_a_message_that_is_lost_or_comes_twice_fails_the_run(count: int, again: int) -> None:
+async def test_a_message_of_ours_that_is_lost_or_comes_twice_fails_the_run(count: int, again: int) -> None:
     with pytest.raises(WorkerError, match="of 100 deliveries"):
         await pubsub.fly(group_that_received(count, again), 100)
 
 
-async def test_the_loss_of_a_peer_that_loses_is_told() -> None:
-    flight = await pubsub.fly(group_that_received(10), 100, may_lose=True)
-    assert flight.lost == pytest.approx(0.9)
+@pytest.mark.parametrize(("count", "lost"), [(100, 0), (101, 0), (10, 90), (0, 100)])
+async def test_the_loss_of_a_peer_is_told_and_fails_nothing(count: int, lost: int) -> None:
+    group = group_that_received(count)
+    group.may_lose = True
+    flight = await pubsub.fly(group, 100)
+    assert flight.lost == pytest.approx(lost / 100)
+    assert flight.elapsed_s > 0
+    assert (group.due, group.lost) == (100, lost)
 
 
 async def test_a_subscriber_counts_each_message_once(autojump_clock: MockClock) -> None:
