@@ -20,11 +20,11 @@ class QueuesConfig:
     failure, but not a crash of the daemon, may lose the last messages."""
     msg_timeout_s: float = 60.0
     """A message that its consumer has not settled or touched for so long goes to another one (NSQ: 60 s)."""
-    max_attempts: int = 16
+    max_attempts: int = 5
     """Deliveries of a message before it becomes a dead letter; 0 sets no limit."""
-    messages_max: int = 10_000_000
+    items_max: int = 10_000_000
     """Messages that one queue may hold; then publishers wait."""
-    bytes_max: int = 10_737_418_240
+    bytes_max: int = 17_179_869_184
     """The same in bytes of bodies."""
     create: str = "members"
     """Who may make queues of a realm on this node: "members", "owner" (programs of this machine alone), or peer ids
@@ -81,7 +81,7 @@ QUEUE_CHECKS: Final[dict[str, Callable[[object, str], None]]] = {
     "queues.store": check_store,
     "queues.msg_timeout_s": check_timeout,
     "queues.max_attempts": check_count,
-    "queues.messages_max": check_size,
+    "queues.items_max": check_size,
     "queues.bytes_max": check_size,
     **{f"queues.{name}": check_who for name in ("create", "publish", "consume", "administer")},
 }
