@@ -11,7 +11,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +46,7 @@ class ProxyThread:
 
 
 @contextmanager
-def running_proxy() -> Iterator[ProxyThread]:
+def running_proxy() -> Generator[ProxyThread, None, None]:
     started: list[ProxyThread] = []
     ready = threading.Event()
     stops: list[trio.Event] = []
