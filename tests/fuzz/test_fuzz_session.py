@@ -118,7 +118,7 @@ def test_hostile_servers(fuzz_rounds: FuzzRounds) -> None:
             if not client.is_attached and client.may_attach:
                 client.attach(now)
                 if rng.random() < 0.8:
-                    good = encode_answer(Answer(0, 5, client.receiver.received + 1, 0))
+                    good = encode_answer(Answer(0, 5, min(client.receiver.received + 1, 2**64 - 1), 0))
                     with_error(client, good, now)
             if client.is_attached:
                 with_error(client, hostile(rng), now)
