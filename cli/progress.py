@@ -11,9 +11,10 @@ _BAR_CELLS: Final = 24
 
 
 class Progress:
-    """Bytes done out of a total. ``shown`` False makes every call do nothing."""
+    """Bytes done out of a total, or things named ``unit``. ``shown`` False makes every call do nothing."""
 
-    def __init__(self, label: str, total: int, *, shown: bool = True) -> None:
+    def __init__(self, label: str, total: int, *, shown: bool = True, unit: str = "") -> None:
+        self._unit = unit
         self._label = label if len(label) <= 30 else label[:29] + "…"
         self._total = total
         self._done = 0
@@ -24,7 +25,7 @@ class Progress:
         self._drawn = False
 
     def add(self, count: int) -> None:
-        """``count`` more bytes are done."""
+        """``count`` more are done."""
         self._done += count
         if self._shown:
             now = time.monotonic()
@@ -33,7 +34,7 @@ class Progress:
                 self._draw(now)
 
     def restart(self, done: int) -> None:
-        """Count from ``done`` bytes on, which were there before."""
+        """Count from ``done`` on, which were there before."""
         self._done = self._at_start = done
         self.started_s = time.monotonic()
 
@@ -45,9 +46,12 @@ class Progress:
         left = duration((self._total - self._done) / rate) if rate > 0 else "?"
         bar = "#" * int(share * _BAR_CELLS)
         return (
-            f"{self._label}  [{bar:<{_BAR_CELLS}}] {share:4.0%}  {byte_count(self._done)} of {byte_count(self._total)}"
-            f"  {byte_count(rate)}/s  {left} left"
+            f"{self._label}  [{bar:<{_BAR_CELLS}}] {share:4.0%}  {self._text(self._done)} of {self._text(self._total)}"
+            f"{' ' + self._unit if self._unit else ''}  {self._text(rate)}/s  {left} left"
         )
+
+    def _text(self, count: float) -> str:
+        return f"{count:,.0f}" if self._unit else byte_count(count)
 
     def _draw(self, now: float) -> None:
         self._drawn = True
