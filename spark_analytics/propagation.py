@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pandas as pd
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
@@ -49,20 +50,23 @@ def walked(messages: DataFrame, intervals: walk.Intervals, *, settle_us: int, bu
     return rows.repartition("msg_id").mapInArrow(walk.walker(intervals, settle_us, bucket_us), walk.DDL)
 
 
-def of_walk(rows: DataFrame, what: int) -> DataFrame:
-    """One of the tables in what `walked` gives, with its names; partial sums of partitions are put together."""
+def of_walk(rows: pd.DataFrame, what: int) -> pd.DataFrame:
+    """One of the tables in what `walked` gave, with its names; partial sums of partitions are put together."""
     names = walk.FIELDS[what]
-    table = rows.where(F.col("what") == what).select(*(F.col(f"c{n}").alias(name) for n, name in enumerate(names)))
-    if what == walk.MESSAGE:
-        return table
+    table = rows.loc[rows["what"] == what, [f"c{n}" for n in range(len(names))]].astype("int64")
+    table.columns = pd.Index(names)
     keys = {
+        walk.MESSAGE: [],
         walk.LINK: ["from_id", "to_id"],
         walk.NODE: ["node_id", "bucket"],
         walk.HOPS: ["topic_id", "hops"],
         walk.LATENCY: ["topic_id", "publisher_id", "latency_us"],
     }[what]
-    combine: dict[str, Any] = {"delay_min": F.min, "delay_max": F.max}
-    return table.groupBy(*keys).agg(*(combine.get(name, F.sum)(name).alias(name) for name in names if name not in keys))
+    if not keys:
+        return table.reset_index(drop=True)
+    combine = {"delay_min": "min", "delay_max": "max"}
+    sums = {name: combine.get(name, "sum") for name in names if name not in keys}
+    return table.groupby(keys, sort=False).agg(sums).reset_index()
 
 
 def copies(messages: DataFrame) -> DataFrame:

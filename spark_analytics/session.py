@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dep2p.spark_analytics.java import archive_path, find_java, start_jvm, stop_jvm
+from dep2p.spark_analytics.java import archive_path, find_java, spark_home, start_jvm, stop_jvm
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,9 @@ def default_cache_dir() -> Path:
 
 def open_session(options: SessionOptions = SessionOptions()) -> Any:
     """A Spark session (``pyspark.sql.SparkSession``). Raises `JavaError`, and what Spark raises."""
+    if options.remote is None and options.engine == "spark":
+        spark_home()  # a clear error without PySpark
+    _travel_by_value()
     if options.remote is not None:
         from pyspark.sql import SparkSession
 
@@ -88,6 +91,16 @@ def open_session(options: SessionOptions = SessionOptions()) -> Any:
     for key, value in conf.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def _travel_by_value() -> None:
+    """Let workers get the numpy code with the job, so that a cluster needs no dep2p on its nodes."""
+    from pyspark import cloudpickle
+
+    from dep2p.spark_analytics import mesh_samples, walk
+
+    for module in (walk, mesh_samples):
+        cloudpickle.register_pickle_by_value(module)
 
 
 def close_session(session: Any) -> None:

@@ -1,0 +1,129 @@
+"""A synthetic trace of any size for the Spark benchmark: a mesh of nodes, messages that spread over it, copies, RPCs.
+
+Made by numpy, not by the simulator: ten million events in half a minute, with the proportions of a real GossipSub trace
+(six copies for each delivery, RPC events of one message in five).
+"""
+
+import base64
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import zstandard
+
+from dep2p.traces.files import FileName, partition_of
+
+START_US: Final = 1_577_836_800_000_000
+_NODES: Final = 200
+_DEGREE: Final = 6
+_TOPICS: Final = ("blocks", "votes", "chat")
+_FRAME: Final = 1024
+_SPAN_US: Final = 3_500_000_000
+
+
+def write_trace(directory: Path, events: int, seed: int = 1) -> int:
+    """Write about so many events of 200 nodes over an hour; returns how many they are."""
+    rng = np.random.default_rng(seed)
+    names = [base64.b32encode(rng.bytes(30)).decode().rstrip("=").lower() for _ in range(_NODES)]
+    count = max(20, round(events / (_NODES * 6.25)))
+    edges = _mesh(rng)
+    sources, targets = edges[:, 0], edges[:, 1]
+    delay = rng.lognormal(np.log(15_000), 0.5, len(edges))
+    publish_t = np.sort(rng.integers(2_000_000, _SPAN_US, count)) + START_US
+    publisher = rng.integers(0, 20, count)
+    topic = rng.choice(3, count, p=[0.05, 0.15, 0.8])
+    ids = [base64.b64encode(rng.bytes(20)).decode() for _ in range(count)]
+    lines: list[list[tuple[int, str]]] = [[] for _ in range(_NODES)]
+    _set_up(names, edges, lines)
+    for first in range(0, count, 500):
+        part = slice(first, min(count, first + 500))
+        jitter = rng.lognormal(0, 0.25, (part.stop - first, len(edges)))
+        hop = delay * jitter
+        arrival = np.full((part.stop - first, _NODES), np.inf)
+        arrival[np.arange(part.stop - first), publisher[part]] = 0.0
+        for _ in range(12):
+            reach = arrival[:, sources] + hop
+            better = arrival.copy()
+            np.minimum.at(better.T, targets, reach.T)
+            if np.allclose(better, arrival, equal_nan=True):
+                break
+            arrival = better
+        reach = arrival[:, sources] + hop
+        lost = rng.random(reach.shape) < 0.003
+        _emit(part, publish_t, publisher, topic, ids, names, edges, arrival, reach, lost, lines)
+    return _write(directory, names, lines)
+
+
+def _mesh(rng: Any) -> Any:
+    pairs: set[tuple[int, int]] = set()
+    for node in range(_NODES):
+        for other in [(node + 1) % _NODES, *rng.integers(0, _NODES, _DEGREE // 2 - 1)]:
+            if other != node:
+                pairs.add((min(node, int(other)), max(node, int(other))))
+    both = [pair for a, b in sorted(pairs) for pair in ((a, b), (b, a))]
+    return np.array(both)
+
+
+def _set_up(names: list[str], edges: Any, lines: list[list[tuple[int, str]]]) -> None:
+    for node in range(_NODES):
+        for topic in _TOPICS:
+            lines[node].append((START_US + 10, f'"kind":"join","topic":"{topic}"'))
+        lines[node].append((START_US, '"kind":"node_start","version":"bench"'))
+        lines[node].append((START_US + _SPAN_US + 60_000_000, '"kind":"node_stop","reason":"end"'))
+    for a, b in edges.tolist():
+        lines[a].append((START_US + 20, f'"kind":"add_peer","peer":"{names[b]}"'))
+        for topic in _TOPICS:
+            lines[a].append(
+                (START_US + 1_000 + (a * 7919 + b) % 900_000, f'"kind":"graft","peer":"{names[b]}","topic":"{topic}"')
+            )
+
+
+def _emit(
+    part: slice, publish_t: Any, publisher: Any, topic: Any, ids: list[str], names: list[str], edges: Any, arrival: Any,
+    reach: Any, lost: Any, lines: list[list[tuple[int, str]]],
+) -> None:  # fmt: skip
+    sources = edges.tolist()
+    for row, number in enumerate(range(part.start, part.stop)):
+        t0, name, own, msg = int(publish_t[number]), _TOPICS[topic[number]], int(publisher[number]), ids[number]
+        body = f'"msg":"{msg}","topic":"{name}"'
+        lines[own].append((t0, f'"kind":"publish",{body},"size":1024'))
+        lines[own].append((t0, f'"kind":"deliver",{body},"size":1024'))
+        first = arrival[row]
+        times = reach[row]
+        with_rpcs = number % 5 == 0
+        dropped = lost[row]
+        parents: dict[int, tuple[float, int]] = {}
+        for place, (_, b) in enumerate(sources):
+            if b != own and not dropped[place] and times[place] < parents.get(b, (np.inf, 0))[0]:
+                parents[b] = (float(times[place]), place)
+        for place, (a, b) in enumerate(sources):
+            best = parents.get(a)
+            if dropped[place] or (best is not None and sources[best[1]][0] == b) or (best is None and a != own):
+                continue  # nothing goes back to where it came from
+            at = t0 + int(times[place])
+            kind = "deliver" if b in parents and parents[b][1] == place else "duplicate"
+            lines[b].append((at, f'"kind":"{kind}",{body},"peer":"{names[a]}","size":1024'))
+            if with_rpcs:
+                rpc = f'"message_bytes":1024,"messages":[{{{body},"size":1024}}]'
+                lines[a].append((t0 + int(first[a]) + 50, f'"kind":"send_rpc","peer":"{names[b]}",{rpc}'))
+                lines[b].append((at, f'"kind":"recv_rpc","peer":"{names[a]}",{rpc}'))
+
+
+def _write(directory: Path, names: list[str], lines: list[list[tuple[int, str]]]) -> int:
+    compressor = zstandard.ZstdCompressor(level=3)
+    total = 0
+    for node, mine in enumerate(lines):
+        mine.sort(key=lambda item: item[0])
+        path = directory / partition_of(START_US) / str(FileName(names[node], START_US * 1000, 0))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        head = f'"v":1,"node":"{names[node]}"'
+        with path.open("wb") as file:
+            for start in range(0, len(mine), _FRAME):
+                frame = "".join(
+                    f'{{{head},"seq":{start + seq},"t":{t},{body}}}\n'
+                    for seq, (t, body) in enumerate(mine[start : start + _FRAME])
+                )
+                file.write(compressor.compress(frame.encode()))
+        total += len(mine)
+        mine.clear()
+    return total
