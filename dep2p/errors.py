@@ -165,6 +165,9 @@ class DeliveryQueueFullError(Dep2pError):
 class StoreError(Dep2pError):
     """A store cannot read or write; the text says what, why and what to do. Nothing that was acknowledged is lost."""
 
+    is_about_batch = False
+    """It is what was to be written that the store does not take, not the store that is ill."""
+
 
 class StoreFullError(StoreError):
     """There is no room for more: nothing was written. Acknowledgements still work."""

@@ -44,11 +44,19 @@ class QueueStore(Protocol):
         """Dead letters in the order of id."""
         ...
 
+    def count_dead(self, channel: int) -> int:
+        """How many dead letters a channel has."""
+        ...
+
     def commit(self, batch: StoreBatch) -> None:
         """Write all of it in one atomic step, durable on return as the store's ``sync`` says.
 
         Raises StoreFullError (nothing was written; acks alone may still fit), StoreError.
         """
+        ...
+
+    def check(self, batch: StoreBatch) -> None:
+        """Raises what `commit` of it would raise; writes nothing."""
         ...
 
     def statistics(self) -> StoreStatistics:

@@ -94,13 +94,15 @@ class CursorChange:
 class StoreBatch:
     """One atomic step. Applied in the order of the fields; all of it, or nothing and an error.
 
-    A batch may be split by the writer when it fails: `appends` of one publish (``group`` below) stay together.
+    A batch may be split by the writer when it fails; the `appends` of one publish stay together.
     """
 
     definitions: dict[str, bytes | None] = field(default_factory=dict[str, bytes | None])
     """Small values by key (queues, channels, routes, locks, epochs, publishers' windows); None removes."""
     appends: list[MessageRow] = field(default_factory=list[MessageRow])
     """New messages; each partition's in rising order of seq."""
+    groups: list[int] = field(default_factory=list[int])
+    """How many of `appends` belong to each publish, in their order: those go together or not at all."""
     cursors: dict[tuple[int, int], CursorChange] = field(default_factory=dict[tuple[int, int], CursorChange])
     """By (channel, partition)."""
     dead_added: list[DeadRow] = field(default_factory=list[DeadRow])

@@ -1,0 +1,212 @@
+"""Group commit: whatever came while one batch was written is the next one. No linger timer; one worker thread.
+
+Why and how fast: docs/decisions/0015-queue-stores.md.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, Protocol, TypeVar
+
+import trio
+
+from dep2p.errors import StoreError, StoreFullError
+from dep2p.protocols.queue.records import StoreBatch
+from dep2p.storage.interface import QueueStore
+
+logger = logging.getLogger("dep2p.storage")
+
+_RETRY_FIRST_S: Final = 0.1
+_RETRY_MAX_S: Final = 5.0
+_SLOW_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+T = TypeVar("T")
+
+
+class BatchOwner(Protocol):
+    """Who has what is to be written (`QueueBook` is one). Every method is called on the trio thread."""
+
+    @property
+    def has_changes(self) -> bool: ...
+
+    def take_changes(self) -> StoreBatch: ...
+
+    def committed(self, batch: StoreBatch) -> None: ...
+
+    def failed(self, batch: StoreBatch, error: Exception, *, publishes: "list[int] | None" = None) -> None: ...
+
+
+class GroupCommit:
+    """Writes an owner's batches to its store, one after the other, in a worker thread of its own.
+
+    ``before``: called right before each batch is taken, ``after``: when one is done with.
+    """
+
+    def __init__(
+        self,
+        store: QueueStore,
+        owner: BatchOwner,
+        *,
+        before: Callable[[], None] = lambda: None,
+        after: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.store = store
+        self.counters: Counter[str] = Counter()
+        self.commit_seconds: Counter[float] = Counter()
+        """How many commits took at most so long; the rest is under infinity."""
+        self.problem = ""
+        """What is wrong with the store now, for people; "" when it is well."""
+        self._owner = owner
+        self._before = before
+        self._after = after
+        self._limiter = trio.CapacityLimiter(1)
+        self._kicked = trio.Event()
+        self._asleep: trio.lowlevel.Task | None = None
+        self._is_kicked = False
+        self._done = trio.Event()
+        self._is_writing = False
+        self._is_closed = False
+
+    def kick(self) -> None:
+        """There is something to write. Cheap: call it for every change."""
+        if not self._is_kicked:
+            self._is_kicked = True
+            task, self._asleep = self._asleep, None
+            if task is not None:
+                trio.lowlevel.reschedule(task)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled; `aclose` writes what is left."""
+        task_status.started()
+        retry_s = _RETRY_FIRST_S
+        while True:
+            if not self._is_kicked:
+                await self._sleep()
+            self._is_kicked = False
+            self._before()
+            if not self._owner.has_changes:
+                self._tell_done()
+                continue
+            if await self._write_one():
+                retry_s = _RETRY_FIRST_S
+            else:
+                # What must not be lost (acknowledgements, attempts) stays in line; it is tried again for ever.
+                self.kick()
+                await trio.sleep(retry_s)
+                retry_s = min(retry_s * 2, _RETRY_MAX_S)
+
+    async def _sleep(self) -> None:
+        self._asleep = trio.lowlevel.current_task()
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            self._asleep = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    async def _write_one(self) -> bool:
+        owner = self._owner
+        batch = owner.take_changes()
+        self._is_writing = True
+        started_s = trio.current_time()
+        try:
+            with trio.CancelScope(shield=True):
+                if not batch.is_empty:
+                    await self._commit(batch)
+        except StoreError as error:
+            self.counters["commits_failed"] += 1
+            if self.problem != str(error):
+                self.problem = str(error)
+                logger.error("%s", error)
+            with trio.CancelScope(shield=True):
+                return await self._save_what_can_be(batch, error)
+        else:
+            if not batch.is_empty:
+                self.counters["commits"] += 1
+                self.counters["messages_committed"] += len(batch.appends)
+                self._time(trio.current_time() - started_s)
+            if self.problem:
+                logger.info("the store works again")
+                self.problem = ""
+            owner.committed(batch)
+            return True
+        finally:
+            self._is_writing = False
+            self._after()
+            if not self._is_kicked and not owner.has_changes:
+                self._tell_done()
+
+    async def _commit(self, batch: StoreBatch) -> None:
+        await trio.to_thread.run_sync(self.store.commit, batch, limiter=self._limiter)
+
+    async def _save_what_can_be(self, batch: StoreBatch, error: StoreError) -> bool:
+        """One bad publish must not fail its neighbours; a full disk must not stop acknowledgements."""
+        bad = list(range(len(batch.groups)))
+        if batch.groups and not isinstance(error, StoreFullError) and error.is_about_batch:
+            bad = await self._find_bad(batch)
+            self.counters["batches_split"] += 1
+        self.counters["publishes_failed"] += len(bad)
+        self._owner.failed(batch, error, publishes=bad)
+        # Without the bad ones the rest may pass: at once when there is anything else, else later.
+        return (bool(batch.groups) and len(bad) < max(1, len(batch.groups))) or bool(batch.groups)
+
+    async def _find_bad(self, batch: StoreBatch) -> list[int]:
+        """Which publishes cannot be written: tried by halves, in a step that is undone each time."""
+        starts: list[int] = []
+        at = 0
+        for count in batch.groups:
+            starts.append(at)
+            at += count
+
+        def rows(positions: list[int]) -> StoreBatch:
+            part = StoreBatch()
+            for position in positions:
+                part.appends += batch.appends[starts[position] : starts[position] + batch.groups[position]]
+                part.groups.append(batch.groups[position])
+            return part
+
+        async def bad_of(positions: list[int]) -> list[int]:
+            try:
+                await trio.to_thread.run_sync(self.store.check, rows(positions), limiter=self._limiter)
+            except StoreError:
+                if len(positions) == 1:
+                    return positions
+                half = len(positions) // 2
+                return await bad_of(positions[:half]) + await bad_of(positions[half:])
+            return []
+
+        return await bad_of(list(range(len(batch.groups))))
+
+    def _time(self, took_s: float) -> None:
+        for bound in _SLOW_BUCKETS_S:
+            if took_s <= bound:
+                self.commit_seconds[bound] += 1
+                return
+        self.commit_seconds[float("inf")] += 1
+
+    def _tell_done(self) -> None:
+        self._done.set()
+        self._done = trio.Event()
+
+    async def flush(self) -> None:
+        """Until everything that was changed before is written."""
+        while self._owner.has_changes or self._is_writing:
+            done = self._done
+            self.kick()
+            await done.wait()
+
+    async def read(self, function: Callable[[], T]) -> T:
+        """Call in the worker thread, between two commits. Raises what it raises."""
+        return await trio.to_thread.run_sync(function, limiter=self._limiter)
+
+    async def aclose(self) -> None:
+        """Write what is left, and close the store; whoever cancels."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with trio.CancelScope(shield=True):
+            for _ in range(1_000):
+                self._before()
+                if not self._owner.has_changes or not await self._write_one():
+                    break
+            await trio.to_thread.run_sync(self.store.close, limiter=self._limiter)

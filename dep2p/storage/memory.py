@@ -1,0 +1,179 @@
+"""A queue store in memory: the reference for the others, and what a node without a data directory uses."""
+
+import bisect
+
+from dep2p.errors import StoreError
+from dep2p.protocols.queue.records import (
+    Cursor,
+    CursorChange,
+    DeadRow,
+    MessageRow,
+    PartitionRecord,
+    StateRow,
+    StoreBatch,
+    StoreStatistics,
+)
+
+
+class _Partition:
+    def __init__(self) -> None:
+        self.last_seq = 0
+        self.trimmed = 0
+        self.seqs: list[int] = []
+        self.rows: dict[int, MessageRow] = {}
+        self.bytes = 0
+
+
+class _Place:
+    def __init__(self) -> None:
+        self.cursor = Cursor()
+        self.done: dict[int, None] = {}
+        self.states: dict[int, StateRow] = {}
+
+
+class MemoryStore:
+    """Nothing outlives the process; its bounds are those of the queues (`QueueOptions.items_max`, ``bytes_max``)."""
+
+    is_durable = False
+
+    def __init__(self) -> None:
+        self._definitions: dict[str, bytes] = {}
+        self._partitions: dict[int, _Partition] = {}
+        self._places: dict[tuple[int, int], _Place] = {}
+        self._dead: dict[int, dict[int, DeadRow]] = {}
+        self._last_dead: dict[int, int] = {}
+        self._commits = 0
+        self._rows = 0
+
+    def open(self) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def load(self) -> dict[str, bytes]:
+        """All definitions."""
+        return dict(self._definitions)
+
+    def load_partition(self, partition: int) -> PartitionRecord:
+        """All of a partition but its messages."""
+        kept = self._partitions.get(partition) or _Partition()
+        record = PartitionRecord(kept.last_seq, kept.trimmed, len(kept.rows), kept.bytes)
+        for (channel, of), place in self._places.items():
+            if of == partition:
+                record.cursors[channel] = Cursor(place.cursor.floor, place.cursor.handed_out)
+                record.done[channel] = as_ranges(sorted(place.done))
+                record.states[channel] = [place.states[seq] for seq in sorted(place.states)]
+                record.last_dead_id[channel] = self._last_dead.get(channel, 0)
+        return record
+
+    def scan(self, partition: int, from_seq: int, *, items_max: int, bytes_max: int) -> list[MessageRow]:
+        """Messages from ``from_seq`` on."""
+        kept = self._partitions.get(partition)
+        found: list[MessageRow] = []
+        if kept is None:
+            return found
+        size = 0
+        for seq in kept.seqs[bisect.bisect_left(kept.seqs, from_seq) :]:
+            row = kept.rows.get(seq)
+            if row is None:
+                continue
+            size += len(row.body)
+            if found and (len(found) >= items_max or size > bytes_max):
+                break
+            found.append(row)
+        return found
+
+    def get(self, partition: int, seqs: list[int]) -> list[MessageRow]:
+        """These messages."""
+        kept = self._partitions.get(partition)
+        return [] if kept is None else [kept.rows[seq] for seq in sorted(seqs) if seq in kept.rows]
+
+    def scan_dead(self, channel: int, after_id: int, *, items_max: int) -> list[DeadRow]:
+        """Dead letters behind an id."""
+        letters = self._dead.get(channel, {})
+        return [letters[each] for each in sorted(letters) if each > after_id][:items_max]
+
+    def count_dead(self, channel: int) -> int:
+        """How many dead letters there are."""
+        return len(self._dead.get(channel, ()))
+
+    def check(self, batch: StoreBatch) -> None:
+        """Raises what `commit` would raise."""
+        for row in batch.appends:
+            kept = self._partitions.get(row.partition)
+            if kept is not None and row.seq <= kept.last_seq:
+                error = StoreError(f"message {row.seq} of partition {row.partition} is there already")
+                error.is_about_batch = True
+                raise error
+
+    def commit(self, batch: StoreBatch) -> None:
+        """Take all of it."""
+        self.check(batch)  # before anything is changed
+        self._commits += 1
+        for key, value in batch.definitions.items():
+            if value is None:
+                self._definitions.pop(key, None)
+            else:
+                self._definitions[key] = value
+        for row in batch.appends:
+            kept = self._partitions.setdefault(row.partition, _Partition())
+            kept.last_seq = row.seq
+            kept.seqs.append(row.seq)
+            kept.rows[row.seq] = row
+            kept.bytes += len(row.body)
+        self._rows += len(batch.appends)
+        for (channel, partition), change in batch.cursors.items():
+            self._move(self._places.setdefault((channel, partition), _Place()), change)
+        for letter in batch.dead_added:
+            self._dead.setdefault(letter.channel, {})[letter.id] = letter
+            self._last_dead[letter.channel] = max(self._last_dead.get(letter.channel, 0), letter.id)
+        for channel, dead_id in batch.dead_removed:
+            self._dead.get(channel, {}).pop(dead_id, None)
+        for partition, up_to in batch.trims.items():
+            self._trim(self._partitions.setdefault(partition, _Partition()), up_to)
+        for partition in batch.partitions_removed:
+            self._partitions.pop(partition, None)
+            for place_key in [each for each in self._places if each[1] == partition]:
+                del self._places[place_key]
+        for channel in batch.channels_removed:
+            self._dead.pop(channel, None)
+            for place_key in [each for each in self._places if each[0] == channel]:
+                del self._places[place_key]
+
+    def _move(self, place: _Place, change: CursorChange) -> None:
+        place.cursor = Cursor(change.cursor.floor, change.cursor.handed_out)
+        for low, high in change.done_added:
+            place.done.update(dict.fromkeys(range(low, high + 1)))
+        for seq in change.states_removed:
+            place.states.pop(seq, None)
+        for state in change.states_set:
+            place.states[state.seq] = state
+        floor = change.cursor.floor
+        for seq in [each for each in place.done if each <= floor]:
+            del place.done[seq]
+        for seq in [each for each in place.states if each <= floor]:
+            del place.states[seq]
+
+    def _trim(self, kept: _Partition, up_to: int) -> None:
+        cut = bisect.bisect_right(kept.seqs, up_to)
+        for seq in kept.seqs[:cut]:
+            kept.bytes -= len(kept.rows.pop(seq).body)
+        del kept.seqs[:cut]
+        kept.trimmed = max(kept.trimmed, up_to)
+        kept.last_seq = max(kept.last_seq, up_to)
+
+    def statistics(self) -> StoreStatistics:
+        """Counts since it was made."""
+        return StoreStatistics(commits=self._commits, rows_written=self._rows)
+
+
+def as_ranges(numbers: list[int]) -> list[tuple[int, int]]:
+    """Inclusive ranges of rising numbers, that do not touch."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1] = (found[-1][0], number)
+        else:
+            found.append((number, number))
+    return found

@@ -1,0 +1,416 @@
+"""All queues of one store: what there is, what is to be committed next, and what may be handed out then. Pure.
+
+The owner publishes and settles through `Queue` and `Channel`, calls `pump` to assign what is ready, takes a batch with
+`take_changes`, writes it, and says `committed` or `failed`. Only then are publishes done and deliveries handed out.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+from dep2p.errors import ProtocolError, QueueExistsError, QueueNotFoundError
+from dep2p.protocols.bounded_cbor import decode_bounded, encode_canonical
+from dep2p.protocols.queue.channel import Channel
+from dep2p.protocols.queue.consumer import Consumer, Delivery
+from dep2p.protocols.queue.filters import Filter
+from dep2p.protocols.queue.log import LogCache, PartitionLog, Read
+from dep2p.protocols.queue.message import decode_row
+from dep2p.protocols.queue.names import check_name, is_ephemeral
+from dep2p.protocols.queue.options import QueueOptions, options_as_dict, options_from
+from dep2p.protocols.queue.queue import Publish, Queue, Run
+from dep2p.protocols.queue.records import DeadRow, MessageRow, PartitionRecord, StoreBatch
+
+CACHE_BYTES: Final = 67_108_864
+_COMMIT_ROWS: Final = 2_000
+_COMMIT_BYTES: Final = 8_388_608
+_EPHEMERAL_DEAD_MAX: Final = 10_000
+
+QueueKey = tuple[str, str]
+"""Namespace and name."""
+
+
+class _Taken:
+    """What a batch holds, besides what goes to the store."""
+
+    __slots__ = ("deliveries", "publishes")
+
+    def __init__(self) -> None:
+        self.publishes: list[tuple[Queue, Publish]] = []
+        self.deliveries: list[tuple[Consumer, list[Delivery]]] = []
+
+
+class QueueBook:
+    """The queues of one store."""
+
+    def __init__(self, *, cache_bytes: int = CACHE_BYTES) -> None:
+        self.cache = LogCache(cache_bytes)
+        self.wall_us = 0
+        """Unix microseconds as last said by `pump` or `at`."""
+        self.counts: Counter[str] = Counter()
+        self.queues: dict[QueueKey, Queue] = {}
+        self.awake: dict[Channel, None] = {}
+        self.active: dict[Channel, None] = {}
+        """Channels with consumers or deferred messages: those with deadlines."""
+        self.changed: dict[tuple[Channel, int], None] = {}
+        self.staged: dict[Consumer, None] = {}
+        self.trimmable: dict[PartitionLog, Queue] = {}
+        self.trims: dict[int, int] = {}
+        self.freed: dict[Queue, None] = {}
+        """Queues in which there may be room now; the owner clears it."""
+        self._definitions: dict[str, bytes | None] = {}
+        self._publishes: list[tuple[Queue, Publish]] = []
+        self._publish_rows = 0
+        self._dead_added: dict[tuple[int, int], DeadRow] = {}
+        self._dead_removed: list[tuple[int, int]] = []
+        self._partitions_removed: list[int] = []
+        self._channels_removed: list[int] = []
+        self._taken: dict[int, _Taken] = {}
+        self._next_partition = 1
+        self._next_channel = 1
+        self._logs: dict[int, PartitionLog] = {}
+        self._ephemeral_dead: dict[int, dict[int, DeadRow]] = {}
+        self._publishers: dict[int, list[tuple[bytes, int, dict[int, list[Run]]]]] = {}
+
+    # Definitions
+
+    def restore(self, definitions: Mapping[str, bytes]) -> None:
+        """Know the queues that the store has. Cheap: none of them is loaded. Raises ProtocolError for a damaged one."""
+        for key, raw in definitions.items():
+            kind, _, rest = key.partition("/")
+            if kind == "ids":
+                partition, channel = cast(list[int], _decode(raw, key))
+                self._next_partition = max(self._next_partition, partition)
+                self._next_channel = max(self._next_channel, channel)
+            elif kind == "queue":
+                namespace, _, name = rest.rpartition("/")
+                self._restore_queue(namespace, name, cast(dict[str, Any], _decode(raw, key)))
+            elif kind == "publisher":
+                partition_text, _, publisher = rest.partition("/")
+                last, runs = cast(list[Any], _decode(raw, key))
+                recent = {int(first): [Run(*run) for run in each] for first, each in runs}
+                self._publishers.setdefault(int(partition_text), []).append(
+                    (bytes.fromhex(publisher), int(last), recent)
+                )
+
+    def _restore_queue(self, namespace: str, name: str, fields: dict[str, Any]) -> None:
+        known = {key: value for key, value in fields["options"].items() if key in options_as_dict(QueueOptions())}
+        # Floats travel as text: CBOR of ours has none.
+        options = options_from({key: float(v) if isinstance(v, str) else v for key, v in known.items()})
+        queue = self.queues[(namespace, name)] = Queue(self, namespace, name, options, fields["partitions"])
+        queue.is_paused = bool(fields["paused"])
+        for channel_name, (channel_id, filter_text, paused) in fields["channels"].items():
+            filter_ = Filter(filter_text) if filter_text else None
+            queue.channels[channel_name] = Channel(queue, channel_id, channel_name, filter_, is_paused=bool(paused))
+
+    def define(self, key: str, value: object | None) -> None:
+        """A small value goes into the next batch; None removes it."""
+        self._definitions[key] = None if value is None else encode_canonical(value)
+
+    def define_queue(self, queue: Queue) -> None:
+        """What the store keeps of a queue."""
+        if queue.is_ephemeral or queue.is_deleted:
+            return
+        options = {
+            key: repr(value) if isinstance(value, float) else value
+            for key, value in options_as_dict(queue.options).items()
+        }
+        channels = {
+            name: [channel.id, "" if channel.filter is None else channel.filter.text, channel.is_paused]
+            for name, channel in queue.channels.items()
+            if not is_ephemeral(name)
+        }
+        self.define(
+            f"queue/{queue.namespace}/{queue.name}",
+            {
+                "options": options,
+                "partitions": list(queue.partition_ids),
+                "channels": channels,
+                "paused": queue.is_paused,
+            },
+        )
+        self.define("ids", [self._next_partition, self._next_channel])
+
+    def new_channel_id(self) -> int:
+        """Never given before."""
+        self._next_channel += 1
+        return self._next_channel - 1
+
+    def find(self, namespace: str, name: str) -> Queue:
+        """Raises QueueNotFoundError."""
+        found = self.queues.get((namespace, name))
+        if found is None:
+            raise QueueNotFoundError(f"there is no queue {name[:80]!r} here: make it first (`dep2p queue create`)")
+        return found
+
+    def names(self, namespace: str) -> list[str]:
+        """Of the queues of a namespace, sorted."""
+        return sorted(name for space, name in self.queues if space == namespace)
+
+    def create(self, namespace: str, name: str, options: QueueOptions) -> Queue:
+        """A new queue, or the one that is there with the same options.
+
+        Raises QueueExistsError when it is there with others, ``ValueError`` for the name.
+        """
+        check_name(name)
+        found = self.queues.get((namespace, name))
+        if found is not None:
+            if found.options != options:
+                there = options_as_dict(found.options)
+                differing = [key for key, value in options_as_dict(options).items() if there[key] != value]
+                raise QueueExistsError(f"the queue {name!r} is there with another {', '.join(differing)}")
+            return found
+        ids = range(self._next_partition, self._next_partition + options.partitions)
+        self._next_partition += options.partitions
+        queue = self.queues[(namespace, name)] = Queue(self, namespace, name, options, ids)
+        self.load(queue, {})
+        self.define_queue(queue)
+        return queue
+
+    def load(self, queue: Queue, records: Mapping[int, PartitionRecord]) -> None:
+        """Take what the store has of a queue's partitions: before it is used."""
+        if queue.is_loaded:
+            return
+        queue.load(records)
+        self._logs.update(queue.logs)
+        for publisher, last, recent in self._publishers.pop(queue.partition_ids[0], ()):
+            queue.restore_publisher(publisher, last, recent)
+
+    def delete(self, queue: Queue) -> None:
+        """With all that is in it; its consumers are closed."""
+        del self.queues[(queue.namespace, queue.name)]
+        queue.close(f"the queue {queue.name!r} was deleted")
+        for channel in queue.channels.values():
+            self.forget_channel(queue, channel)
+        for partition in queue.partition_ids:
+            self._logs.pop(partition, None)
+            self.trims.pop(partition, None)
+        self.freed[queue] = None
+        if not queue.is_ephemeral:
+            self._partitions_removed += queue.partition_ids
+            self.define(f"queue/{queue.namespace}/{queue.name}", None)
+            for key in queue.publisher_keys():
+                self.define(key, None)
+
+    def forget_channel(self, queue: Queue, channel: Channel) -> None:
+        """It is gone from its queue."""
+        for partition in queue.partition_ids:
+            self.changed.pop((channel, partition), None)
+        self._ephemeral_dead.pop(channel.id, None)
+        if not queue.is_ephemeral and not is_ephemeral(channel.name):
+            self._channels_removed.append(channel.id)
+
+    # From queues
+
+    def publish(self, queue: Queue, publish: Publish) -> None:
+        """Into the next batch."""
+        self._publishes.append((queue, publish))
+        self._publish_rows += len(publish.rows)
+
+    def publish_ephemeral(self, queue: Queue, publish: Publish) -> None:
+        """There at once: there is nothing to write."""
+        publish.rows = []
+        queue.shown(publish)
+        publish.finish()
+
+    def bury(self, queue: Queue, row: DeadRow) -> None:
+        """A dead letter."""
+        channel = next((each for each in queue.channels.values() if each.id == row.channel), None)
+        if queue.is_ephemeral or (channel is not None and is_ephemeral(channel.name)):
+            letters = self._ephemeral_dead.setdefault(row.channel, {})
+            letters[row.id] = row
+            if len(letters) > _EPHEMERAL_DEAD_MAX:
+                del letters[next(iter(letters))]
+            return
+        self._dead_added[(row.channel, row.id)] = row
+
+    def unbury(self, queue: Queue, channel_id: int, dead_id: int) -> None:
+        """A dead letter is gone."""
+        if self._ephemeral_dead.get(channel_id, {}).pop(dead_id, None) is None:
+            self._dead_added.pop((channel_id, dead_id), None)
+            if not queue.is_ephemeral:
+                self._dead_removed.append((channel_id, dead_id))
+
+    def ephemeral_dead(self, channel_id: int) -> list[DeadRow]:
+        """Dead letters that no store has, in the order of id."""
+        return list(self._ephemeral_dead.get(channel_id, {}).values())
+
+    # Time, and handing out
+
+    def at(self, wall_us: int) -> None:
+        """What the wall clock says now: for histories and due times."""
+        self.wall_us = wall_us
+
+    def pump(self, now: float, wall_us: int) -> list[Read]:
+        """Assign what is ready, queue by queue. Gives the pages that are missing for it: read them, then `loaded`."""
+        self.wall_us = wall_us
+        wants: list[Read] = []
+        for _ in range(len(self.awake)):
+            channel = next(iter(self.awake), None)
+            if channel is None:
+                break
+            del self.awake[channel]
+            wants += channel.pump(now, wall_us)
+        return wants
+
+    def loaded(self, read: Read, rows: Sequence[MessageRow]) -> None:
+        """A page has come."""
+        log = self._logs.get(read.partition)
+        if log is None:
+            return
+        log.wanted = 0
+        for row in rows:
+            if row.seq > log.trimmed and not log.is_gone(row.seq):
+                self.cache.put(log, decode_row(row))
+        # Numbers in front of and between what came are of messages that are gone.
+        reached = read.from_seq - 1
+        missing: list[int] = []
+        for row in rows:
+            missing += range(reached + 1, row.seq)
+            reached = row.seq
+        if not rows:
+            missing += range(read.from_seq, log.visible + 1)
+        queue = next((each for each in self.queues.values() if read.partition in each.logs), None)
+        if queue is not None:
+            for seq in missing:
+                for channel in queue.channels.values():
+                    channel.gone(log, seq)
+            for channel in queue.channels.values():
+                channel.wake()
+
+    def next_deadline(self) -> float | None:
+        """When `on_deadline` has something to do."""
+        found: float | None = None
+        for channel in list(self.active):
+            deadline = channel.next_deadline()
+            if deadline is None:
+                if not channel.consumers:
+                    del self.active[channel]
+            elif found is None or deadline < found:
+                found = deadline
+        return found
+
+    def on_deadline(self, now: float, wall_us: int) -> None:
+        """Take back what was not settled in time."""
+        self.wall_us = wall_us
+        for channel in list(self.active):
+            deadline = channel.next_deadline()
+            if deadline is not None and deadline <= now:
+                channel.on_deadline(now)
+
+    # Batches
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether `take_changes` would give something."""
+        return bool(
+            self._publishes
+            or self.staged
+            or self.changed
+            or self._definitions
+            or self._dead_added
+            or self._dead_removed
+            or self.trims
+            or self.trimmable
+            or self._partitions_removed
+            or self._channels_removed
+        )
+
+    def take_changes(self) -> StoreBatch:
+        """What is to be committed next: at most about 2,000 new messages or 8 MiB of them, and all the rest."""
+        for log, queue in self.trimmable.items():
+            if not queue.is_deleted:
+                queue.trim(log)
+        self.trimmable.clear()
+        batch = StoreBatch()
+        taken = _Taken()
+        size = rows = 0
+        count = 0
+        for queue, publish in self._publishes:
+            if count and (rows + len(publish.rows) > _COMMIT_ROWS or size > _COMMIT_BYTES):
+                break
+            count += 1
+            if queue.is_deleted:
+                taken.publishes.append((queue, publish))
+                continue
+            rows += len(publish.rows)
+            size += sum([len(row.body) for row in publish.rows])
+            batch.appends += publish.rows
+            batch.groups.append(len(publish.rows))
+            taken.publishes.append((queue, publish))
+        del self._publishes[:count]
+        self._publish_rows -= rows
+        for channel, partition in self.changed:
+            change = channel.take_change(partition)
+            if change is not None and not channel.queue.is_ephemeral and not is_ephemeral(channel.name):
+                batch.cursors[(channel.id, partition)] = change
+        self.changed.clear()
+        for consumer in self.staged:
+            if consumer.staged:
+                deliveries, consumer.staged = consumer.staged, []
+                taken.deliveries.append((consumer, deliveries))
+        self.staged.clear()
+        batch.definitions, self._definitions = self._definitions, {}
+        batch.dead_added, self._dead_added = list(self._dead_added.values()), {}
+        batch.dead_removed, self._dead_removed = self._dead_removed, []
+        batch.trims, self.trims = self.trims, {}
+        batch.partitions_removed, self._partitions_removed = self._partitions_removed, []
+        batch.channels_removed, self._channels_removed = self._channels_removed, []
+        self._taken[id(batch)] = taken
+        return batch
+
+    def committed(self, batch: StoreBatch) -> None:
+        """It is durable: publishes are done, deliveries go out."""
+        taken = self._taken.pop(id(batch))
+        for queue, publish in taken.publishes:
+            publish.rows = []
+            if queue.is_deleted:
+                publish.finish(QueueNotFoundError(f"the queue {queue.name!r} was deleted"))
+            else:
+                queue.shown(publish)
+                publish.finish()
+        self._hand_out(taken)
+
+    def _hand_out(self, taken: _Taken) -> None:
+        for consumer, deliveries in taken.deliveries:
+            held = [each for each in deliveries if (each.partition, each.message.seq) in consumer.held]
+            if held:
+                consumer.on_deliver(held)
+
+    def failed(self, batch: StoreBatch, error: Exception, *, publishes: Sequence[int] | None = None) -> None:
+        """It was not written. ``publishes``: the positions of those to give up (all by default); the rest of the batch
+        goes into the next one, and deliveries wait for that."""
+        taken = self._taken.pop(id(batch))
+        given_up = range(len(taken.publishes)) if publishes is None else publishes
+        again: list[tuple[Queue, Publish]] = []
+        for position, (queue, publish) in enumerate(taken.publishes):
+            if position in given_up:
+                queue.hidden(publish)
+                queue.forget_publish(publish)
+                publish.rows = []
+                publish.finish(error)
+            else:
+                again.append((queue, publish))
+        self._publishes[:0] = again
+        self._definitions = {**batch.definitions, **self._definitions}
+        self._dead_added = {**{(row.channel, row.id): row for row in batch.dead_added}, **self._dead_added}
+        self._dead_removed[:0] = batch.dead_removed
+        self.trims = {**batch.trims, **self.trims}
+        self._partitions_removed[:0] = batch.partitions_removed
+        self._channels_removed[:0] = batch.channels_removed
+        by_id = {channel.id: channel for queue in self.queues.values() for channel in queue.channels.values()}
+        for (channel_id, partition), change in batch.cursors.items():
+            channel = by_id.get(channel_id)
+            if channel is not None:
+                channel.give_back(partition, change)
+        for consumer, deliveries in taken.deliveries:
+            held = [each for each in deliveries if (each.partition, each.message.seq) in consumer.held]
+            if held:
+                consumer.staged[:0] = held
+                self.staged[consumer] = None
+
+
+def _decode(raw: bytes, key: str) -> object:
+    try:
+        return decode_bounded(raw, f"the definition {key}", depth_max=6, entries_max=100_000)
+    except ProtocolError:
+        raise ProtocolError(f"the store's definition {key!r} is damaged") from None

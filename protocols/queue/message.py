@@ -1,0 +1,77 @@
+"""A message of a queue: what its publisher says, and how it is kept."""
+
+import struct
+from typing import Final, NamedTuple, cast
+
+from dep2p.errors import ProtocolError
+from dep2p.protocols.bounded_cbor import decode_bounded
+from dep2p.protocols.queue.records import MessageRow
+
+_META: Final = struct.Struct(">QQQI")
+_ATTRIBUTE_ENTRIES_MAX: Final = 64
+OVERHEAD_BYTES: Final = 64
+"""What a message counts for besides its body."""
+
+
+class NewMessage(NamedTuple):
+    """What is published. ``attributes``: encoded CBOR map, or nothing (`dep2p.io.queue_items.encode_attributes`)."""
+
+    body: bytes
+    attributes: bytes = b""
+    key: str = ""
+    priority: int = 0
+    delay_s: float = 0.0
+
+
+class Message(NamedTuple):
+    """A message in memory."""
+
+    seq: int
+    published_us: int
+    due_us: int
+    """Deferred by its publisher until then, Unix microseconds; 0: it was not."""
+    expires_us: int
+    """0: never."""
+    only_channel: int
+    """It is for this channel alone (a replayed dead letter); 0: for all."""
+    priority: int
+    attributes: bytes
+    body: bytes
+
+
+def encode_meta(message: Message) -> bytes:
+    """All but the body; `decode_row` reads it."""
+    return (
+        _META.pack(message.published_us, message.due_us, message.expires_us, message.only_channel)
+        + bytes((min(255, message.priority),))
+        + message.attributes
+    )
+
+
+def decode_row(row: MessageRow) -> Message:
+    """A stored message. Raises :class:`ProtocolError` for a damaged one."""
+    meta = row.meta
+    if len(meta) <= _META.size:
+        raise ProtocolError(f"message {row.seq} of partition {row.partition} is damaged")
+    published_us, due_us, expires_us, only_channel = _META.unpack_from(meta)
+    at = _META.size
+    return Message(row.seq, published_us, due_us, expires_us, only_channel, meta[at], meta[at + 1 :], row.body)
+
+
+def tags_and_headers(attributes: bytes) -> tuple[tuple[str, ...], dict[str, object]]:
+    """What a filter looks at; nothing for attributes that are no map."""
+    if not attributes:
+        return (), {}
+    try:
+        fields = decode_bounded(attributes, "a message's attributes", depth_max=4, entries_max=_ATTRIBUTE_ENTRIES_MAX)
+    except ProtocolError:
+        return (), {}
+    if not isinstance(fields, dict):
+        return (), {}
+    given = cast(dict[object, object], fields)
+    tags, headers = given.get("t"), given.get("h")
+    found = [tag for tag in cast(list[object], tags) if isinstance(tag, str)] if isinstance(tags, list) else []
+    named: dict[str, object] = {}
+    if isinstance(headers, dict):
+        named = {k: v for k, v in cast(dict[object, object], headers).items() if isinstance(k, str)}
+    return tuple(found), named
