@@ -59,7 +59,7 @@ async def ask(control: Control, request: Request) -> ASGIApp:
     fields.finish()
     with control.lifecycle.work():
         session = control.sessions.opened(path_text(request, "id"))
-        answer = await session.request(data, timeout_s=timeout_s)
+        answer = await session.request(data, timeout_s=timeout_s, in_order=False)
     return json_response(encode_payload(answer))
 
 
@@ -101,6 +101,8 @@ async def push_all(control: Control, request: Request) -> ASGIApp:
 async def respond(control: Control, request: Request) -> ASGIApp:
     """Answer a request of a session that is served here."""
     fields = await read_json(request, control.bounds)
+    if not fields.has("request_id"):
+        raise fields.wrong("request_id", "is missing")
     request_id = fields.integer("request_id", 0, low=1, high=2**32 - 1)
     error = fields.optional_text("error")
     data = fields.payload(control.config.limits.message_bytes_max, required=False)

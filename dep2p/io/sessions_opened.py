@@ -6,23 +6,23 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator
+from inspect import CORO_CLOSED, getcoroutinestate
 from typing import Final, cast
 
 import trio
-from outcome import Error, Value
+from outcome import Value
 
 from dep2p.errors import (
     Dep2pError,
-    ProtocolError,
     RequestTimeoutError,
     SessionClosedError,
     SessionFailedError,
     SessionGapError,
     SessionResetError,
     StreamClosedError,
-    error_from_wire,
 )
 from dep2p.host.interface import ByteStream
+from dep2p.io.sessions_answers import ANSWERS, Answers
 from dep2p.io.sessions_due import DueTimes
 from dep2p.io.sessions_link import SessionLink
 from dep2p.limits import Limits
@@ -32,13 +32,10 @@ from dep2p.protocols.ordered.frames import (
     AFTER,
     BEFORE,
     END,
-    FAILURE,
     PUSH,
     RESET,
-    RESPONSE,
     SKIP,
     Push,
-    decode_failure,
     read_reset,
 )
 from dep2p.protocols.ordered.token import SessionToken, encode_token
@@ -93,7 +90,7 @@ class OpenSession:
         self._changed = trio.Event()
         self._consumer: trio.lowlevel.Task | None = None
         self._asleep: trio.lowlevel.Task | None = None
-        self._waiters: dict[int, trio.lowlevel.Task] = {}
+        self._answers = Answers(self._give_up)
         self._attached_at: float | None = None
         self._patience = trio.CancelScope()
         self.finished = trio.Event()
@@ -136,8 +133,8 @@ class OpenSession:
                 continue
             if core.ack_now and self.link is not None:
                 self.link.pulled.wake()
-            if push[2] in (RESPONSE, FAILURE):
-                self._respond(push)
+            if push[2] in ANSWERS:
+                self._answer(push)
             elif push[2] < SKIP:
                 return push
             elif self._special(push):
@@ -204,12 +201,13 @@ class OpenSession:
         """The id that the next `request` will have: the server can bind pushes to it before it comes."""
         return self.core.next_request_id
 
-    async def request(self, data: bytes, *, timeout_s: float | None = None) -> bytes:
+    async def request(self, data: bytes, *, timeout_s: float | None = None, in_order: bool = True) -> bytes:
         """Ask the server, at most once handled, whatever becomes of the connection.
 
         The answer has its place in the sequence: while another task takes pushes, `request` returns when that task has
         handled all that comes before the answer. Called by the task that takes pushes, or while none does, it returns
-        as soon as the answer is here. ``timeout_s``: ``Limits.request_timeout_s`` by default.
+        as soon as the answer is here; and always without ``in_order``.
+        ``timeout_s``: ``Limits.request_timeout_s`` by default. Cancelling the call cancels the server's handler.
 
         Raises HandlerError and others that the server answers, RequestTimeoutError, SessionResetError (the server has
         forgotten the session; the request may have been handled), SessionClosedError, MessageTooLargeError.
@@ -224,51 +222,30 @@ class OpenSession:
         self._kick()
         self._due.want(self)
         with trio.move_on_after(timeout_s):
-            return await self._wait_for(request_id)
+            return await self._answers.wait(request_id, in_order)
         behind = len(self.core.receiver.queue)
         why = f"; {behind} pushes wait to be taken first" if behind else ""
         raise RequestTimeoutError(f"no answer to request {request_id} within {timeout_s:g} s{why}")
 
-    async def _wait_for(self, request_id: int) -> bytes:
-        self._waiters[request_id] = trio.lowlevel.current_task()
-
-        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-            self._waiters.pop(request_id, None)
-            self.core.answered(request_id)
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        return cast(bytes, await trio.lowlevel.wait_task_rescheduled(abort))
-
-    def _respond(self, push: Push) -> None:
-        """Wake who waits for this response, if somebody does."""
-        self.core.answered(push.request_id)
-        waiter = self._waiters.pop(push.request_id, None)
-        if waiter is None:
-            return
-        if push.kind == RESPONSE:
-            trio.lowlevel.reschedule(waiter, Value(push.data))
-            return
-        try:
-            code, text = decode_failure(push.data)
-            error: Dep2pError = error_from_wire(code, text)
-        except ProtocolError as bad:
-            error = bad
-        trio.lowlevel.reschedule(waiter, Error(error))
-
-    def _respond_early(self, before: int) -> None:
-        """Answers to those who cannot wait for the pushes in front: nobody takes these, or the asker does."""
-        queue, consumer = self.core.receiver.queue, self._consumer
-        for push in list(itertools.islice(queue, before, None)):
-            if push[2] in (RESPONSE, FAILURE):
-                waiter = self._waiters.get(push.request_id)
-                if waiter is not None and (consumer is None or waiter is consumer):
-                    self._respond(push)
-        if consumer is None:
-            while queue and queue[0][2] in (RESPONSE, FAILURE):
+    def _answer_early(self, before: int) -> None:
+        """Answers behind the first ``before`` of the queue, for those who cannot wait for their turn."""
+        queue = self.core.receiver.queue
+        if self._consumer is not None and getcoroutinestate(self._consumer.coro) == CORO_CLOSED:
+            self._consumer = None  # its task has ended
+        if self._answers:
+            for push in list(itertools.islice(queue, before, None)):
+                if push[2] in ANSWERS and self._answers.is_urgent(push.request_id, self._consumer):
+                    self._answer(push)
+        if self._consumer is None:
+            while queue and queue[0][2] in ANSWERS:
                 self.core.take()
             self.core.done()
             self.core.idle()
             self._changed.set()
+
+    def _answer(self, push: Push) -> None:
+        self.core.answered(push.request_id)
+        self._answers.give(push)
 
     # The place
 
@@ -411,10 +388,8 @@ class OpenSession:
                 if core.lost_requests:
                     self._lose_requests()
             if len(queue) > before:
-                if self._waiters and (self._asleep is None):
-                    self._respond_early(before)
-                elif self._consumer is None:
-                    self._respond_early(len(queue))
+                if self._asleep is None:
+                    self._answer_early(before)
                 self._wake()
             if core.wants_write:
                 self._kick()
@@ -422,11 +397,13 @@ class OpenSession:
 
     def _lose_requests(self) -> None:
         lost, self.core.lost_requests = self.core.lost_requests, []
+        text = "the server has forgotten the session: the request may or may not have been handled"
         for request_id in lost:
-            waiter = self._waiters.pop(request_id, None)
-            if waiter is not None:
-                text = "the server has forgotten the session: the request may or may not have been handled"
-                trio.lowlevel.reschedule(waiter, Error(SessionResetError(text, self.core.epoch)))
+            self._answers.fail(request_id, SessionResetError(text, self.core.epoch))
+
+    def _give_up(self, request_id: int) -> None:
+        self.core.give_up(request_id)
+        self._kick()
 
     def _on_link_end(self, link: SessionLink, error: Dep2pError) -> None:
         if self.link is link:
@@ -454,10 +431,7 @@ class OpenSession:
             self._error = error
         self.core.ended = True
         self._opened.set()
-        waiters = list(self._waiters.values())
-        self._waiters.clear()
-        for waiter in waiters:
-            trio.lowlevel.reschedule(waiter, Error(SessionClosedError(str(error))))
+        self._answers.fail_all(lambda: SessionClosedError(str(error)))
         self._wake()
         self._changed.set()
 

@@ -346,6 +346,9 @@ class Session:
                 self._room.unpark_all()  # the first of each line
                 self._wake()
         finally:
+            if core.expired_requests:
+                self._stop_expired()
+                self._wake()
             if core.requests:
                 while core.requests:
                     self._requests.append(SessionRequest(self, core.requests.popleft()))
@@ -376,13 +379,17 @@ class Session:
                 self,
                 "pushed now" if self.entry.options.binding_expired == "deliver" else "dropped",
             )
-        for request_id in core.expired_requests:
-            self._counters["requests_timed_out"] += 1
+        self._stop_expired()
+        self._settle()
+
+    def _stop_expired(self) -> None:
+        """Handlers of requests whose time is over, or that the client has given up."""
+        expired = self.core.expired_requests
+        for request_id in expired:
             scope = self._request_scopes.pop(request_id, None)
             if scope is not None:
                 scope.cancel()
-        core.expired_requests.clear()
-        self._settle()
+        expired.clear()
 
     def close(self, reason: str, *, failed: bool = False) -> None:
         """It is over now."""

@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from dep2p.errors import MessageTooLargeError, ProtocolError, SessionClosedError
+from dep2p.errors import MessageTooLargeError, ProtocolError, SessionClosedError, SessionFullError
 from dep2p.protocols.frame import Frame, FrameType, encode_frame
 from dep2p.protocols.ordered.frames import (
     END,
@@ -28,6 +28,7 @@ from dep2p.protocols.ordered.receiver import OrderedReceiver
 _PUSH: Final = int(FrameType.PUSH)
 _ACK: Final = int(FrameType.PUSH_ACK)
 _RESUME: Final = int(FrameType.RESUME)
+_CANCEL: Final = int(FrameType.CANCEL)
 _STREAM_END: Final = int(FrameType.STREAM_END)
 _ACK_DELAY_S: Final = 0.2
 """A receipt is told after so long if nothing told it before."""
@@ -39,6 +40,9 @@ _TIMEOUT_MS_MAX: Final = 0xFFFF_FFFF
 class _Asked(NamedTuple):
     data: bytes
     timeout_ms: int
+
+
+_NOTHING: Final = _Asked(b"", 0)
 
 
 class ClientSession:
@@ -74,10 +78,11 @@ class ClientSession:
         self.counts: dict[str, int] = {}
         self._data = data
         self._place = (epoch, handled)
-        self._asked: dict[int, _Asked] = {}  # not answered; by id
+        self._asked: dict[int, _Asked | None] = {}  # not answered, by id; None: given up, and the server has not it
         self._next_request = 1
         self._next_to_send = 1
         self._taken = 0  # the server has these
+        self._cancels: list[int] = []  # that the server has and nobody waits for any more
         self._told_received = handled
         self._told_handled = handled
         self._told_bytes = 0
@@ -113,6 +118,7 @@ class ClientSession:
     def detach(self) -> None:
         """The link is gone."""
         self.is_attached = self.is_open = False
+        self._cancels.clear()  # the server's own deadline ends those
         self._ack_at = self._repeat_at = None
 
     @property
@@ -175,9 +181,10 @@ class ClientSession:
             answered = {push[3]: None for push in receiver.queue if push[2] in (RESPONSE, FAILURE)}
             # Those asked since this link's RESUME are not among them: they go to the new session.
             lost = [each for each in self._asked if each <= answer.requests_taken and each not in answered]
-            self.lost_requests += lost
+            self.lost_requests += [each for each in lost if self._asked[each] is not None]
             for request_id in lost:
                 del self._asked[request_id]
+            self._cancels.clear()
         else:
             reason = f"pushes {receiver.handled + 1} to {answer.next_seq - 1} were acknowledged before and are gone"
         if not receiver.stale:
@@ -187,6 +194,9 @@ class ClientSession:
     def _server_took(self, request_id: int, now: float) -> None:
         if request_id >= self._next_request:
             raise ProtocolError(f"request {request_id} was taken and never sent")
+        for given_up in range(self._taken + 1, min(request_id, self._taken + len(self._asked)) + 1):
+            if self._asked.get(given_up, _NOTHING) is None:
+                del self._asked[given_up]
         self._taken = max(self._taken, request_id)
         if self._taken < self._next_to_send - 1:
             self._repeat_at = now + self.options.ack_timeout_s
@@ -206,13 +216,18 @@ class ClientSession:
         return self._next_request
 
     def ask(self, data: bytes, timeout_ms: int) -> int:
-        """Number a request, to be sent when a link is there. Raises MessageTooLargeError, SessionClosedError."""
+        """Number a request, to be sent when a link is there.
+
+        Raises MessageTooLargeError, SessionClosedError, SessionFullError.
+        """
         if len(data) > self.options.message_bytes_max:
             raise MessageTooLargeError(
                 f"message of {len(data)} bytes: at most {self.options.message_bytes_max} are allowed"
             )
         if self.ended:
             raise SessionClosedError("the session is over")
+        if len(self._asked) >= self.options.requests_max:
+            raise SessionFullError(f"{len(self._asked)} requests of this session are not answered: ask again later")
         if self._next_request > REQUEST_MAX:
             raise SessionClosedError("every request id of this session has been used: open another one")
         request_id = self._next_request
@@ -227,6 +242,15 @@ class ClientSession:
     def answered(self, request_id: int) -> bool:
         """A response was taken; False when nobody waits for it."""
         return self._asked.pop(request_id, None) is not None
+
+    def give_up(self, request_id: int) -> None:
+        """Nobody waits for this one any more. Its number is used, so the server is told even if it has not got it."""
+        if request_id in self._asked:
+            if request_id > self._taken:
+                self._asked[request_id] = None
+            else:
+                del self._asked[request_id]
+                self._cancels.append(request_id)
 
     @property
     def requests_open(self) -> int:
@@ -259,7 +283,9 @@ class ClientSession:
     @property
     def wants_write(self) -> bool:
         """`collect` has something."""
-        return self.is_open and (self.ack_now or self._next_to_send < self._next_request or self._leaves)
+        return self.is_open and (
+            self.ack_now or self._leaves or bool(self._cancels) or self._next_to_send < self._next_request
+        )
 
     def collect(self, bytes_max: int, now: float) -> list[bytes]:
         """Pieces to write now, about ``bytes_max`` bytes."""
@@ -277,9 +303,14 @@ class ClientSession:
         while self._next_to_send < self._next_request and size < bytes_max:
             asked = self._asked.get(self._next_to_send)
             if asked is not None:
-                size += len(asked.data)
                 pieces.append(encode_request(self._next_to_send, asked.data, asked.timeout_ms))
+            else:
+                pieces.append(encode_frame(_CANCEL, b"", req_id=self._next_to_send))
+            size += len(pieces[-1])
             self._next_to_send += 1
+        if self._cancels:
+            pieces += [encode_frame(_CANCEL, b"", req_id=each) for each in self._cancels]
+            self._cancels.clear()
         if size and self._repeat_at is None:
             self._repeat_at = now + self.options.ack_timeout_s
         if self._leaves:

@@ -39,6 +39,7 @@ from dep2p.protocols.ordered.sender import OrderedSender
 _REQUEST: Final = int(FrameType.REQUEST)
 _ACK: Final = int(FrameType.PUSH_ACK)
 _RESUME: Final = int(FrameType.RESUME)
+_CANCEL: Final = int(FrameType.CANCEL)
 _STREAM_END: Final = int(FrameType.STREAM_END)
 
 
@@ -64,7 +65,7 @@ class ServerSession:
         self.requests: deque[Asked] = deque()
         """Taken, for the app."""
         self.expired_requests: list[int] = []
-        """Those answered with TIMEOUT since the shell last looked."""
+        """Those answered with TIMEOUT or given up by the client, since the shell last looked."""
         self.is_attached = False
         self.links = 0
         """How many there have been."""
@@ -213,6 +214,8 @@ class ServerSession:
                 made_room |= self.sender.acknowledge(received, handled, now)
             elif kind == _REQUEST:
                 self._take_request(frame, now)
+            elif kind == _CANCEL:
+                self._cancel(frame[2])
             elif kind == _STREAM_END:
                 self.close("the client has closed it")
             elif kind == _RESUME:
@@ -248,6 +251,18 @@ class ServerSession:
         deadline = now + (timeout_ms / 1000 if timeout_ms else self.options.request_timeout_s)
         heapq.heappush(self._deadlines, (deadline, request_id))
         self.requests.append(Asked(request_id, data, deadline))
+
+    def _cancel(self, request_id: int) -> None:
+        """The client has given a request up: before it was sent, which uses its number all the same, or after."""
+        bindings = self.bindings
+        if request_id == bindings.taken + 1:
+            bindings.skip_to(request_id)
+        elif bindings.is_open(request_id):
+            self._count("requests_cancelled")
+            self.expired_requests.append(request_id)
+            self.fail_request(request_id, ErrorCode.TIMEOUT, "the client has given up")
+        else:
+            self._taken_told = -1
 
     def _count(self, name: str) -> None:
         self.counts[name] = self.counts.get(name, 0) + 1

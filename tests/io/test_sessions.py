@@ -211,7 +211,7 @@ async def test_requests_by_iteration_and_their_failures(autojump_clock: trio.tes
                 await session.request(b"ignore", timeout_s=3)
             assert trio.current_time() - started == pytest.approx(3, abs=0.1)
             await trio.sleep(1)
-            assert server.count("requests_timed_out") >= 1
+            assert server.count("requests_timed_out") + server.count("requests_cancelled") >= 1
             assert await session.request(b"on") == b"ON"
 
 
@@ -275,6 +275,39 @@ async def test_a_request_is_handled_once_though_the_connection_is_lost(autojump_
                 for number in range(15):
                     assert await session.request(b"%d" % number) == b"%d" % number
         assert handled == [b"%d" % number for number in range(15)]
+
+
+async def test_a_request_that_is_given_up_stops_its_handler_and_uses_its_number(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    stopped: list[int] = []
+
+    async def handler(request: SessionRequest) -> bytes:
+        if request.data == b"slow":
+            try:
+                await trio.sleep_forever()
+            finally:
+                stopped.append(request.request_id)
+        return request.data
+
+    network = MemoryNetwork()
+    async with session_sides(network=network) as [server, client]:
+        server.serve(forever, handler)
+        async with client.service.open(server.peer, "x") as session:
+            with trio.move_on_after(1):
+                await session.request(b"slow")
+            await trio.sleep(1)
+            assert stopped == [1]
+            # Given up before it could be sent: the server never gets it, and the next one is answered.
+            network.partition(server.peer, client.peer)
+            await client.cut(server)
+            await server.cut(client)
+            with trio.move_on_after(1):
+                await session.request(b"slow")
+            network.heal()
+            assert await session.request(b"next") == b"next"
+            assert stopped == [1]
+            assert session.stats()["requests_open"] == 0
 
 
 # Tokens, resets, ends
@@ -541,3 +574,29 @@ async def test_drain_refuses_new_ones_and_waits_for_what_was_pushed(autojump_clo
             with pytest.raises(OverloadedError, match="about to stop"):
                 await client.service.start(server.peer, "x")
             assert await take(session, 1) == [b"last words"]
+
+
+async def test_an_answer_does_not_wait_for_who_has_gone_or_for_who_does_not_want(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with session_sides() as [server, client], trio.open_nursery() as nursery:
+        server.serve(forever, echo)
+        async with client.service.open(server.peer, "x") as session:
+            for each in b"123":
+                await server.session.push(bytes([each]))
+            await trio.sleep(1)
+            reader_may_end = trio.Event()
+
+            async def read_one() -> None:
+                await take(session, 1)
+                await reader_may_end.wait()
+
+            nursery.start_soon(read_one)
+            await trio.testing.wait_all_tasks_blocked()
+            # A reader is at work on the first push: an answer in order comes after what the reader has not handled.
+            with pytest.raises(RequestTimeoutError, match="pushes wait to be taken first"):
+                await session.request(b"a", timeout_s=2)
+            assert await session.request(b"b", timeout_s=2, in_order=False) == b"answer to b"
+            reader_may_end.set()
+            await trio.testing.wait_all_tasks_blocked()
+            assert await session.request(b"c", timeout_s=2) == b"answer to c"

@@ -154,7 +154,9 @@ class World:
             elif frame.type == 0x32 and not self._greeted:
                 self._greet(frame)
             elif self._greeted and self.server is not None:
+                before = self.server.sender.last_seq
                 self.server.handle([frame], self.now)
+                self._note(before)
                 self._take_requests()
         except ProtocolError as error:
             self.violations.append(f"{to}: {error}")
@@ -255,7 +257,11 @@ class World:
         client = self.client
         # Before the first answer, the ids that an earlier process used are not known.
         if self._knows_ids and client.requests_open < 20 and not client.ended:
-            client.ask(self._next(), 600_000)
+            request_id = client.ask(self._next(), 600_000)
+            if self.rng.random() < 0.1:
+                client.give_up(request_id)  # before it was sent
+            elif self.rng.random() < 0.1:
+                client.give_up(self.rng.randint(1, request_id))
 
     # Time
 

@@ -70,6 +70,7 @@ ENCODED = {
     "ack": lambda: encode_ack(7, 4).hex(),
     "request": lambda: encode_request(1, b"?", 30_000).hex(),
     "taken": lambda: encode_taken(1).hex(),
+    "cancel": lambda: encode_frame(7, b"", req_id=2).hex(),
     "leave": lambda: encode_frame(5, b"").hex(),
     "token": lambda: encode_token(TOKEN),
 }
