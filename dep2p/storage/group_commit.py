@@ -109,32 +109,37 @@ class GroupCommit:
         batch = owner.take_changes()
         self._is_writing = True
         started_s = trio.current_time()
-        try:
-            with trio.CancelScope(shield=True):
-                if not batch.is_empty:
-                    await self._commit(batch)
-        except StoreError as error:
-            self.counters["commits_failed"] += 1
-            if self.problem != str(error):
-                self.problem = str(error)
-                logger.error("%s", error)
-            with trio.CancelScope(shield=True):
-                return await self._save_what_can_be(batch, error)
-        else:
+        with trio.CancelScope(shield=True):
+            error: StoreError | None = None
             if not batch.is_empty:
-                self.counters["commits"] += 1
-                self.counters["messages_committed"] += len(batch.appends)
-                self._time(trio.current_time() - started_s)
-            if self.problem:
-                logger.info("the store works again")
-                self.problem = ""
-            owner.committed(batch)
-            return True
-        finally:
-            self._is_writing = False
-            self._after()
-            if not self._is_kicked and not owner.has_changes:
-                self._tell_done()
+                try:
+                    await self._commit(batch)
+                except StoreError as raised:
+                    error = raised
+            if error is None:
+                may_go_on = True
+                self._count(batch, trio.current_time() - started_s)
+                owner.committed(batch)
+            else:
+                self.counters["commits_failed"] += 1
+                if self.problem != str(error):
+                    self.problem = str(error)
+                    logger.error("%s", error)
+                may_go_on = await self._save_what_can_be(batch, error)
+        self._is_writing = False
+        self._after()
+        if not self._is_kicked and not owner.has_changes:
+            self._tell_done()
+        return may_go_on
+
+    def _count(self, batch: StoreBatch, took_s: float) -> None:
+        if self.problem:
+            logger.info("the store works again")
+            self.problem = ""
+        if not batch.is_empty:
+            self.counters["commits"] += 1
+            self.counters["messages_committed"] += len(batch.appends)
+            self._time(took_s)
 
     async def _commit(self, batch: StoreBatch) -> None:
         await trio.to_thread.run_sync(self.store.commit, batch, limiter=self._limiter)
@@ -147,8 +152,8 @@ class GroupCommit:
             self.counters["batches_split"] += 1
         self.counters["publishes_failed"] += len(bad)
         self._owner.failed(batch, error, publishes=bad)
-        # Without the bad ones the rest may pass: at once when there is anything else, else later.
-        return (bool(batch.groups) and len(bad) < max(1, len(batch.groups))) or bool(batch.groups)
+        # Without them the rest may pass at once; when there was nothing to give up, only time can help.
+        return bool(bad)
 
     async def _find_bad(self, batch: StoreBatch) -> list[int]:
         """Which publishes cannot be written: tried by halves, in a step that is undone each time."""

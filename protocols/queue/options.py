@@ -65,7 +65,7 @@ def options_from(given: Mapping[str, object], defaults: QueueOptions | None = No
     for name, value in given.items():
         if name not in known:
             raise ValueError(f"there is no option {name!r} of a queue: there are {', '.join(known)}")
-        kind: type = type(known[name])
+        kind = cast("type[object]", type(known[name]))
         if kind is bool:
             right = isinstance(value, bool)
         elif kind is int:
