@@ -257,6 +257,10 @@ class ClientSession:
         """Asked and not answered."""
         return len(self._asked)
 
+    def asked_ids(self) -> list[int]:
+        """The ids of those that somebody waits for."""
+        return [each for each, asked in self._asked.items() if asked is not None]
+
     def take(self) -> Push | None:
         """The next item for the app, which has handled all it took before."""
         self.done()

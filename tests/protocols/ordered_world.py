@@ -391,6 +391,8 @@ class World:
         assert (self.server.epoch, self.server.sender.last_seq) == (epoch, seq) or self.server.sender.last_seq == 0
         for log in self.truth.pushed.values():
             _check_runs(log)
+        for request_id in self.client.asked_ids():
+            assert self.server.bindings.is_open(request_id), f"request {request_id} is lost"
         taken = [data for requests in self.truth.requests.values() for data in requests]
         assert len(taken) == len(set(taken)), "a request is handled twice"
 

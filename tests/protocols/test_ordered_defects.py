@@ -10,7 +10,7 @@ import pytest
 from dep2p.errors import AlreadyRespondedError, ErrorCode, MessageTooLargeError, ProtocolError
 from dep2p.protocols.frame import Frame, FrameDecoder, FrameType
 from dep2p.protocols.ordered.client import ClientSession
-from dep2p.protocols.ordered.frames import AFTER, BEFORE, FAILURE, PUSH, RESPONSE, SKIP, Push, decode_resume
+from dep2p.protocols.ordered.frames import AFTER, BEFORE, FAILURE, PUSH, RESET, RESPONSE, SKIP, Push, decode_resume
 from dep2p.protocols.ordered.options import SessionOptions
 from dep2p.protocols.ordered.server import ServerSession
 from tests.protocols.ordered_old import OldBindings, OldQueue, OldSender
@@ -288,6 +288,7 @@ def test_10_what_is_bound_goes_too_when_the_handler_fails_or_is_late_and_ids_are
     assert [push.kind for push in got] == [BEFORE, FAILURE, AFTER]
     assert int.from_bytes(got[1].data[:4], "big") == ErrorCode.TIMEOUT
     assert pair.server.bindings.items == 0
+    assert pair.server.bindings.of(1) == ([], [])
     with pytest.raises(ValueError, match="ids go from 1"):
         pair.server.bind(BEFORE, (1 << 32) + 5, b"", 0.0)
 
@@ -398,3 +399,44 @@ def test_a_number_that_is_never_filled_is_skipped_or_fails_the_session_by_option
     pair.later(30.0)
     assert pair.server.failed
     assert "reserved and not filled" in str(pair.server.closed)
+
+
+def test_an_acknowledgement_of_handled_pushes_that_is_lost_is_asked_for() -> None:
+    pair = Pair(SessionOptions(items_max=2))
+    pair.to_client()
+    pair.server.push(b"1")
+    pair.server.push(b"2")
+    pair.to_client()
+    pair.client.on_deadline(0.2)
+    pair.to_server()  # they are received
+    assert [push.data for push in pair.taken()] == [b"1", b"2"]
+    pair.client.collect(1_000, 0.2)  # that they are handled is lost
+    assert pair.server.push(b"3") == 0
+    pair.now = 0.2
+    pair.later(15.0)
+    assert [frame.type for frame in pair.to_client()] == [FrameType.PUSH_ACK], "asked, and nothing sent again"
+    pair.to_server()
+    assert pair.server.push(b"3") == 3
+
+
+def test_the_place_is_the_old_one_until_the_app_has_been_told_of_a_reset() -> None:
+    pair = Pair()
+    pair.to_client()
+    for each in b"123":
+        pair.server.push(bytes([each]))
+    pair.to_client()
+    assert pair.client.take() is not None
+    assert pair.client.take() is not None  # 1 is handled
+    assert pair.client.place == (77, 1)
+    for epoch in (78, 79):  # the server is restarted twice
+        pair.server = ServerSession(b"i" * 16, "x", epoch, _OPTIONS, 0.0)
+        pair.connect()
+        pair.to_client()
+        assert pair.client.place == (77, 1)
+    assert pair.client.take() is not None  # 3
+    assert pair.client.place == (77, 1)
+    kinds: list[int] = []
+    while (push := pair.client.take()) is not None:
+        kinds.append(push.kind)
+    assert kinds == [RESET, RESET]
+    assert pair.client.place == (79, 0)
