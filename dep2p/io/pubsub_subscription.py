@@ -7,6 +7,7 @@ import trio
 
 from dep2p.io.pubsub_items import Lagged, Message, OnFull
 
+_TASKS_MAX: Final = 1_024
 _ITEMS_PER_STEP: Final = 64
 """A loop that never waits gives other tasks a turn after so many messages."""
 
@@ -56,7 +57,8 @@ class Subscription:
         self._lagged = 0  # dropped in front of everything in the buffer
         self._taken = 0
         self._lot = trio.lowlevel.ParkingLot()
-        self._given: Message | None = None  # with the app, until it comes back for the next one
+        self._given: dict[trio.lowlevel.Task, Message] = {}
+        """With the app: each task has its message until it comes back for the next one."""
         self._is_open = False
         self._is_over = False
         self._is_pausing = False
@@ -81,7 +83,8 @@ class Subscription:
         return self
 
     async def __aexit__(self, kind: object, *_exc: object) -> None:
-        given, self._given = self._given, None
+        given = self._given.pop(trio.lowlevel.current_task(), None)
+        self._given.clear()
         if given is not None and kind is None:  # the loop was left, not broken by an error
             self._owner.message_handled(given)
         self.close()
@@ -151,10 +154,11 @@ class Subscription:
     async def __anext__(self) -> Message | Lagged:
         """The next item. Cancelling it loses none."""
         self._taken += 1
-        given = self._given
-        if given is not None:
-            self._given = None
-            self._owner.message_handled(given)
+        task = trio.lowlevel.current_task()
+        if self._given:
+            given = self._given.pop(task, None)
+            if given is not None:
+                self._owner.message_handled(given)
         if not self._items or not self._taken % _ITEMS_PER_STEP:
             await trio.lowlevel.checkpoint()
         while not self._items and not self._lagged:
@@ -170,7 +174,9 @@ class Subscription:
         if isinstance(item, Message):
             self._messages -= 1
             self._bytes -= len(item.data)
-            self._given = item
+            if len(self._given) >= _TASKS_MAX:  # of tasks that ended without coming back: nobody says it was handled
+                del self._given[next(iter(self._given))]
+            self._given[task] = item
             if self._is_pausing and self._messages * 2 <= self._items_max and self._bytes * 2 <= self._bytes_max:
                 self._resume()
         return item
