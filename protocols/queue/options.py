@@ -65,22 +65,19 @@ def options_from(given: Mapping[str, object], defaults: QueueOptions | None = No
     for name, value in given.items():
         if name not in known:
             raise ValueError(f"there is no option {name!r} of a queue: there are {', '.join(known)}")
-        kind = cast("type[object]", type(known[name]))
-        if kind is bool:
-            right = isinstance(value, bool)
-        elif kind is int:
-            right = isinstance(value, int) and not isinstance(value, bool)
+        default = known[name]
+        if isinstance(default, bool):
+            right, wanted = isinstance(value, bool), "true or false"
+        elif isinstance(default, int):
+            right, wanted = isinstance(value, int) and not isinstance(value, bool), "a whole number"
         else:
-            right = isinstance(value, int | float) and not isinstance(value, bool)
+            right, wanted = isinstance(value, int | float) and not isinstance(value, bool), "a number"
         if not right:
-            raise ValueError(f"the option {name} is {value!r}: it must be {_KINDS[kind]}")
-        values[name] = float(cast(float, value)) if kind is float else value
+            raise ValueError(f"the option {name} is {value!r}: it must be {wanted}")
+        values[name] = float(cast(float, value)) if isinstance(default, float) else value
     return QueueOptions(**values)
 
 
 def options_as_dict(options: QueueOptions) -> dict[str, object]:
     """Every option by name."""
     return {each.name: getattr(options, each.name) for each in fields(QueueOptions)}
-
-
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
