@@ -285,7 +285,7 @@ _ROWS: Final = (
         "D5003",
         "the peer has no handler of that name",
         "Nothing on the peer answers to that name; names are case-sensitive.",
-        "Check the name; on the peer, `dep2p reply NAME` registers one.",
+        "Check the name; on the peer, `dep2p reply NAME` or `dep2p session serve NAME` registers one.",
         404,
         EXIT_NOT_FOUND,
     ),
