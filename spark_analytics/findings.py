@@ -74,7 +74,7 @@ def _silent(found: Analysis) -> list[Finding]:
     activity = found.tables["activity"].sort_values(["node", "run", "first_t"])
     for (node, _), rows in activity.groupby(["node", "run"], sort=False):
         pauses = (rows["first_t"].shift(-1) - rows["last_t"]).dropna() / 1e6
-        usual = float(pauses.quantile(0.9)) if len(pauses) else 0.0
+        usual = float(pauses.median()) if len(pauses) else 0.0
         for index, pause in pauses.items():
             if pause > max(SILENT_S, 4 * usual):
                 start = int(rows["last_t"][index])
@@ -83,7 +83,7 @@ def _silent(found: Analysis) -> list[Finding]:
                         "bad",
                         "silent",
                         f"{short(node)} was silent for {pause:.1f} s from {clock_time(start)} on (stopped, starved or "
-                        f"without anything to write; else it never pauses longer than {max(usual, 0):.1f} s)",
+                        f"without anything to write; its usual pause is {max(usual, 0):.1f} s)",
                         str(node),
                         start,
                         {"silent_s": float(pause), "usual_pause_s": usual},

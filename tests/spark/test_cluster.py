@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dep2p.spark_analytics.java import command_of, executor_home, find_java
+from dep2p.spark_analytics.java import command_of, executor_home, find_java, spark_home
 from dep2p.spark_analytics.job import run
 from dep2p.testing import Scenario, simulate
 
@@ -20,6 +20,7 @@ _WAIT_S = 90.0
 def _start(kind: str, *arguments: str, log: Path) -> "subprocess.Popen[bytes]":
     command = command_of(find_java(), f"org.apache.spark.deploy.{kind}", *arguments, memory="256m")
     environ = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    environ |= {"SPARK_HOME": str(spark_home()), "SPARK_SCALA_VERSION": "2.13"}  # as Spark's start scripts set them
     environ["JAVA_HOME"] = str(executor_home(find_java(), log.parent / "java"))
     with log.open("wb") as file:
         return subprocess.Popen(command, stdout=file, stderr=file, env=environ, start_new_session=True)
