@@ -19,11 +19,14 @@ from dep2p.io.delivery import Delivery
 from dep2p.io.messaging import Messaging, NotifyHandler, RequestHandler, StreamHandler
 from dep2p.io.pubsub import PubSub
 from dep2p.io.pubsub_wire import PublicPubSub
+from dep2p.io.queue_settings import QueueSettings
 from dep2p.limits import Limits
 from dep2p.node_arguments import check_arguments, check_decorated, check_handler, split_addr
 from dep2p.node_delivery import DeliveryVerbs
+from dep2p.node_host import libp2p_host
 from dep2p.node_messaging import MessagingVerbs, RealmChoice
 from dep2p.node_pubsub import PubSubs, PubSubVerbs
+from dep2p.node_queues import QueueVerbs
 from dep2p.node_services import NodeServices, OutboxKind, RealmParts, RealmServices
 from dep2p.node_sessions import SessionVerbs
 from dep2p.realm.interface import MemberEvent
@@ -71,7 +74,7 @@ class _Registration:
     undo: dict[RealmId, Callable[[], None]]
 
 
-class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs):
+class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs):
     """A running node. Made by :meth:`open`; every method is for the trio thread that opened it.
 
     Messaging verbs take ``realm``, which may be left out while the node is in exactly one realm; they raise
@@ -128,6 +131,7 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs):
         trace: bool = False,
         trace_json: Path | str | None = None,
         outbox: OutboxKind = "auto",
+        queues: QueueSettings | None = None,
     ) -> AsyncGenerator["Node", None]:
         """Start a node; leaving the block drains and stops it.
 
@@ -138,9 +142,9 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs):
         ``pubsub_params`` and ``pubsub_scores`` replace the router's parameters (made from ``limits``) and its scoring;
         ``public_pubsub`` also speaks libp2p's GossipSub, to everybody. ``trace`` keeps the router's trace events in
         ``pubsub().traces``; ``outbox``: where reliable messages wait, by default on disk when there is a ``data_dir``;
-        ``trace_json`` appends them to a file in the form of libp2p's JSON tracer.
+        ``trace_json`` appends them to a file in the form of libp2p's JSON tracer. ``queues``: where they are kept.
 
-        Raises ListenError, IdentityError, RealmFileError, or ``ValueError`` for a malformed argument.
+        Raises ListenError, IdentityError, RealmFileError, StoreError, or ``ValueError`` for a malformed argument.
         """
         check_arguments(realm, realms, listen=listen, advertise=advertise, bootstrap=bootstrap, rendezvous=rendezvous)
         limits = limits or Limits()
@@ -150,21 +154,17 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs):
         bootstrap_peers = [split_addr(addr) for addr in bootstrap]
         async with AsyncExitStack() as stack:
             if host is None:
-                # Here, so that a MemoryHost needs no libp2p.
-                from dep2p.host.lean_import import import_libp2p
-
-                import_libp2p()
-                from dep2p.host.host import LibP2PHost
-                from dep2p.host.sources import discovery_sources
-
                 host = await stack.enter_async_context(
-                    LibP2PHost.open(
+                    libp2p_host(
                         identity,
+                        limits,
+                        directory,
                         listen=listen,
                         advertise=advertise,
-                        limits=limits,
-                        peerstore_path=None if directory is None else directory / "peers.sqlite",
-                        discovery=discovery_sources(mdns=mdns, dht=dht, bootstrap=bootstrap, rendezvous=rendezvous),
+                        bootstrap=bootstrap,
+                        mdns=mdns,
+                        dht=dht,
+                        rendezvous=rendezvous,
                         relay=relay,
                     )
                 )
@@ -172,7 +172,7 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs):
                 raise ValueError(
                     f"the host is {host.peer_id}, the identity {identity.peer_id}: give the host's identity"
                 )
-            services = NodeServices(host, identity, limits, directory, outbox)
+            services = NodeServices(host, identity, limits, directory, outbox, queues)
             stack.push_async_callback(services.aclose)
             async with trio.open_nursery() as nursery:
                 pubsubs = PubSubs(host, identity, limits, pubsub_params, pubsub_scores, tracing=trace)

@@ -15,6 +15,10 @@ from dep2p.io.delivery_journal import Journal
 from dep2p.io.delivery_topics import DeliveryTopics
 from dep2p.io.messaging import Messaging
 from dep2p.io.pubsub import PubSub
+from dep2p.io.queue_access import Rights
+from dep2p.io.queue_engine import QueueEngine
+from dep2p.io.queue_service import QueueService
+from dep2p.io.queue_settings import QueueSettings
 from dep2p.io.sessions import SessionRegistry, SessionService
 from dep2p.limits import Limits
 from dep2p.realm.membership import Membership
@@ -61,6 +65,7 @@ class RealmServices:
 
     delivery: Delivery
     sessions: SessionService
+    queues: QueueService
 
     def each(self) -> Iterator[tuple[str, RealmService]]:
         """Name and service, in the order of starting."""
@@ -76,9 +81,15 @@ class NodeServices:
     """Makes the services of one node alike, and holds what all its realms share."""
 
     def __init__(
-        self, host: Host, identity: Identity, limits: Limits, data_dir: Path | None, outbox: OutboxKind = "auto"
+        self,
+        host: Host,
+        identity: Identity,
+        limits: Limits,
+        data_dir: Path | None,
+        outbox: OutboxKind = "auto",
+        queues: QueueSettings | None = None,
     ) -> None:
-        """Raises ``ValueError`` for an outbox on disk without a data directory."""
+        """Raises ``ValueError`` for an outbox on disk without a data directory, or a malformed store of queues."""
         if outbox not in ("auto", "memory", "disk"):
             raise ValueError(f'outbox is {outbox!r}: it must be "auto", "memory" or "disk"')
         if outbox == "disk" and data_dir is None:
@@ -91,6 +102,9 @@ class NodeServices:
         self.session_registry = SessionRegistry()
         self._outbox_on_disk = outbox != "memory" and data_dir is not None
         self._journal = Journal(MemoryDeliveryStore())
+        queues = queues or QueueSettings()
+        self.queue_rights = Rights(queues.access, queues.create)
+        self.queue_engine = QueueEngine(queues.make_store(data_dir), defaults=queues.defaults, rights=self.queue_rights)
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Start what is shared by all realms, before the first one is joined. Raises StoreError."""
@@ -98,10 +112,13 @@ class NodeServices:
             path = self._data_dir / "delivery.sqlite"
             self._journal = Journal(await trio.to_thread.run_sync(SqliteDeliveryStore, path))
         await nursery.start(self._journal.run)
+        await self.queue_engine.open()
+        await nursery.start(self.queue_engine.run)
 
     async def aclose(self) -> None:
         """Let go of files and threads, after the last realm was left; whoever cancels, this is carried through."""
         await self._journal.aclose()
+        await self.queue_engine.aclose()
 
     def of_realm(self, parts: RealmParts) -> RealmServices:
         """New ones, for a realm that is being joined."""
@@ -114,5 +131,14 @@ class NodeServices:
             delivery=delivery,
             sessions=SessionService(
                 self._host, parts.membership, realm_id, self._limits, self.session_registry, rng=self._rng
+            ),
+            queues=QueueService(
+                self._host,
+                parts.membership,
+                realm_id,
+                self._limits,
+                self.queue_engine,
+                self.queue_rights,
+                rng=self._rng,
             ),
         )

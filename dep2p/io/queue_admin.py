@@ -1,0 +1,229 @@
+"""Administrative operations on the queues of this node: the same for its own programs and for other members."""
+
+import base64
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, cast
+
+from dep2p.control_wire import encode_headers
+from dep2p.io.queue_access import Right, Rights, parse_access
+from dep2p.io.queue_engine import QueueEngine, StoredMessage
+from dep2p.io.queue_items import decode_attributes, message_id, parse_message_id
+
+RIGHTS: Final[Mapping[str, Right]] = {
+    "list": Right.LOOK,
+    "info": Right.LOOK,
+    "create": Right.CREATE,
+    "create_channel": Right.CONSUME,
+    "peek": Right.CONSUME,
+    "export": Right.CONSUME,
+    "dead": Right.CONSUME,
+    "delete": Right.ADMINISTER,
+    "delete_channel": Right.ADMINISTER,
+    "pause": Right.ADMINISTER,
+    "resume": Right.ADMINISTER,
+    "empty": Right.ADMINISTER,
+    "replay": Right.ADMINISTER,
+    "forget_dead": Right.ADMINISTER,
+}
+"""The operations, and what each needs of a member."""
+
+_COUNT_MAX: Final = 1_000
+_ANSWER_BYTES: Final = 524_288
+"""About so much of messages goes into one answer."""
+
+
+class _Asked:
+    """The fields of a request. Raises ``ValueError`` for what is missing or wrong."""
+
+    def __init__(self, fields: Mapping[str, object]) -> None:
+        self._fields = fields
+
+    def text(self, name: str) -> str:
+        value = self._fields.get(name)
+        if not isinstance(value, str):
+            raise ValueError(f"{name} is missing or not a text")
+        return value
+
+    def optional_text(self, name: str) -> str | None:
+        return None if self._fields.get(name) is None else self.text(name)
+
+    def integer(self, name: str, default: int, high: int) -> int:
+        value = self._fields.get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= high:
+            raise ValueError(f"{name} is not a whole number from 0 to {high}")
+        return value
+
+    def flag(self, name: str) -> bool:
+        value = self._fields.get(name, False)
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} is not true or false")
+        return value
+
+    def ids(self) -> list[int] | None:
+        value = self._fields.get("ids")
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(
+            isinstance(each, int) and not isinstance(each, bool) for each in cast(list[object], value)
+        ):
+            raise ValueError("ids is not a list of whole numbers")
+        return cast(list[int], value)
+
+    def mapping(self, name: str) -> dict[str, object] | None:
+        value = self._fields.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise ValueError(f"{name} is not an object")
+        return cast("dict[str, object] | None", value)
+
+
+async def perform(
+    engine: QueueEngine, rights: Rights, namespace: str, op: str, fields: Mapping[str, object]
+) -> dict[str, Any]:
+    """Do it. Who may was checked before. Raises ``ValueError`` for malformed fields, QueueError, StoreError."""
+    return await _OPERATIONS[op](engine, rights, namespace, _Asked(fields))
+
+
+async def _list(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    return {"queues": [await engine.summary(ns, name) for name in engine.queue_names(ns)]}
+
+
+async def _info(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    name = asked.text("queue")
+    return {**await engine.info(ns, name), "access": rights.of(ns, name).as_dict()}
+
+
+async def _create(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    name = asked.text("queue")
+    access = asked.mapping("access")
+    wanted = None if access is None else parse_access(access, rights.of(ns, name))
+    await engine.create_queue(ns, name, engine.options_from(asked.mapping("options") or {}))
+    if wanted is not None and wanted != rights.of(ns, name):
+        rights.set(ns, name, wanted)
+        await engine.flush()
+    return await _info(engine, rights, ns, asked)
+
+
+async def _create_channel(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    await engine.create_channel(ns, asked.text("queue"), asked.text("channel"), from_start=asked.flag("from_start"))
+    return {}
+
+
+async def _delete(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    name = asked.text("queue")
+    await engine.delete_queue(ns, name)
+    rights.forget(ns, name)
+    return {}
+
+
+async def _delete_channel(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    await engine.delete_channel(ns, asked.text("queue"), asked.text("channel"))
+    return {}
+
+
+async def _pause(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    await engine.pause(ns, asked.text("queue"), asked.optional_text("channel"))
+    return {}
+
+
+async def _resume(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    await engine.resume(ns, asked.text("queue"), asked.optional_text("channel"))
+    return {}
+
+
+async def _empty(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    return {"messages": await engine.empty(ns, asked.text("queue"), asked.optional_text("channel"))}
+
+
+async def _peek(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    count = asked.integer("count", 10, _COUNT_MAX)
+    found = await engine.peek(
+        ns, asked.text("queue"), asked.optional_text("channel"), items_max=count, bytes_max=_ANSWER_BYTES
+    )
+    return {"messages": [_message(each) for each in found]}
+
+
+async def _export(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    after = asked.text("after")
+    count = max(1, asked.integer("count", 100, _COUNT_MAX))
+    position = parse_message_id(after) if after else None
+    found = await engine.read_log(ns, asked.text("queue"), after=position, items_max=count, bytes_max=_ANSWER_BYTES)
+    last = message_id(found[-1].partition, found[-1].seq) if found else ""
+    return {"messages": [_message(each) for each in found], "after": last}
+
+
+async def _dead(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    found = await engine.dead_letters(
+        ns,
+        asked.text("queue"),
+        asked.text("channel"),
+        after_id=asked.integer("after", 0, 10**17),
+        items_max=max(1, asked.integer("count", 100, _COUNT_MAX)),
+    )
+    letters: list[dict[str, Any]] = []
+    size = 0
+    for each in found:
+        size += len(each.message.body)
+        if letters and size > _ANSWER_BYTES:
+            break
+        message = _message(each.message)
+        letters.append(
+            {
+                **message,
+                "id": each.id,
+                "message_id": message["id"],
+                "died_s": each.died_us / 1e6,
+                "attempts": each.attempts,
+                "reasons": list(each.reasons),
+            }
+        )
+    return {"dead": letters}
+
+
+async def _replay(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    count = await engine.replay(ns, asked.text("queue"), asked.text("channel"), asked.ids())
+    return {"messages": count}
+
+
+async def _forget_dead(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    count = await engine.forget_dead(ns, asked.text("queue"), asked.text("channel"), asked.ids())
+    return {"messages": count}
+
+
+def _message(stored: StoredMessage) -> dict[str, Any]:
+    attributes = decode_attributes(stored.attributes)
+    fields: dict[str, Any] = {
+        "id": message_id(stored.partition, stored.seq),
+        "published_s": stored.published_us / 1e6,
+        "key": attributes.key,
+        "tags": list(attributes.tags),
+        "priority": attributes.priority,
+        "headers": encode_headers(attributes.headers),
+        "data": base64.b64encode(stored.body).decode("ascii"),
+        "encoding": "base64",
+    }
+    if stored.due_us:
+        fields["due_s"] = stored.due_us / 1e6
+    if stored.state:
+        fields["state"] = stored.state
+    if stored.attempts:
+        fields["attempts"] = stored.attempts
+    return fields
+
+
+_Operation = Callable[[QueueEngine, Rights, str, _Asked], Awaitable[dict[str, Any]]]
+_OPERATIONS: Final[Mapping[str, _Operation]] = {
+    "list": _list,
+    "info": _info,
+    "create": _create,
+    "create_channel": _create_channel,
+    "delete": _delete,
+    "delete_channel": _delete_channel,
+    "pause": _pause,
+    "resume": _resume,
+    "empty": _empty,
+    "peek": _peek,
+    "export": _export,
+    "dead": _dead,
+    "replay": _replay,
+    "forget_dead": _forget_dead,
+}

@@ -1,0 +1,255 @@
+"""The engine's clockwork: one task commits, hands out and reads; whatever was said during a commit is in the next."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+import trio
+
+from dep2p.errors import StoreError, StreamClosedError
+from dep2p.io.queue_access import Rights
+from dep2p.protocols.queue.book import QueueBook
+from dep2p.protocols.queue.log import Read
+from dep2p.protocols.queue.queue import Queue
+from dep2p.protocols.queue.records import MessageRow, StoreBatch
+from dep2p.storage.group_commit import GroupCommit
+from dep2p.storage.interface import QueueStore
+
+logger = logging.getLogger("dep2p.queues")
+
+T = TypeVar("T")
+_RETRY_S: Final = 0.5
+"""After a store has failed to read."""
+_SWEEP_S: Final = 1.0
+_LOOK_AT_DEADLINES_S: Final = 0.02
+
+
+class _Commits(GroupCommit):
+    """A store in memory needs no thread."""
+
+    async def _commit(self, batch: StoreBatch) -> None:
+        if self.store.is_durable:
+            await super()._commit(batch)
+        else:
+            self.store.commit(batch)
+            await trio.lowlevel.checkpoint()
+
+    async def read(self, function: Callable[[], T]) -> T:
+        if self.store.is_durable:
+            return await super().read(function)
+        await trio.lowlevel.checkpoint()
+        return function()
+
+
+class _Flush:
+    """Somebody who waits until what was said before is durable."""
+
+    __slots__ = ("done", "error")
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.error: Exception | None = None
+
+
+class QueueCommits:
+    """What `QueueEngine` is built on: a book of queues, its store, and time."""
+
+    def __init__(self, store: QueueStore, book: QueueBook, rights: Rights | None) -> None:
+        self.store = store
+        self.book = book
+        self.commits = _Commits(store, self, before=self._before, after=self._after)
+        self._rights = rights
+        self._nursery: trio.Nursery | None = None
+        self._closing = False
+        self._room = trio.lowlevel.ParkingLot()
+        self._durable: list[Callable[[], None]] = []
+        """To be called when what was said until now is durable."""
+        self._flushes: list[_Flush] = []
+        self._waiting_for: dict[int, tuple[list[Callable[[], None]], list[_Flush]]] = {}
+        """By batch that is being written."""
+        self._offset_s = float("-inf")
+        self._timer = trio.CancelScope()
+        self._ttl_queues: dict[Queue, None] = {}
+
+    # Life
+
+    async def open(self) -> None:
+        """Open the store and know its queues; none is loaded. Raises StoreError."""
+        definitions = await self.call(self._open)
+        self.book.at(self.wall_us())
+        self.book.restore(definitions)
+        if self._rights is not None:
+            self._rights.restore(definitions)
+            self._rights.save = self._define
+
+    def _open(self) -> dict[str, bytes]:
+        self.store.open()
+        try:
+            return self.store.load()
+        except BaseException:
+            self.store.close()
+            raise
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Commit, hand out and read until cancelled."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self.commits.run)
+                task_status.started()
+                await self._keep_time()
+        finally:
+            self._nursery = None
+            self._closing = True
+
+    async def aclose(self) -> None:
+        """After `run`: write what was taken, and close the store. Idempotent."""
+        self._closing = True
+        await self.commits.aclose()
+
+    async def call(self, function: Callable[..., T], *arguments: object) -> T:
+        """Run in the store's thread, after what is under way there."""
+        return await self.commits.read(lambda: function(*arguments))
+
+    def now(self) -> float:
+        """Of deadlines: trio's clock."""
+        return trio.current_time()
+
+    def wall_us(self) -> int:
+        """Unix microseconds that never go back in this process, whatever is done to the machine's clock."""
+        now = trio.current_time()
+        offset_s = time.time() - now
+        if offset_s > self._offset_s:
+            self._offset_s = offset_s
+        return round((self._offset_s + now) * 1e6)
+
+    # Time
+
+    async def _keep_time(self) -> None:
+        while True:
+            deadline = self.book.next_deadline()
+            if self._ttl_queues:
+                deadline = min(float("inf") if deadline is None else deadline, trio.current_time() + _SWEEP_S)
+            with trio.CancelScope(deadline=float("inf") if deadline is None else deadline) as self._timer:
+                await trio.sleep_forever()
+            now = trio.current_time()
+            self.book.on_deadline(now, self.wall_us())
+            self._sweep()
+            if self.book.has_changes or self.book.awake:
+                self.commits.kick()
+            await trio.lowlevel.checkpoint()
+
+    def _sweep(self) -> None:
+        for queue in list(self._ttl_queues):
+            if queue.is_deleted:
+                del self._ttl_queues[queue]
+            else:
+                self._read_soon(queue.sweep(self.wall_us()))
+
+    def changed(self) -> None:
+        """There may be something to commit or to hand out."""
+        self.commits.kick()
+
+    # What the group commit asks
+
+    def _before(self) -> None:
+        reads = self.book.pump(trio.current_time(), self.wall_us())
+        if reads:
+            self._read_soon(reads)
+
+    def _after(self) -> None:
+        # Deadlines may have come nearer: looked at soon, not at each of thousands of commits a second.
+        soon = trio.current_time() + _LOOK_AT_DEADLINES_S
+        if self._timer.deadline > soon:
+            self._timer.deadline = soon
+        self.book.freed.clear()
+        if self._room:
+            self._room.unpark_all()
+
+    @property
+    def has_changes(self) -> bool:
+        """See `BatchOwner`."""
+        return bool(self._durable or self._flushes or self.book.has_changes)
+
+    def take_changes(self) -> StoreBatch:
+        """See `BatchOwner`."""
+        batch = self.book.take_changes()
+        self._waiting_for[id(batch)] = self._durable, self._flushes
+        self._durable, self._flushes = [], []
+        return batch
+
+    def committed(self, batch: StoreBatch) -> None:
+        """See `BatchOwner`."""
+        durable, flushes = self._waiting_for.pop(id(batch))
+        self.book.committed(batch)
+        for call in durable:
+            call()
+        for flush in flushes:
+            flush.done.set()
+        if self.book.awake:
+            self.commits.kick()
+
+    def failed(self, batch: StoreBatch, error: Exception, *, publishes: Sequence[int] | None = None) -> None:
+        """See `BatchOwner`."""
+        durable, flushes = self._waiting_for.pop(id(batch))
+        self._durable[:0] = durable
+        if batch.groups:
+            self._flushes[:0] = flushes  # without the publishes it may pass
+        else:
+            for flush in flushes:
+                flush.error = error
+                flush.done.set()
+        self.book.failed(batch, error, publishes=publishes)
+
+    def _read_soon(self, reads: Sequence[Read]) -> None:
+        nursery = self._nursery
+        for read in reads:
+            if nursery is None:
+                self._unread(read)
+            else:
+                nursery.start_soon(self._read, read)
+
+    async def _read(self, read: Read) -> None:
+        try:
+            rows = await self.call(self._scan, read)
+        except StoreError as error:
+            logger.error("cannot read messages: %s", error)
+            await trio.sleep(_RETRY_S)
+            self._unread(read)
+        else:
+            self.book.loaded(read, rows)
+        self.commits.kick()
+
+    def _scan(self, read: Read) -> list[MessageRow]:
+        return self.store.scan(read.partition, read.from_seq, items_max=read.items_max, bytes_max=read.bytes_max)
+
+    def _unread(self, read: Read) -> None:
+        """A page did not come: asked for again when its channels are looked at again."""
+        for queue in self.book.queues.values():
+            log = queue.logs.get(read.partition)
+            if log is not None:
+                log.wanted = 0
+                for channel in queue.channels.values():
+                    channel.wake()
+
+    async def flush(self) -> None:
+        """Return when everything that was said until now is durable. Raises StoreError when it cannot be written now;
+        it is tried again then."""
+        if self._closing:
+            raise StreamClosedError("the queues are closed")
+        flush = _Flush()
+        self._flushes.append(flush)
+        self.commits.kick()
+        await flush.done.wait()
+        if flush.error is not None:
+            raise StoreError(str(flush.error)) from flush.error
+
+    def when_durable(self, call: Callable[[], None]) -> None:
+        """Call when everything that was said until now is durable."""
+        self._durable.append(call)
+        self.commits.kick()
+
+    def _define(self, key: str, value: object | None) -> None:
+        self.book.define(key, value)
+        self.commits.kick()

@@ -1,0 +1,443 @@
+"""The durable queues of one node: the pure core, bound to a store and to time.
+
+One engine for a node and all its realms; a namespace is a realm's id, or "" for what only programs of this machine
+reach.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import trio
+from outcome import Value
+
+from dep2p.errors import (
+    ChannelNotFoundError,
+    Dep2pError,
+    QueueFullError,
+    QueueMessageNotFoundError,
+    StoreError,
+    StreamClosedError,
+)
+from dep2p.io.queue_access import Rights
+from dep2p.io.queue_commits import QueueCommits
+from dep2p.io.queue_local import LocalConsumer
+from dep2p.io.queue_reading import DeadLetter, QueueReader, StoredMessage
+from dep2p.protocols.queue.book import QueueBook
+from dep2p.protocols.queue.channel import Channel
+from dep2p.protocols.queue.message import NewMessage
+from dep2p.protocols.queue.names import is_ephemeral
+from dep2p.protocols.queue.options import QueueOptions, options_from
+from dep2p.protocols.queue.queue import Publish, Queue
+from dep2p.storage.interface import QueueStore
+
+_BYTES_MAX: Final = 67_108_864
+
+OnPublished = Callable[[Sequence[tuple[int, int]], Dep2pError | None], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineBounds:
+    """What waits to become durable, of all queues together; above it publishers wait, and members are refused."""
+
+    pending_bytes_max: int = 67_108_864
+    pending_items_max: int = 65_536
+    queues_max: int = 100_000
+    consumers_max: int = 10_000
+
+
+class _Waiter:
+    """A publisher that waits for its messages to become durable."""
+
+    __slots__ = ("publish", "task")
+
+    def __init__(self) -> None:
+        self.task: trio.lowlevel.Task | None = None
+        self.publish: Publish | None = None
+
+    def __call__(self, publish: Publish) -> None:
+        self.publish = publish
+        task, self.task = self.task, None
+        if task is not None:
+            trio.lowlevel.reschedule(task, Value(None))
+
+    async def wait(self) -> None:
+        """Until it was called. Cancelled, the publish goes on: its outcome is not known then."""
+        if self.publish is not None:
+            await trio.lowlevel.checkpoint()
+            return
+        self.task = trio.lowlevel.current_task()
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            self.task = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+
+class QueueEngine(QueueCommits):
+    """Everything but `run` may be called while `run` runs in another task of the same trio thread.
+
+    Raises, as the name says: QueueNotFoundError, ChannelNotFoundError, QueueExistsError, QueueFullError,
+    MessageTooLargeError, StoreFullError, StoreError, and ``ValueError`` for malformed names and options.
+    """
+
+    def __init__(
+        self,
+        store: QueueStore,
+        *,
+        defaults: QueueOptions | None = None,
+        rights: Rights | None = None,
+        bounds: EngineBounds | None = None,
+        book: QueueBook | None = None,
+    ) -> None:
+        super().__init__(store, book or QueueBook(), rights)
+        self.defaults = defaults or QueueOptions()
+        """For queues whose maker says nothing else."""
+        self._bounds = bounds or EngineBounds()
+        self._pending_bytes = 0
+        self._pending_items = 0
+        self._consumers: dict[str, LocalConsumer] = {}
+        self._consumer_number = 0
+        self._loading: dict[Queue, trio.Event] = {}
+        self._reader = QueueReader(self)
+
+    async def aclose(self) -> None:
+        """Also ends the consumers that are left."""
+        await super().aclose()
+        for consumer in list(self._consumers.values()):
+            consumer.stop("this node is closed")
+
+    # Room
+
+    def _has_room(self, items: int, size: int) -> bool:
+        bounds = self._bounds
+        return self._pending_items < bounds.pending_items_max and (
+            not self._pending_bytes or self._pending_bytes + size <= bounds.pending_bytes_max
+        )
+
+    # Queues
+
+    def queue_names(self, namespace: str) -> list[str]:
+        """Sorted."""
+        return self.book.names(namespace)
+
+    def namespaces(self) -> list[str]:
+        """Those with queues."""
+        return sorted({namespace: None for namespace, _name in self.book.queues})
+
+    def options_from(self, given: Mapping[str, object]) -> QueueOptions:
+        """Over the node's defaults."""
+        return options_from(given, self.defaults)
+
+    async def create_queue(self, namespace: str, name: str, options: QueueOptions | None = None) -> None:
+        """Durable on return. One that is there with the same options is left as it is."""
+        if len(self.book.queues) >= self._bounds.queues_max:
+            raise QueueFullError(f"this node keeps {len(self.book.queues)} queues: no more")
+        queue = self.book.create(namespace, name, options or self.defaults)
+        await self.flush()
+        if queue.options.ttl_s and not queue.is_deleted:
+            self._ttl_queues[queue] = None
+            self._timer.cancel()
+
+    async def delete_queue(self, namespace: str, name: str) -> None:
+        """With all that is in it."""
+        queue = await self.loaded(namespace, name)
+        self.book.delete(queue)
+        await self.flush()
+
+    async def create_channel(
+        self, namespace: str, name: str, channel: str, *, from_start: bool = False, filter_text: str = ""
+    ) -> None:
+        """Durable on return. One that is there is left as it is."""
+        queue = await self.loaded(namespace, name)
+        queue.create_channel(channel, from_start=from_start, filter_text=filter_text)
+        await self.flush()
+
+    async def delete_channel(self, namespace: str, name: str, channel: str) -> None:
+        """With its dead letters."""
+        (await self.loaded(namespace, name)).delete_channel(channel)
+        await self.flush()
+
+    async def pause(self, namespace: str, name: str, channel: str | None = None) -> None:
+        """Deliver nothing, in one channel or in all."""
+        (await self.loaded(namespace, name)).set_paused(True, channel)
+        await self.flush()
+
+    async def resume(self, namespace: str, name: str, channel: str | None = None) -> None:
+        """Deliver again."""
+        (await self.loaded(namespace, name)).set_paused(False, channel)
+        await self.flush()
+
+    async def empty(self, namespace: str, name: str, channel: str | None = None) -> int:
+        """Drop what waits; gives how many messages."""
+        queue = await self.loaded(namespace, name)
+        dropped = queue.empty() if channel is None else queue.channel(channel).skip_all()
+        await self.flush()
+        return dropped
+
+    async def loaded(self, namespace: str, name: str) -> Queue:
+        """The queue, with its state in memory. Raises QueueNotFoundError."""
+        queue = self.book.find(namespace, name)
+        while not queue.is_loaded:
+            under_way = self._loading.get(queue)
+            if under_way is not None:
+                await under_way.wait()
+                continue
+            done = self._loading[queue] = trio.Event()
+            try:
+                records = {each: await self.call(self.store.load_partition, each) for each in queue.partition_ids}
+                self.book.at(self.wall_us())
+                self.book.load(queue, records)
+                if queue.options.ttl_s:
+                    self._ttl_queues[queue] = None
+            finally:
+                del self._loading[queue]
+                done.set()
+        return queue
+
+    # Publishing
+
+    async def publish(
+        self,
+        namespace: str,
+        name: str,
+        messages: Sequence[NewMessage],
+        *,
+        timeout_s: float | None = None,
+        publisher: tuple[bytes, int] | None = None,
+    ) -> list[tuple[int, int]]:
+        """All or none; returns the ids, as (partition, seq), when all are durable.
+
+        Waits for room, at most ``timeout_s`` seconds (for ever when None; 0 does not wait), then raises QueueFullError.
+        Cancelled, it may or may not have been taken: with a ``publisher`` it can be repeated without harm.
+        """
+        queue = self.book.find(namespace, name)
+        if not queue.is_loaded:
+            queue = await self.loaded(namespace, name)
+        size = sum([len(message.body) for message in messages])
+        waiter = _Waiter()
+        deadline = float("inf") if timeout_s is None else trio.current_time() + timeout_s
+        while True:
+            if self._closing:
+                raise StreamClosedError("the queues are closed")
+            try:
+                if not self._has_room(len(messages), size):
+                    raise QueueFullError("too much is waiting to become durable on this node")
+                self._take(queue, messages, size, waiter, publisher)
+                break
+            except QueueFullError:
+                if trio.current_time() >= deadline or (
+                    len(messages) > queue.options.items_max or size > queue.options.bytes_max
+                ):
+                    raise
+                with trio.move_on_at(deadline):
+                    await self._room.park()
+                if queue.is_deleted:
+                    queue = await self.loaded(namespace, name)
+        try:
+            await waiter.wait()
+        finally:
+            self._pending_items -= len(messages)
+            self._pending_bytes -= size
+        publish = waiter.publish
+        assert publish is not None
+        if publish.error is not None:
+            raise type(publish.error)(*publish.error.args)
+        return publish.points()
+
+    def _take(
+        self,
+        queue: Queue,
+        messages: Sequence[NewMessage],
+        size: int,
+        on_done: Callable[[Publish], None],
+        publisher: tuple[bytes, int] | None,
+    ) -> None:
+        self._pending_items += len(messages)
+        self._pending_bytes += size
+        try:
+            queue.publish(messages, on_done, wall_us=self.wall_us(), publisher=publisher)
+        except BaseException:
+            self._pending_items -= len(messages)
+            self._pending_bytes -= size
+            raise
+        self.changed()
+
+    def publish_soon(
+        self,
+        namespace: str,
+        name: str,
+        messages: Sequence[NewMessage],
+        publisher: tuple[bytes, int] | None,
+        on_done: OnPublished,
+    ) -> None:
+        """Like `publish` without waiting: raises QueueFullError at once, and calls ``on_done`` when it is durable."""
+        queue = self.book.find(namespace, name)
+        nursery = self._nursery
+        if nursery is None:
+            raise StreamClosedError("the queues are closed")
+        if not queue.is_loaded:
+            nursery.start_soon(self._load_and_publish, namespace, name, messages, publisher, on_done)
+            return
+        size = sum([len(message.body) for message in messages])
+        if not self._has_room(len(messages), size):
+            raise QueueFullError("too much is waiting to become durable on this node")
+
+        def done(publish: Publish) -> None:
+            self._pending_items -= len(messages)
+            self._pending_bytes -= size
+            error = publish.error
+            if error is None:
+                on_done(publish.points(), None)
+            else:
+                on_done((), error if isinstance(error, Dep2pError) else StoreError(str(error)))
+
+        self._take(queue, messages, size, done, publisher)
+
+    async def _load_and_publish(
+        self,
+        namespace: str,
+        name: str,
+        messages: Sequence[NewMessage],
+        publisher: tuple[bytes, int] | None,
+        on_done: OnPublished,
+    ) -> None:
+        try:
+            await self.loaded(namespace, name)
+            self.publish_soon(namespace, name, messages, publisher, on_done)
+        except Dep2pError as error:
+            on_done((), error)
+
+    # Consuming
+
+    async def subscribe(
+        self,
+        namespace: str,
+        name: str,
+        channel: str,
+        *,
+        max_in_flight: int = 1,
+        bytes_max: int | None = None,
+        from_start: bool = False,
+        filter_text: str = "",
+        msg_timeout_s: float | None = None,
+        owner: str = "local",
+    ) -> LocalConsumer:
+        """A consumer of a channel, which is made when it is new. The caller closes it.
+
+        ``max_in_flight`` may be 0 until `LocalConsumer.set_ready`. ``msg_timeout_s`` is the queue's when None.
+        ``owner`` is for people.
+        """
+        if len(self._consumers) >= self._bounds.consumers_max:
+            raise QueueFullError(f"{len(self._consumers)} consumers are connected: no more")
+        queue = await self.loaded(namespace, name)
+        is_new = channel not in queue.channels
+        found = queue.create_channel(channel, from_start=from_start, filter_text=filter_text)
+        if is_new:
+            await self.flush()
+        timeout_s = queue.options.msg_timeout_s if msg_timeout_s is None else msg_timeout_s
+        self._consumer_number += 1
+        consumer = LocalConsumer(
+            self,
+            found,
+            f"{owner} #{self._consumer_number}",
+            max_in_flight=max_in_flight,
+            bytes_max=bytes_max or _BYTES_MAX,
+            msg_timeout_s=min(timeout_s, queue.options.msg_timeout_max_s),
+        )
+        if queue.is_deleted or queue.channels.get(channel) is not found:
+            raise ChannelNotFoundError(f"the channel {channel!r} was deleted just now")
+        found.attach(consumer.core)
+        self._consumers[consumer.core.id] = consumer
+        self.changed()
+        return consumer
+
+    def detach(self, channel: Channel, consumer: LocalConsumer) -> None:
+        """A consumer is gone: what it held goes to others."""
+        self._consumers.pop(consumer.core.id, None)
+        self.book.at(self.wall_us())
+        channel.detach(consumer.core, trio.current_time())
+        queue = channel.queue
+        if is_ephemeral(channel.name) and not channel.consumers and queue.channels.get(channel.name) is channel:
+            queue.delete_channel(channel.name)
+            if queue.is_ephemeral and not queue.channels and not queue.is_deleted:
+                self.book.delete(queue)
+        self.changed()
+
+    # Looking
+
+    async def summary(self, namespace: str, name: str) -> dict[str, Any]:
+        """What a queue holds, in numbers."""
+        return await self._reader.summary(namespace, name)
+
+    async def info(self, namespace: str, name: str) -> dict[str, Any]:
+        """The same with options and channels."""
+        return await self._reader.info(namespace, name)
+
+    async def peek(
+        self, namespace: str, name: str, channel: str | None = None, *, items_max: int, bytes_max: int = 1 << 20
+    ) -> list[StoredMessage]:
+        """The oldest messages of the log, or those that a channel has not done."""
+        return await self._reader.peek(namespace, name, channel, items_max=items_max, bytes_max=bytes_max)
+
+    async def read_log(
+        self, namespace: str, name: str, *, after: tuple[int, int] | None, items_max: int, bytes_max: int = 1 << 20
+    ) -> list[StoredMessage]:
+        """Messages of the log, partition by partition."""
+        return await self._reader.read_log(namespace, name, after=after, items_max=items_max, bytes_max=bytes_max)
+
+    async def dead_letters(
+        self, namespace: str, name: str, channel: str, *, after_id: int = 0, items_max: int = 100
+    ) -> list[DeadLetter]:
+        """Oldest first."""
+        return await self._reader.dead_letters(namespace, name, channel, after_id=after_id, items_max=items_max)
+
+    async def replay(self, namespace: str, name: str, channel: str, ids: Sequence[int] | None) -> int:
+        """Give dead letters (all, or these) to their channel again; returns how many."""
+        queue = await self.loaded(namespace, name)
+        found = queue.channel(channel)
+        count = 0
+        async for row in self._reader.dead_rows(queue, found, ids):
+            queue.replay(found, row, lambda _publish: None, self.wall_us())
+            count += 1
+            if not count % 256:
+                await self.flush()
+        if ids is not None and not count:
+            raise QueueMessageNotFoundError(f"channel {channel!r} has none of these dead letters")
+        await self.flush()
+        return count
+
+    async def forget_dead(self, namespace: str, name: str, channel: str, ids: Sequence[int] | None) -> int:
+        """Drop dead letters (all, or these); returns how many."""
+        queue = await self.loaded(namespace, name)
+        found = queue.channel(channel)
+        count = 0
+        async for row in self._reader.dead_rows(queue, found, ids):
+            self.book.unbury(queue, found.id, row.id)
+            found.dead_items = max(0, found.dead_items - 1)
+            count += 1
+        if ids is not None and not count:
+            raise QueueMessageNotFoundError(f"channel {channel!r} has none of these dead letters")
+        await self.flush()
+        return count
+
+    def statistics(self) -> dict[str, Any]:
+        """Counts of all queues, and of the store."""
+        store = self.store.statistics()
+        return {
+            "queues": len(self.book.queues),
+            "loaded": sum(queue.is_loaded for queue in self.book.queues.values()),
+            "consumers": len(self._consumers),
+            "pending_items": self._pending_items,
+            "pending_bytes": self._pending_bytes,
+            "cached_bytes": self.book.cache.bytes,
+            "bytes_on_disk": store.bytes_on_disk,
+            "commits": store.commits,
+            "fsyncs": store.fsyncs,
+            "rows_written": store.rows_written,
+            "problem": self.commits.problem,
+        }
+
+
+__all__ = ["DeadLetter", "EngineBounds", "QueueEngine", "StoredMessage"]

@@ -1,0 +1,152 @@
+"""A consumer of a queue that this node keeps."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import trio
+
+from dep2p.errors import Dep2pError, NotInFlightError, QueueConsumerClosedError
+from dep2p.io.queue_consumer import BATCH_ITEMS, Consumer
+from dep2p.io.queue_items import Delivery
+from dep2p.protocols.queue import consumer as core
+from dep2p.protocols.queue.channel import Channel
+from dep2p.protocols.queue_wire import QueueCode, Result, Settle, Settled
+
+if TYPE_CHECKING:
+    from dep2p.io.queue_engine import QueueEngine
+
+_FINISH = int(Settle.FINISH)
+_REQUEUE = int(Settle.REQUEUE)
+_TOUCH = int(Settle.TOUCH)
+_RELEASE = int(Settle.RELEASE)
+
+
+class LocalConsumer(Consumer):
+    """Made by `QueueEngine.subscribe`."""
+
+    def __init__(
+        self,
+        engine: "QueueEngine",
+        channel: Channel,
+        consumer_id: str,
+        *,
+        max_in_flight: int,
+        bytes_max: int,
+        msg_timeout_s: float,
+    ) -> None:
+        self.queue = channel.queue.name
+        self.channel = channel.name
+        self.max_in_flight = max_in_flight
+        self.core = core.Consumer(
+            consumer_id,
+            max_in_flight=max_in_flight,
+            bytes_max=bytes_max,
+            msg_timeout_s=msg_timeout_s,
+            on_deliver=self._on_deliver,
+            on_closed=self._on_closed,
+        )
+        self.error: Dep2pError | None = None
+        self._engine = engine
+        self._channel = channel
+        self._inbox: deque[core.Delivery] = deque()
+        self._waiting = trio.lowlevel.ParkingLot()
+
+    @property
+    def msg_timeout_s(self) -> float:
+        """How long a message is held at most."""
+        return self.core.msg_timeout_s
+
+    def _on_deliver(self, deliveries: list[core.Delivery]) -> None:
+        self._inbox.extend(deliveries)
+        self._waiting.unpark()
+
+    def _on_closed(self, reason: str) -> None:
+        if self.error is None:
+            self.error = QueueConsumerClosedError(f"the consumer of {self.queue!r} is over: {reason}")
+            self._inbox.clear()
+            self._waiting.unpark_all()
+
+    async def receive(self, items_max: int = BATCH_ITEMS) -> list[Delivery]:
+        inbox, held = self._inbox, self.core.held
+        await trio.lowlevel.checkpoint()
+        while True:
+            taken: list[Delivery] = []
+            while inbox and len(taken) < items_max:
+                partition, message, attempts, deadline = inbox.popleft()
+                seq = message.seq
+                if (partition, seq) in held:  # else its time was over before anybody took it
+                    taken.append(
+                        Delivery(
+                            partition, seq, attempts, message.published_us, deadline, message.attributes, message.body
+                        )
+                    )
+            if taken:
+                return taken
+            if self.error is not None:
+                raise self.error.with_traceback(None)
+            await self._waiting.park()
+
+    def settle(self, results: Sequence[Result]) -> list[tuple[int, int, int]]:
+        return self.apply(results).refused
+
+    def finish(self, keys: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Many at once, by (partition, seq); gives those that it does not hold."""
+        refused = self._channel.finish(self.core, keys)
+        self._engine.changed()
+        return refused
+
+    def apply(self, results: Sequence[Result]) -> Settled:
+        """`settle`, with the new times of what was touched."""
+        consumer, channel = self.core, self._channel
+        finished: list[tuple[int, int]] = []
+        refused: list[tuple[int, int, int]] = []
+        touched: list[tuple[int, int, int]] = []
+        now = self._engine.now()
+        for kind, partition, seq, delay_ms, reason in results:
+            key = (partition, seq)
+            if kind == _FINISH:
+                finished.append(key)
+                continue
+            try:
+                if kind == _REQUEUE:
+                    channel.requeue(consumer, key, delay_ms / 1000, reason, now)
+                elif kind == _TOUCH:
+                    deadline = channel.touch(consumer, key, now)
+                    touched.append((partition, seq, max(0, round((deadline - now) * 1000))))
+                elif kind == _RELEASE:
+                    channel.release(consumer, key)
+                else:
+                    channel.reject(consumer, key, reason)
+            except NotInFlightError:
+                refused.append((partition, seq, QueueCode.NOT_IN_FLIGHT))
+        if finished:
+            refused += [(*key, int(QueueCode.NOT_IN_FLIGHT)) for key in channel.finish(consumer, finished)]
+        self._engine.changed()
+        return Settled(0, refused, touched)
+
+    async def confirm(self, results: Sequence[Result]) -> Settled:
+        settled = self.apply(results)
+        if any(result.kind != Settle.TOUCH for result in results) and len(settled.refused) < len(results):
+            await self._engine.flush()
+        else:
+            await trio.lowlevel.checkpoint()
+        return settled
+
+    def holds(self, partition: int, seq: int) -> bool:
+        return (partition, seq) in self.core.held
+
+    def set_ready(self, max_in_flight: int) -> None:
+        self.max_in_flight = max_in_flight
+        self._channel.set_ready(self.core, max_in_flight)
+        self._engine.changed()
+
+    def stop(self, reason: str) -> None:
+        """Nothing more comes."""
+        self._on_closed(reason)
+
+    async def aclose(self) -> None:
+        if self.error is None:
+            self._on_closed("it was closed")
+            self._engine.detach(self._channel, self)
+        await trio.lowlevel.checkpoint()

@@ -1,0 +1,251 @@
+"""The verbs on the queues of one place: those that this node keeps, or those of another member."""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import asdict, is_dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from dep2p.io.queue_consumer import Consumer, Messages
+from dep2p.io.queue_items import Attributes, encode_attributes, message_id
+from dep2p.protocols.queue_wire import WireMessage
+from dep2p.types import Headers
+
+if TYPE_CHECKING:
+    from dep2p.protocols.queue.options import QueueOptions
+
+DEFAULT_IN_FLIGHT: Final = 1
+EXPORT_ITEMS: Final = 256
+
+Access = Mapping[str, str | Sequence[str]]
+"""``publish``, ``consume`` and ``administer``: "members", "owner" (this node alone), or a list of peer ids."""
+
+
+class Queues(ABC):
+    """The queues of one place. Answers are plain values, those of the control API (docs/reference/control-api.md).
+
+    Everything raises QueueAccessError where the owner does not allow it, and for another member's queues what a request
+    raises: PeerNotFoundError, NotMemberError, RequestTimeoutError, StreamClosedError.
+    """
+
+    @abstractmethod
+    async def ask(self, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
+        """An administrative request, and its answer."""
+
+    @abstractmethod
+    async def publish_batch(
+        self, name: str, messages: Sequence[WireMessage], timeout_s: float | None
+    ) -> list[tuple[int, int]]:
+        """Publish all or none; returns the ids when all are durable."""
+
+    @abstractmethod
+    async def open_consumer(
+        self, name: str, channel: str, *, max_in_flight: int, from_start: bool, bytes_max: int | None
+    ) -> Consumer:
+        """A consumer; the caller closes it."""
+
+    # Publishing
+
+    async def publish(
+        self,
+        name: str,
+        body: bytes,
+        *,
+        key: str = "",
+        tags: Sequence[str] = (),
+        priority: int = 0,
+        delay_s: float = 0.0,
+        headers: Headers | None = None,
+        timeout: float | None = None,
+    ) -> str:
+        """Publish one message; returns its id when it is durable.
+
+        Messages with the same ``key`` go to the same partition. It is delivered after ``delay_s``, counted from the
+        publish. Waits while the queue is full, at most ``timeout`` seconds (for ever when None; another member's
+        queue: ``Limits.request_timeout_s``), then raises QueueFullError. Raises QueueNotFoundError,
+        MessageTooLargeError, StoreFullError, StoreError. When it is cancelled or times out for another reason, whether
+        the message was taken is not known.
+        """
+        attributes = encode_attributes(
+            Attributes(key, tuple(tags), priority, dict(headers or {}), round(delay_s * 1000))
+        )
+        ((partition, seq),) = await self.publish_batch(name, [WireMessage(attributes, body)], timeout)
+        return message_id(partition, seq)
+
+    async def publish_many(
+        self,
+        name: str,
+        bodies: Sequence[bytes],
+        *,
+        key: str = "",
+        tags: Sequence[str] = (),
+        priority: int = 0,
+        delay_s: float = 0.0,
+        headers: Headers | None = None,
+        timeout: float | None = None,
+    ) -> list[str]:
+        """Publish some messages, all or none; as :meth:`publish` for the rest."""
+        if not bodies:
+            return []
+        attributes = encode_attributes(
+            Attributes(key, tuple(tags), priority, dict(headers or {}), round(delay_s * 1000))
+        )
+        points = await self.publish_batch(name, [WireMessage(attributes, body) for body in bodies], timeout)
+        return [message_id(partition, seq) for partition, seq in points]
+
+    # Consuming
+
+    def consume(
+        self,
+        name: str,
+        channel: str,
+        *,
+        max_in_flight: int = DEFAULT_IN_FLIGHT,
+        from_start: bool = False,
+        bytes_max: int | None = None,
+    ) -> AbstractAsyncContextManager[Messages]:
+        """Take messages: ``async with queues.consume("jobs", "workers") as messages: async for m in messages: …``.
+
+        The channel is made when it is new; then it gets what is published from now on, or everything that is there
+        (``from_start``). The first channel of a queue always gets everything. At most ``max_in_flight`` messages, and
+        about ``bytes_max`` bytes, are held without a result. What is held when the block ends goes to others at once.
+
+        Raises QueueNotFoundError; later, while iterating, QueueConsumerClosedError when queue or channel is deleted.
+        """
+        return self._consume(name, channel, max_in_flight, from_start, bytes_max)
+
+    @asynccontextmanager
+    async def _consume(
+        self, name: str, channel: str, max_in_flight: int, from_start: bool, bytes_max: int | None
+    ) -> AsyncGenerator[Messages, None]:
+        consumer = await self.open_consumer(
+            name, channel, max_in_flight=max_in_flight, from_start=from_start, bytes_max=bytes_max
+        )
+        async with consumer:
+            yield Messages(consumer)
+
+    # Administration
+
+    async def create(
+        self,
+        name: str,
+        options: "QueueOptions | Mapping[str, object] | None" = None,
+        *,
+        access: Access | None = None,
+    ) -> "Queue":
+        """Make a queue; one that is there with the same options is taken as it is.
+
+        Raises QueueExistsError when it is there with others, ``ValueError`` (ProtocolError from another member) for a
+        malformed name or option.
+        """
+        given: Mapping[str, object]
+        if options is not None and is_dataclass(options):
+            given = asdict(cast(Any, options))
+        else:
+            given = cast("Mapping[str, object]", options or {})
+        fields: dict[str, object] = {"queue": name, "options": dict(given)}
+        if access is not None:
+            fields["access"] = {right: who if isinstance(who, str) else list(who) for right, who in access.items()}
+        await self.ask("create", fields)
+        return Queue(self, name)
+
+    def queue(self, name: str) -> "Queue":
+        """A handle of a queue, whether it is there or not."""
+        return Queue(self, name)
+
+    async def listing(self) -> list[dict[str, Any]]:
+        """All queues with what waits in them."""
+        return cast(list[dict[str, Any]], (await self.ask("list", {}))["queues"])
+
+    async def info(self, name: str) -> dict[str, Any]:
+        """Options, access, counts and channels. Raises QueueNotFoundError."""
+        return await self.ask("info", {"queue": name})
+
+    async def delete(self, name: str) -> None:
+        """Delete a queue with all that is in it. Raises QueueNotFoundError."""
+        await self.ask("delete", {"queue": name})
+
+    async def create_channel(self, name: str, channel: str, *, from_start: bool = False) -> None:
+        """Make a channel before anybody consumes from it. Idempotent. Raises QueueNotFoundError."""
+        await self.ask("create_channel", {"queue": name, "channel": channel, "from_start": from_start})
+
+    async def delete_channel(self, name: str, channel: str) -> None:
+        """Delete a channel with its dead letters. Raises QueueNotFoundError, ChannelNotFoundError."""
+        await self.ask("delete_channel", {"queue": name, "channel": channel})
+
+    async def pause(self, name: str, channel: str | None = None) -> None:
+        """Deliver nothing from now on, in one channel or in all; kept over restarts."""
+        await self.ask("pause", _fields(name, channel))
+
+    async def resume(self, name: str, channel: str | None = None) -> None:
+        """Undo :meth:`pause`."""
+        await self.ask("resume", _fields(name, channel))
+
+    async def empty(self, name: str, channel: str | None = None) -> int:
+        """Drop what waits in a channel, or everything; returns how many messages."""
+        return int((await self.ask("empty", _fields(name, channel)))["messages"])
+
+    async def peek(self, name: str, channel: str | None = None, *, count: int = 10) -> list[dict[str, Any]]:
+        """The oldest messages, without taking them: of the log, or those that a channel has not done."""
+        answer = await self.ask("peek", {**_fields(name, channel), "count": count})
+        return cast(list[dict[str, Any]], answer["messages"])
+
+    async def export(self, name: str) -> AsyncIterator[dict[str, Any]]:
+        """Every message of the log, oldest first."""
+        after = ""
+        while True:
+            answer = await self.ask("export", {"queue": name, "after": after, "count": EXPORT_ITEMS})
+            for message in answer["messages"]:
+                yield message
+            after = str(answer["after"])
+            if not after:
+                return
+
+    async def dead(self, name: str, channel: str, *, after: int = 0, count: int = 100) -> list[dict[str, Any]]:
+        """Dead letters of a channel, oldest first, from behind the id ``after``."""
+        answer = await self.ask("dead", {**_fields(name, channel), "after": after, "count": count})
+        return cast(list[dict[str, Any]], answer["dead"])
+
+    async def replay(self, name: str, channel: str, ids: Sequence[int] | None = None) -> int:
+        """Give dead letters (all, or these) to their channel again; returns how many."""
+        return int((await self.ask("replay", _dead(name, channel, ids)))["messages"])
+
+    async def forget_dead(self, name: str, channel: str, ids: Sequence[int] | None = None) -> int:
+        """Drop dead letters (all, or these); returns how many."""
+        return int((await self.ask("forget_dead", _dead(name, channel, ids)))["messages"])
+
+
+def _fields(name: str, channel: str | None) -> dict[str, object]:
+    return {"queue": name} if channel is None else {"queue": name, "channel": channel}
+
+
+def _dead(name: str, channel: str, ids: Sequence[int] | None) -> dict[str, object]:
+    return _fields(name, channel) | ({} if ids is None else {"ids": list(ids)})
+
+
+class Queue:
+    """A handle of one queue."""
+
+    def __init__(self, place: Queues, name: str) -> None:
+        self._place = place
+        self.name = name
+
+    async def publish(self, body: bytes, **options: Any) -> str:
+        """As :meth:`Queues.publish`."""
+        return await self._place.publish(self.name, body, **options)
+
+    async def publish_many(self, bodies: Sequence[bytes], **options: Any) -> list[str]:
+        """As :meth:`Queues.publish_many`."""
+        return await self._place.publish_many(self.name, bodies, **options)
+
+    def consume(self, channel: str, **options: Any) -> AbstractAsyncContextManager[Messages]:
+        """As :meth:`Queues.consume`."""
+        return self._place.consume(self.name, channel, **options)
+
+    async def info(self) -> dict[str, Any]:
+        """As :meth:`Queues.info`."""
+        return await self._place.info(self.name)
+
+    async def delete(self) -> None:
+        """As :meth:`Queues.delete`."""
+        await self._place.delete(self.name)

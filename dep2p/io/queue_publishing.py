@@ -1,0 +1,208 @@
+"""Publishing to another member's queues: batched, pipelined, sent again with the same numbers after a lost link."""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Final
+
+import trio
+
+from dep2p.errors import (
+    Dep2pError,
+    MessageTooLargeError,
+    NotMemberError,
+    OverloadedError,
+    ProtocolError,
+    ProtocolNotSupportedError,
+    QueueFullError,
+    RequestTimeoutError,
+    StreamClosedError,
+)
+from dep2p.io.link import LinkPool
+from dep2p.io.queue_link import Answer, QueueLink
+from dep2p.limits import Limits
+from dep2p.protocols import queue_wire as wire
+from dep2p.protocols.queue_wire import PUBLISHER_BYTES, Point, WireMessage
+from dep2p.types import PeerId, Rng
+
+_BATCHES_IN_FLIGHT: Final = 8
+_BATCH_ITEMS: Final = 1_024
+_BATCH_BYTES: Final = 262_144
+"""About so much goes into one PUBLISH."""
+_PENDING_BYTES_MAX: Final = 8_388_608
+_RETRY_FIRST_S: Final = 0.05
+_RETRY_MAX_S: Final = 5.0
+_FATAL: Final = (NotMemberError, ProtocolNotSupportedError)
+
+
+class _Batch:
+    """Messages that go and are answered together."""
+
+    __slots__ = ("bytes", "deadline_s", "done", "error", "first_number", "messages", "points", "queue")
+
+    def __init__(self, queue: str, first_number: int) -> None:
+        self.queue = queue
+        self.first_number = first_number
+        self.messages: list[WireMessage] = []
+        self.bytes = 0
+        self.done = trio.Event()
+        self.points: list[Point] = []
+        self.error: Dep2pError | None = None
+        self.deadline_s = 0.0
+
+
+class PeerPublisher:
+    """All that this node publishes to the queues of one member."""
+
+    def __init__(
+        self, pool: LinkPool[QueueLink], peer: PeerId, limits: Limits, counters: Counter[str], rng: Rng
+    ) -> None:
+        self._pool = pool
+        self._peer = peer
+        self._limits = limits
+        self._counters = counters
+        self._publisher = rng.randbytes(PUBLISHER_BYTES)
+        self._next_number = 1
+        self._waiting: deque[_Batch] = deque()
+        self._open: dict[str, _Batch] = {}
+        """By queue: the last batch of ``_waiting``, which may still grow."""
+        self._in_flight: dict[_Batch, QueueLink] = {}
+        self._bytes = 0
+        self._room = trio.lowlevel.ParkingLot()
+        self._wake = trio.Event()
+        self._paused_until_s = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits."""
+        return not self._waiting and not self._in_flight
+
+    async def publish(self, queue: str, messages: Sequence[WireMessage], timeout_s: float) -> list[Point]:
+        """Returns the ids when the messages are durable there. See `RemoteQueues.publish`."""
+        size = sum(len(attributes) + len(body) for attributes, body in messages)
+        for _, body in messages:
+            if len(body) > self._limits.message_bytes_max:
+                raise MessageTooLargeError(
+                    f"a message of {len(body)} bytes: at most {self._limits.message_bytes_max} go into a queue"
+                )
+        if len(messages) > wire.BATCH_ITEMS_MAX or (size > 4 * _BATCH_BYTES and len(messages) > 1):
+            raise MessageTooLargeError(
+                f"{len(messages)} messages of {size} bytes at once: at most {wire.BATCH_ITEMS_MAX} messages and "
+                f"{4 * _BATCH_BYTES} bytes are taken together"
+            )
+        deadline_s = trio.current_time() + timeout_s
+        with trio.move_on_at(deadline_s) as scope:
+            while self._bytes >= _PENDING_BYTES_MAX:
+                await self._room.park()
+            batch, start = self._add(queue, messages, size, deadline_s)
+            await batch.done.wait()
+            if batch.error is not None:
+                raise batch.error.with_traceback(None)
+            return batch.points[start : start + len(messages)]
+        assert scope.cancelled_caught
+        raise RequestTimeoutError(
+            f"no answer to a publish within {timeout_s:g} s: whether {self._peer} has the message is not known"
+        )
+
+    def _add(self, queue: str, messages: Sequence[WireMessage], size: int, deadline_s: float) -> tuple[_Batch, int]:
+        batch = self._open.get(queue)
+        if (
+            batch is None
+            or len(batch.messages) + len(messages) > _BATCH_ITEMS
+            or batch.bytes + size > _BATCH_BYTES
+            # Numbers are given in the order of calls over all queues: those of a batch must be one run.
+            or batch.first_number + len(batch.messages) != self._next_number
+        ):
+            batch = self._open[queue] = _Batch(queue, self._next_number)
+            self._waiting.append(batch)
+        start = len(batch.messages)
+        batch.messages.extend(messages)
+        batch.bytes += size
+        batch.deadline_s = max(batch.deadline_s, deadline_s)
+        self._bytes += size
+        self._next_number += len(messages)
+        self._wake.set()
+        return batch, start
+
+    async def run(self) -> None:
+        """Send what waits, until cancelled."""
+        retry_s = _RETRY_FIRST_S
+        while True:
+            now = trio.current_time()
+            if now < self._paused_until_s and self._waiting:
+                await trio.sleep(self._paused_until_s - now)
+                continue
+            if not self._waiting or len(self._in_flight) >= _BATCHES_IN_FLIGHT:
+                self._wake = trio.Event()
+                await self._wake.wait()
+                continue
+            try:
+                link = await self._pool.get(self._peer, now + self._limits.dial_timeout_s)
+                await link.out.room(self._waiting[0].bytes)
+                self._send(link)
+                retry_s = _RETRY_FIRST_S
+            except _FATAL as error:
+                self._fail_all(error)
+            except Dep2pError as error:
+                self._expire(error)
+                await trio.sleep(retry_s)
+                retry_s = min(retry_s * 2, _RETRY_MAX_S)
+
+    def _send(self, link: QueueLink) -> None:
+        batch = self._waiting[0]
+        frame = wire.encode_publish(link.new_id(), batch.queue, self._publisher, batch.first_number, batch.messages)
+        req_id = int.from_bytes(frame[4:8], "big")
+        link.put(frame)
+        self._waiting.popleft()
+        if self._open.get(batch.queue) is batch:
+            del self._open[batch.queue]
+        self._in_flight[batch] = link
+        link.expect(req_id, lambda answer: self._answered(batch, answer))
+
+    def _answered(self, batch: _Batch, answer: Answer) -> None:
+        del self._in_flight[batch]
+        error = answer.error
+        if isinstance(error, StreamClosedError):
+            # The link is over: what was on its way goes again, in the old order, with the old numbers.
+            self._counters["publishes_sent_again"] += len(batch.messages)
+            index = 0
+            while index < len(self._waiting) and self._waiting[index].first_number < batch.first_number:
+                index += 1
+            self._waiting.insert(index, batch)
+        elif isinstance(error, QueueFullError | OverloadedError) and trio.current_time() < batch.deadline_s:
+            self._counters["publishes_held_back"] += 1
+            self._paused_until_s = trio.current_time() + max(0.01, answer.retry_after_ms / 1000)
+            self._waiting.appendleft(batch)
+        elif error is not None:
+            self._end(batch, error)
+        else:
+            try:
+                if answer.type != wire.PUBLISHED:
+                    raise ProtocolError(f"queue frame 0x{answer.type:02x} in answer to a PUBLISH")
+                batch.points = wire.decode_published(answer.payload)
+                if len(batch.points) != len(batch.messages):
+                    raise ProtocolError(f"{len(batch.points)} ids for {len(batch.messages)} messages")
+                self._end(batch, None)
+            except ProtocolError as broken:
+                self._end(batch, broken)
+        self._wake.set()
+
+    def _end(self, batch: _Batch, error: Dep2pError | None) -> None:
+        batch.error = error
+        self._bytes -= batch.bytes
+        batch.done.set()
+        self._room.unpark_all()
+
+    def _expire(self, error: Dep2pError) -> None:
+        now = trio.current_time()
+        for batch in [each for each in self._waiting if each.deadline_s <= now]:
+            self._drop(batch, error)
+
+    def _fail_all(self, error: Dep2pError) -> None:
+        for batch in list(self._waiting):
+            self._drop(batch, error)
+
+    def _drop(self, batch: _Batch, error: Dep2pError) -> None:
+        self._waiting.remove(batch)
+        if self._open.get(batch.queue) is batch:
+            del self._open[batch.queue]
+        self._end(batch, error)

@@ -1,0 +1,345 @@
+"""The serving end of a stream of queue frames: what one member publishes, takes and settles here."""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol, cast
+
+import trio
+
+from dep2p.errors import (
+    Dep2pError,
+    ErrorCode,
+    MessageTooLargeError,
+    OverloadedError,
+    ProtocolError,
+    QueueAccessError,
+    QueueConsumerClosedError,
+    QueueFullError,
+    StreamClosedError,
+)
+from dep2p.host.interface import ByteStream
+from dep2p.io.link import Link
+from dep2p.io.queue_link import code_of, payload_bytes_max
+from dep2p.io.queue_local import LocalConsumer
+from dep2p.limits import Limits
+from dep2p.protocols import queue_wire as wire
+from dep2p.protocols.bounded_cbor import decode_bounded
+from dep2p.protocols.frame import Frame, encode_frame
+from dep2p.protocols.queue_wire import Delivered, QueueCode, Settled, WireMessage
+from dep2p.realm.interface import RealmGate
+from dep2p.types import PeerId
+
+logger = logging.getLogger("dep2p.io")
+
+_DELIVER_ITEMS: Final = 256
+_DELIVER_BYTES: Final = 262_144
+"""About so much goes into one DELIVER."""
+_PUBLISHES_MAX: Final = 64
+_PUBLISH_BYTES_MAX: Final = 16_777_216
+"""Of one link, that are not durable yet."""
+_ADMIN_MAX: Final = 16
+_SUBSCRIPTIONS_MAX: Final = 256
+_RETRY_AFTER_MS: Final = 50
+_IN_FLIGHT_MAX: Final = 65_536
+_IN_FLIGHT_BYTES_MAX: Final = 268_435_456
+
+
+class QueueHost(Protocol):
+    """What a link serves: the queues of one realm that this node keeps."""
+
+    def publish_soon(
+        self,
+        peer: PeerId,
+        name: str,
+        messages: Sequence[WireMessage],
+        publisher: tuple[bytes, int] | None,
+        on_done: Callable[[Sequence[tuple[int, int]], Dep2pError | None], None],
+    ) -> None:
+        """Take all or none of the messages, or raise; ``on_done`` is called when they are durable, or are not."""
+        ...
+
+    async def subscribe(
+        self, peer: PeerId, name: str, channel: str, *, max_in_flight: int, bytes_max: int, from_start: bool
+    ) -> LocalConsumer:
+        """A consumer for a member."""
+        ...
+
+    def when_durable(self, call: Callable[[], None]) -> None:
+        """Call when everything that was said until now is durable."""
+        ...
+
+    async def administer(self, peer: PeerId, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
+        """An administrative request of a member."""
+        ...
+
+
+class _Subscription:
+    """One consumer of the peer."""
+
+    __slots__ = ("consumer", "is_ending", "scope")
+
+    def __init__(self) -> None:
+        self.consumer: LocalConsumer | None = None
+        self.scope = trio.CancelScope()
+        self.is_ending = False
+
+
+class ServedQueueLink(Link):
+    """The serving end. `serve` runs its writer and the tasks of its subscriptions."""
+
+    def __init__(
+        self, stream: ByteStream, gate: RealmGate, limits: Limits, counters: Counter[str], host: QueueHost
+    ) -> None:
+        super().__init__(stream, gate, limits, counters, payload_bytes_max=payload_bytes_max(limits))
+        self._host = host
+        self._subscriptions: dict[int, _Subscription] = {}
+        self._publishes = 0
+        self._publish_bytes = 0
+        self._administering = 0
+        self._nursery: trio.Nursery | None = None
+
+    async def serve(self) -> None:
+        """Until the link is over; then what its consumers held is given back."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            self.start()
+            await self.run()
+            nursery.cancel_scope.cancel()
+
+    @property
+    def subscriptions(self) -> int:
+        """How many consumers the peer has here."""
+        return len(self._subscriptions)
+
+    # Frames
+
+    def receive(self, frames: list[Frame]) -> None:
+        try:
+            for frame in frames:
+                wire.require_request(frame)
+                self._take(frame)
+                if self.error is not None:
+                    return
+        except ProtocolError as error:
+            self.violate(error)
+
+    def _take(self, frame: Frame) -> None:
+        kind, _flags, req_id, payload = frame
+        if kind == wire.PUBLISH:
+            self._publish(req_id, payload)
+        elif kind == wire.SETTLE:
+            self._settle(req_id, payload)
+        elif kind == wire.READY:
+            items, size_bytes = wire.decode_ready(payload)
+            subscription = self._subscriptions.get(req_id)
+            if subscription is not None and subscription.consumer is not None:
+                del size_bytes  # the bytes of a subscription stay as they were asked for
+                subscription.consumer.set_ready(min(items, _IN_FLIGHT_MAX))
+        elif kind == wire.SUBSCRIBE:
+            self._subscribe(req_id, payload)
+        elif kind == wire.UNSUBSCRIBE:
+            if payload:
+                raise ProtocolError("UNSUBSCRIBE with a payload")
+            subscription = self._subscriptions.get(req_id)
+            if subscription is not None:
+                subscription.is_ending = True
+                subscription.scope.cancel()
+        elif kind == wire.ADMIN:
+            self._admin(req_id, payload)
+        else:
+            raise ProtocolError(f"queue frame 0x{kind:02x} to the side that serves")
+
+    # Publishing
+
+    def _publish(self, req_id: int, payload: bytes) -> None:
+        batch = wire.decode_publish(payload)
+        size = len(payload)
+        if self._publishes >= _PUBLISHES_MAX or self._publish_bytes + size > _PUBLISH_BYTES_MAX:
+            self.counters["publishes_refused_overloaded"] += len(batch.messages)
+            self._refuse(req_id, OverloadedError("too much is waiting to become durable"), _RETRY_AFTER_MS)
+            return
+        if any(len(body) > self.limits.message_bytes_max for _, body in batch.messages):
+            self._refuse(req_id, MessageTooLargeError(f"a body of more than {self.limits.message_bytes_max} bytes"))
+            return
+        publisher = (batch.publisher, batch.first_number) if batch.publisher else None
+
+        def on_done(points: Sequence[tuple[int, int]], error: Dep2pError | None) -> None:
+            self._publishes -= 1
+            self._publish_bytes -= size
+            if self.error is not None:
+                return
+            if error is None:
+                self._put(wire.encode_published(req_id, points))
+            else:
+                self._refuse(req_id, error, _RETRY_AFTER_MS if isinstance(error, QueueFullError) else 0)
+
+        self._publishes += 1
+        self._publish_bytes += size
+        try:
+            self._host.publish_soon(self.peer, batch.queue, batch.messages, publisher, on_done)
+        except (Dep2pError, ValueError) as error:
+            on_done((), _public(error))
+        else:
+            self.counters["messages_published"] += len(batch.messages)
+
+    # Consuming
+
+    def _subscribe(self, req_id: int, payload: bytes) -> None:
+        fields = decode_bounded(payload, "SUBSCRIBE", depth_max=2, entries_max=16)
+        options = cast(dict[object, object], fields) if isinstance(fields, dict) else {}
+        queue, channel = options.get("q"), options.get("c")
+        items, size_bytes, from_start = options.get("n"), options.get("b"), options.get("s", False)
+        if (
+            not isinstance(queue, str)
+            or not isinstance(channel, str)
+            or not isinstance(items, int)
+            or not isinstance(size_bytes, int)
+            or not isinstance(from_start, bool)
+            or not 0 <= items <= _IN_FLIGHT_MAX
+            or not 0 < size_bytes <= _IN_FLIGHT_BYTES_MAX
+            or not all(name in ("q", "c", "n", "b", "s") for name in options)
+        ):
+            raise ProtocolError("SUBSCRIBE is malformed")
+        if req_id in self._subscriptions:
+            raise ProtocolError(f"SUBSCRIBE with the req_id {req_id} of another one")
+        nursery = self._nursery
+        if len(self._subscriptions) >= _SUBSCRIPTIONS_MAX or nursery is None:
+            self._refuse(req_id, OverloadedError(f"{len(self._subscriptions)} subscriptions: no more"), _RETRY_AFTER_MS)
+            return
+        self._subscriptions[req_id] = _Subscription()
+        nursery.start_soon(self._serve_subscription, req_id, queue, channel, items, size_bytes, from_start)
+
+    async def _serve_subscription(
+        self, req_id: int, queue: str, channel: str, items: int, size_bytes: int, from_start: bool
+    ) -> None:
+        subscription = self._subscriptions[req_id]
+        try:
+            with subscription.scope:
+                try:
+                    consumer = await self._host.subscribe(
+                        self.peer, queue, channel, max_in_flight=items, bytes_max=size_bytes, from_start=from_start
+                    )
+                except (Dep2pError, ValueError) as error:
+                    self._refuse(req_id, _public(error))
+                    return
+                async with consumer:
+                    subscription.consumer = consumer
+                    self._put(encode_frame(wire.SUBSCRIBED, b"", req_id=req_id))
+                    try:
+                        await self._deliver_all(req_id, consumer)
+                    except QueueConsumerClosedError as error:
+                        self._put(wire.encode_refused(wire.ENDED, req_id, code_of(error), str(error)))
+        except StreamClosedError:
+            return  # the link is over
+        finally:
+            self._subscriptions.pop(req_id, None)
+
+    async def _deliver_all(self, req_id: int, consumer: LocalConsumer) -> None:
+        while True:
+            deliveries = await consumer.receive(_DELIVER_ITEMS)
+            now = trio.current_time()
+            batch: list[Delivered] = []
+            size = 0
+            for partition, seq, attempts, published_us, deadline_s, attributes, body in deliveries:
+                timeout_ms = max(0, round((deadline_s - now) * 1000))
+                batch.append(Delivered(partition, seq, attempts, published_us, timeout_ms, attributes, body))
+                size += len(body) + len(attributes)
+                if size >= _DELIVER_BYTES:
+                    await self._send(wire.encode_deliver(req_id, batch))
+                    batch, size = [], 0
+            if batch:
+                await self._send(wire.encode_deliver(req_id, batch))
+            self.counters["messages_delivered"] += len(deliveries)
+
+    def _settle(self, req_id: int, payload: bytes) -> None:
+        ticket, results = wire.decode_settle(payload)
+        subscription = self._subscriptions.get(req_id)
+        if subscription is None or subscription.consumer is None:
+            self.counters["results_dropped_late"] += len(results)
+            if ticket:
+                refused = [(each.partition, each.seq, int(QueueCode.NOT_IN_FLIGHT)) for each in results]
+                self._put(wire.encode_settled(req_id, Settled(ticket, refused, [])))
+            return
+        settled = subscription.consumer.apply(results)._replace(ticket=ticket)
+        if ticket:
+            self._host.when_durable(lambda: self._put(wire.encode_settled(req_id, settled)))
+        elif settled.refused:
+            self._put(wire.encode_settled(req_id, settled))
+
+    # Administration
+
+    def _admin(self, req_id: int, payload: bytes) -> None:
+        nursery = self._nursery
+        if len(payload) > wire.ADMIN_BYTES_MAX:
+            raise ProtocolError(f"ADMIN of {len(payload)} bytes")
+        if self._administering >= _ADMIN_MAX or nursery is None:
+            self._refuse(req_id, OverloadedError("too many administrative requests at once"), _RETRY_AFTER_MS)
+            return
+        op, fields = decode_admin(payload)
+        self._administering += 1
+        nursery.start_soon(self._administer, req_id, op, fields)
+
+    async def _administer(self, req_id: int, op: str, fields: Mapping[str, object]) -> None:
+        try:
+            answer = await self._host.administer(self.peer, op, fields)
+            frame = encode_frame(wire.ANSWER, json.dumps(answer, separators=(",", ":")).encode(), req_id=req_id)
+            await self._send(frame)
+        except StreamClosedError:
+            return
+        except (Dep2pError, ValueError) as error:
+            self._refuse(req_id, _public(error))
+        except Exception:
+            logger.exception("an administrative request %r of %s failed", op, self.peer)
+            self._refuse(req_id, StreamClosedError("an internal error"))
+        finally:
+            self._administering -= 1
+
+    # Sending
+
+    def _put(self, frame: bytes) -> None:
+        if self.error is None:
+            self.out.put((frame,), len(frame))
+
+    async def _send(self, frame: bytes) -> None:
+        await self.out.room(len(frame))
+        if self.error is not None:
+            raise StreamClosedError("the link is over")
+        self.out.put((frame,), len(frame))
+
+    def _refuse(self, req_id: int, error: Dep2pError, retry_after_ms: int = 0) -> None:
+        code = code_of(error)
+        self.counters[f"refused_{code.name.lower()}"] += 1
+        if isinstance(error, QueueAccessError):
+            logger.info("refused %s: %s", self.peer, error)
+        self._put(wire.encode_refused(wire.REFUSED, req_id, code, str(error), retry_after_ms))
+
+    def ended(self, error: Dep2pError) -> None:
+        for subscription in self._subscriptions.values():
+            subscription.scope.cancel()
+
+    def peer_half_closed(self) -> None:
+        self.end(StreamClosedError("the peer closed the link"))
+
+    def collect_counts(self) -> None:
+        pass
+
+
+def decode_admin(payload: bytes) -> tuple[str, Mapping[str, object]]:
+    """The operation and its fields. Raises :class:`ProtocolError`."""
+    try:
+        value: object = json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"ADMIN is not JSON: {type(error).__name__}", ErrorCode.INVALID_REQUEST) from None
+    if not isinstance(value, dict):
+        raise ProtocolError("ADMIN is no object")
+    fields = cast(dict[str, object], value)
+    op = fields.pop("op", None)
+    if not isinstance(op, str):
+        raise ProtocolError("ADMIN without an operation")
+    return op, fields
+
+
+def _public(error: Exception) -> Dep2pError:
+    return error if isinstance(error, Dep2pError) else ProtocolError(str(error))

@@ -1,0 +1,341 @@
+"""The queues of one joined realm: those that this node keeps for its members, and those of other members."""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, cast
+
+import trio
+
+from dep2p.errors import Dep2pError, ErrorCode, ProtocolError, RequestTimeoutError, StreamClosedError
+from dep2p.host.interface import ByteStream, Connection, Host
+from dep2p.io.link import LinkPool
+from dep2p.io.queue_access import Right, Rights
+from dep2p.io.queue_admin import RIGHTS, perform
+from dep2p.io.queue_consumer import Consumer
+from dep2p.io.queue_engine import QueueEngine
+from dep2p.io.queue_items import new_messages
+from dep2p.io.queue_link import Answer, QueueLink
+from dep2p.io.queue_local import LocalConsumer
+from dep2p.io.queue_places import Queues
+from dep2p.io.queue_publishing import PeerPublisher
+from dep2p.io.queue_remote import RemoteConsumer
+from dep2p.io.queue_served import ServedQueueLink
+from dep2p.limits import Limits
+from dep2p.protocols import queue_wire as wire
+from dep2p.protocols.frame import encode_frame
+from dep2p.protocols.queue_wire import WireMessage, queue_protocol
+from dep2p.realm.interface import RealmGate
+from dep2p.types import PeerId, RealmId, Rng
+
+logger = logging.getLogger("dep2p.io")
+
+_LINKS_PER_PEER: Final = 4
+"""Streams of one peer: more than one only for a moment when it reconnects."""
+_IDLE_CHECK_S: Final = 30.0
+_BYTES_MAX_DEFAULT: Final = 8_388_608
+_DRAIN_STEP_S: Final = 0.02
+
+
+class QueueService:
+    """The queues of one realm. Everything but `run` may be called while `run` runs in another task."""
+
+    def __init__(
+        self,
+        host: Host,
+        gate: RealmGate,
+        realm_id: RealmId,
+        limits: Limits,
+        engine: QueueEngine,
+        rights: Rights,
+        *,
+        rng: Rng,
+    ) -> None:
+        self.protocol = queue_protocol(realm_id)
+        self._host = host
+        self._gate = gate
+        self._realm_id = realm_id
+        self._limits = limits
+        self._engine = engine
+        self._rights = rights
+        self._rng = rng
+        self._counters: Counter[str] = Counter()
+        self._served: dict[ServedQueueLink, None] = {}
+        self._publishers: dict[PeerId, PeerPublisher] = {}
+        self._publisher_scopes: dict[PeerId, trio.CancelScope] = {}
+        self._consumers: dict[RemoteConsumer, None] = {}
+        self._nursery: trio.Nursery | None = None
+        self._is_draining = False
+        self._pool: LinkPool[QueueLink] = LinkPool(gate, self.protocol, limits, self._counters, self._make_link)
+
+    # Life
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled."""
+        unsubscribe = self._gate.subscribe_unverified(self._on_unverified)
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._pool.serve_in(nursery)
+                self._host.set_stream_handler(self.protocol, self._accept)
+                task_status.started()
+                while True:
+                    await trio.sleep(_IDLE_CHECK_S)
+                    self._pool.close_idle()
+                    self._end_idle_publishers()
+        finally:
+            self._nursery = None
+            self._pool.serve_in(None)
+            unsubscribe()
+            self._host.remove_stream_handler(self.protocol)
+
+    async def drain(self) -> None:
+        """Take no new streams, and wait until what was published to others is answered."""
+        self._is_draining = True
+        while any(not publisher.is_idle for publisher in self._publishers.values()):  # noqa: ASYNC110  (once in a life)
+            await trio.sleep(_DRAIN_STEP_S)
+
+    def _on_unverified(self, connection: Connection) -> None:
+        for link in [*self._served, *self._pool.links.values()]:
+            if link.connection.id == connection.id:
+                link.lose_membership()
+
+    def _make_link(self, stream: ByteStream) -> QueueLink:
+        return QueueLink(stream, self._gate, self._limits, self._counters, self._pool.forget)
+
+    def _end_idle_publishers(self) -> None:
+        for peer in [peer for peer, each in self._publishers.items() if each.is_idle and peer not in self._pool.links]:
+            self._publisher_scopes.pop(peer).cancel()
+            del self._publishers[peer]
+
+    # Serving
+
+    async def _accept(self, stream: ByteStream) -> None:
+        nursery = self._nursery
+        peer = stream.connection.peer
+        if nursery is None or self._is_draining:
+            stream.reset()
+        elif sum(link.peer == peer for link in self._served) >= _LINKS_PER_PEER:
+            self._counters["links_refused_per_peer_max"] += 1
+            stream.reset()
+        else:
+            nursery.start_soon(self._serve, stream)
+
+    async def _serve(self, stream: ByteStream) -> None:
+        link = ServedQueueLink(stream, self._gate, self._limits, self._counters, self)
+        self._served[link] = None
+        self._counters["links_served"] += 1
+        try:
+            if not self._gate.is_verified(stream.connection):
+                link.lose_membership()
+            await link.serve()
+        finally:
+            del self._served[link]
+
+    def publish_soon(
+        self,
+        peer: PeerId,
+        name: str,
+        messages: Sequence[WireMessage],
+        publisher: tuple[bytes, int] | None,
+        on_done: Callable[[Sequence[tuple[int, int]], Dep2pError | None], None],
+    ) -> None:
+        """See `QueueHost`."""
+        self._rights.require(self._realm_id, name, peer, Right.PUBLISH)
+        self._engine.publish_soon(self._realm_id, name, new_messages(messages), publisher, on_done)
+
+    async def subscribe(
+        self, peer: PeerId, name: str, channel: str, *, max_in_flight: int, bytes_max: int, from_start: bool
+    ) -> LocalConsumer:
+        """See `QueueHost`."""
+        self._rights.require(self._realm_id, name, peer, Right.CONSUME)
+        return await self._engine.subscribe(
+            self._realm_id,
+            name,
+            channel,
+            max_in_flight=max_in_flight,
+            bytes_max=bytes_max,
+            from_start=from_start,
+            owner=f"peer {peer}",
+        )
+
+    def when_durable(self, call: Callable[[], None]) -> None:
+        """See `QueueHost`."""
+        self._engine.when_durable(call)
+
+    async def administer(self, peer: PeerId, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
+        """See `QueueHost`."""
+        right = RIGHTS.get(op)
+        if right is None:
+            raise ProtocolError(f"no operation {op[:40]!r} on queues")
+        name = fields.get("queue")
+        if right is Right.CREATE:
+            self._rights.require_create(self._realm_id, peer, fields)
+        elif isinstance(name, str) and right is not Right.LOOK:
+            self._rights.require(self._realm_id, name, peer, right)
+        return await perform(self._engine, self._rights, self._realm_id, op, fields)
+
+    # Asking others
+
+    def at(self, peer: PeerId) -> "RemoteQueues":
+        """The queues that another member keeps."""
+        return RemoteQueues(self, peer)
+
+    async def publish(
+        self, peer: PeerId, name: str, messages: Sequence[WireMessage], timeout_s: float | None
+    ) -> list[tuple[int, int]]:
+        """To a member's queue."""
+        publisher = self._publishers.get(peer)
+        if publisher is None:
+            if self._nursery is None:
+                raise StreamClosedError("queues are not running")
+            publisher = PeerPublisher(self._pool, peer, self._limits, self._counters, self._rng)
+            self._publishers[peer] = publisher
+            self._nursery.start_soon(self._run_publisher, peer, publisher)
+        timeout_s = self._limits.request_timeout_s if timeout_s is None else timeout_s
+        return [*await publisher.publish(name, messages, timeout_s)]
+
+    async def _run_publisher(self, peer: PeerId, publisher: PeerPublisher) -> None:
+        with trio.CancelScope() as scope:
+            self._publisher_scopes[peer] = scope
+            await publisher.run()
+
+    async def consume(
+        self, peer: PeerId, name: str, channel: str, *, max_in_flight: int, from_start: bool, bytes_max: int | None
+    ) -> RemoteConsumer:
+        """From a member's queue."""
+        nursery = self._nursery
+        if nursery is None:
+            raise StreamClosedError("queues are not running")
+        options: dict[str, object] = {"q": name, "c": channel, "n": max_in_flight, "b": bytes_max or _BYTES_MAX_DEFAULT}
+        if from_start:
+            options["s"] = True
+        consumer = RemoteConsumer(self._pool, peer, name, channel, options, self._limits, self._counters)
+        self._consumers[consumer] = None
+        nursery.start_soon(self._run_consumer, consumer)
+        try:
+            with trio.fail_after(self._limits.request_timeout_s):
+                await consumer.subscribed.wait()
+        except BaseException as error:
+            await _close(consumer)
+            if isinstance(error, trio.TooSlowError):
+                raise RequestTimeoutError(
+                    f"{peer} cannot be reached within {self._limits.request_timeout_s:g} s to consume {name!r}"
+                ) from None
+            raise
+        if consumer.error is not None:
+            raise consumer.error
+        return consumer
+
+    async def _run_consumer(self, consumer: RemoteConsumer) -> None:
+        try:
+            await consumer.run()
+        finally:
+            del self._consumers[consumer]
+
+    async def ask(self, peer: PeerId, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
+        """An administrative request to a member."""
+        payload = json.dumps({"op": op, **fields}, separators=(",", ":")).encode()
+        if len(payload) > wire.ADMIN_BYTES_MAX:
+            raise ValueError(f"the request has {len(payload)} bytes: at most {wire.ADMIN_BYTES_MAX}")
+        deadline_s = trio.current_time() + self._limits.request_timeout_s
+        link = await self._pool.get(peer, deadline_s)
+        req_id = link.new_id()
+        answered = trio.Event()
+        answers: list[Answer] = []
+
+        def on_answer(answer: Answer) -> None:
+            answers.append(answer)
+            answered.set()
+
+        link.expect(req_id, on_answer)
+        try:
+            with trio.move_on_at(deadline_s) as scope:
+                await link.send(encode_frame(wire.ADMIN, payload, req_id=req_id))
+                await answered.wait()
+        finally:
+            link.forget(req_id)
+        if scope.cancelled_caught:
+            raise RequestTimeoutError(f"{peer} did not answer within {self._limits.request_timeout_s:g} s")
+        return _answer(answers[0])
+
+    # Telling
+
+    def counters(self) -> dict[str, int]:
+        """Monotonic counts by name."""
+        return dict(self._counters)
+
+    def stats(self) -> object:
+        """What is going on now."""
+        return {
+            "links_served": len(self._served),
+            "consumers_served": sum(link.subscriptions for link in self._served),
+            "consumers": len(self._consumers),
+        }
+
+
+def _answer(answer: Answer) -> dict[str, Any]:
+    if answer.error is not None:
+        raise answer.error
+    try:
+        value: object = json.loads(answer.payload)
+    except (ValueError, RecursionError):
+        value = None
+    if answer.type != wire.ANSWER or not isinstance(value, dict):
+        raise ProtocolError("the answer is no object", ErrorCode.INVALID_REQUEST)
+    return cast(dict[str, Any], value)
+
+
+async def _close(consumer: Consumer) -> None:
+    with trio.CancelScope(shield=True):
+        await consumer.aclose()
+
+
+class RemoteQueues(Queues):
+    """The queues of another member. Made by ``node.queues.at(peer)``."""
+
+    def __init__(self, service: QueueService, peer: PeerId) -> None:
+        self._service = service
+        self.peer = peer
+
+    async def ask(self, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
+        return await self._service.ask(self.peer, op, fields)
+
+    async def publish_batch(
+        self, name: str, messages: Sequence[WireMessage], timeout_s: float | None
+    ) -> list[tuple[int, int]]:
+        return await self._service.publish(self.peer, name, messages, timeout_s)
+
+    async def open_consumer(
+        self, name: str, channel: str, *, max_in_flight: int, from_start: bool, bytes_max: int | None
+    ) -> Consumer:
+        return await self._service.consume(
+            self.peer, name, channel, max_in_flight=max_in_flight, from_start=from_start, bytes_max=bytes_max
+        )
+
+
+class LocalQueues(Queues):
+    """The queues that this node keeps: for its own programs, or for a realm."""
+
+    def __init__(self, engine: QueueEngine, rights: Rights, namespace: str) -> None:
+        self._engine = engine
+        self._rights = rights
+        self._namespace = namespace
+
+    async def ask(self, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
+        if op not in RIGHTS:
+            raise ValueError(f"no operation {op!r} on queues")
+        return await perform(self._engine, self._rights, self._namespace, op, fields)
+
+    async def publish_batch(
+        self, name: str, messages: Sequence[WireMessage], timeout_s: float | None
+    ) -> list[tuple[int, int]]:
+        return await self._engine.publish(self._namespace, name, new_messages(messages), timeout_s=timeout_s)
+
+    async def open_consumer(
+        self, name: str, channel: str, *, max_in_flight: int, from_start: bool, bytes_max: int | None
+    ) -> Consumer:
+        return await self._engine.subscribe(
+            self._namespace, name, channel, max_in_flight=max_in_flight, bytes_max=bytes_max, from_start=from_start
+        )

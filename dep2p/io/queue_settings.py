@@ -1,0 +1,33 @@
+"""Where a node keeps its queues, and what holds for those whose maker says nothing else."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from dep2p.io.queue_access import Access, Who
+from dep2p.protocols.queue.options import QueueOptions
+from dep2p.storage.interface import QueueStore
+from dep2p.storage.memory import MemoryStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSettings:
+    """The queues of one node; ``Node.open(queues=…)``."""
+
+    store: str = "auto"
+    """``auto``: SQLite in ``queues.sqlite`` of the data directory, in memory without one; ``memory``; the path of a
+    file; or ``postgresql://…``, ``redis://…`` (extras ``dep2p[postgres]``, ``dep2p[redis]``)."""
+    sync: Literal["always", "interval", "never"] = "always"
+    """When a publish is acknowledged: on the disk, or sooner."""
+    defaults: QueueOptions = field(default_factory=QueueOptions)
+    """Options of a queue whose maker gives no other."""
+    access: Access = field(default_factory=Access)
+    """Of a realm's queue whose maker gives no other."""
+    create: Who = "members"
+    """Who may make queues of a realm on this node."""
+
+    def make_store(self, data_dir: Path | None) -> QueueStore:
+        """Not opened yet. Raises ``ValueError`` for an address that no backend knows, StoreError."""
+        if self.store == "memory" or (self.store == "auto" and data_dir is None):
+            return MemoryStore()
+        return MemoryStore()

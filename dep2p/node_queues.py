@@ -1,0 +1,74 @@
+"""The durable queues of a node: those that it keeps for its own programs, for a realm, and those of other members."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from dep2p.io.queue_engine import QueueEngine
+from dep2p.io.queue_places import Queues
+from dep2p.io.queue_service import LocalQueues
+from dep2p.node_messaging import RealmChoice
+from dep2p.node_services import NodeServices, RealmServices
+from dep2p.realm.secret import Realm
+from dep2p.types import PeerId
+
+
+class QueueVerbs(ABC):
+    """Gives a node its `queues`."""
+
+    _services: NodeServices
+
+    @property
+    @abstractmethod
+    def peer_id(self) -> PeerId: ...
+
+    @abstractmethod
+    def realm(self, realm: RealmChoice = None) -> Realm: ...
+
+    @abstractmethod
+    def services(self, realm: RealmChoice = None) -> RealmServices: ...
+
+    @property
+    def queues(self) -> "NodeQueues":
+        """Durable queues. Those reached directly are this process's own; see :class:`NodeQueues` for the others."""
+        return NodeQueues(self, self._services)
+
+
+class NodeQueues(LocalQueues):
+    """The queues that only programs of this node reach: ``node.queues.create("jobs")``.
+
+    ``node.queues.of("team")`` are the queues that this node keeps for the members of a realm, and
+    ``node.queues.at(peer)`` those that another member keeps. All have the same verbs.
+    """
+
+    def __init__(self, node: QueueVerbs, services: NodeServices) -> None:
+        super().__init__(services.queue_engine, services.queue_rights, "")
+        self._node = node
+
+    def of(self, realm: RealmChoice = None) -> LocalQueues:
+        """Those that this node keeps for a realm. Raises NotInRealmError."""
+        return LocalQueues(self._engine, self._rights, self._node.realm(realm).realm_id)
+
+    def at(self, peer: PeerId, *, realm: RealmChoice = None) -> Queues:
+        """Those that a member of a realm keeps; this node's own for its own id. Raises NotInRealmError."""
+        if peer == self._node.peer_id:
+            return self.of(realm)
+        return self._node.services(realm).queues.at(peer)
+
+    def place(self, realm: RealmChoice, peer: PeerId | None) -> Queues:
+        """By what a caller names: neither, a realm, or a peer (in the only realm, when none is named)."""
+        if peer is not None:
+            return self.at(peer, realm=realm)
+        return self if realm is None else self.of(realm)
+
+    def all_namespaces(self) -> list[str]:
+        """The realms (by id) for which queues are kept, and "" for this node's own."""
+        return self._engine.namespaces()
+
+    @property
+    def engine(self) -> QueueEngine:
+        """The engine, for services beside this one."""
+        return self._engine
+
+    def statistics(self) -> dict[str, Any]:
+        """Counts of the engine and of its store."""
+        return self._engine.statistics()
