@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -54,7 +55,6 @@ def _measure(run: Run, scratch: Path, events: int) -> list[Result]:
     from bench.spark_peers import duckdb_metrics
     from bench.spark_trace import write_trace
     from dep2p.spark_analytics.analysis import analyse
-    from dep2p.spark_analytics.job import run as run_job
     from dep2p.spark_analytics.load import read_raw, to_silver, write_silver
     from dep2p.spark_analytics.session import SessionOptions, close_session, open_session
 
@@ -86,15 +86,14 @@ def _measure(run: Run, scratch: Path, events: int) -> list[Result]:
     agree(found, theirs())
     close_session(session)
     results = [Result("spark/warm", "ms", PEER, warm_ours, warm_theirs)]
-    del run_job
 
     cold_ours, cold_theirs = [], []
     out, memory = str(scratch / "report"), "6g" if events > 2_000_000 else "2g"
     for _ in range(2 if run.effort is FULL else 1):
         command = ["-m", "dep2p.spark_analytics", str(raw), "--out", out, "--master", "local[2]", "--memory", memory]
-        cold_ours.append(_timed(run, lambda command=command: _python(command)))
+        cold_ours.append(_timed(run, partial(_python, command)))
         command = ["-m", "bench.spark_peers", "duckdb-raw", str(raw), str(found.bucket_us), str(fine)]
-        cold_theirs.append(_timed(run, lambda command=command: _python(command)))
+        cold_theirs.append(_timed(run, partial(_python, command)))
     results.append(Result("spark/cold", "ms", PEER + ", from raw", cold_ours, cold_theirs))
 
     session_ours, session_theirs = [], []
@@ -121,26 +120,27 @@ def agree(found: Any, connection: Any) -> None:
         ours = sorted(spread[names].itertuples(index=False, name=None))
         if [tuple(map(int, row)) for row in theirs] != [tuple(map(int, row)) for row in ours]:
             raise WorkerError(f"Spark and DuckDB disagree about {table}")
-    for table, ours, query in (
+    counted = (
         ("hops", found.tables["hops"].groupby("hops")["deliveries"].sum().to_dict(), "hops, sum(n)"),
         ("latency", found.tables["latency"].groupby("latency_us")["deliveries"].sum().to_dict(), "lower, sum(n)"),
-    ):
-        theirs = dict(connection.execute(f"SELECT {query} FROM {table} GROUP BY 1").fetchall())
-        if {int(k): int(v) for k, v in theirs.items()} != {int(k): int(v) for k, v in ours.items() if k >= 0}:
-            raise WorkerError(f"Spark and DuckDB disagree about {table}")
-    sums = (
-        ("copies", "sum(firsts), sum(duplicates)", ["firsts", "duplicates"]),
-        ("links", "sum(firsts), sum(delay_sum), count(*)", ["firsts", "delay_sum", None]),
-        ("node_coverage", "sum(eligible), sum(reached), sum(late_sum)", ["eligible", "reached", "late_sum"]),
-        ("degree", "sum(nodes), sum(highest), count(*)", ["nodes", "highest", None]),
-        ("symmetry", "sum(links), sum(one_way)", ["links", "one_way"]),
     )
-    for table, query, names in sums:
-        theirs = [int(value) for value in connection.execute(f"SELECT {query} FROM {table}").fetchone()]
+    for table, mine, query in counted:
+        other = dict(connection.execute(f"SELECT {query} FROM {table} GROUP BY 1").fetchall())
+        if {int(k): int(v) for k, v in other.items()} != {int(k): int(v) for k, v in mine.items() if k >= 0}:
+            raise WorkerError(f"Spark and DuckDB disagree about {table}")
+    sums: tuple[tuple[str, str, tuple[str | None, ...]], ...] = (
+        ("copies", "sum(firsts), sum(duplicates)", ("firsts", "duplicates")),
+        ("links", "sum(firsts), sum(delay_sum), count(*)", ("firsts", "delay_sum", None)),
+        ("node_coverage", "sum(eligible), sum(reached), sum(late_sum)", ("eligible", "reached", "late_sum")),
+        ("degree", "sum(nodes), sum(highest), count(*)", ("nodes", "highest", None)),
+        ("symmetry", "sum(links), sum(one_way)", ("links", "one_way")),
+    )
+    for table, query, columns in sums:
+        expected = [int(value) for value in connection.execute(f"SELECT {query} FROM {table}").fetchone()]
         rows = found.tables[table]
-        ours = [len(rows) if name is None else int(rows[name].sum()) for name in names]
-        if ours != theirs:
-            raise WorkerError(f"Spark and DuckDB disagree about {table}: {ours}, {theirs}")
+        totals = [len(rows) if name is None else int(rows[name].sum()) for name in columns]
+        if totals != expected:
+            raise WorkerError(f"Spark and DuckDB disagree about {table}: {totals}, {expected}")
 
 
 def _timed(run: Run, call: Callable[[], Any]) -> Sample:

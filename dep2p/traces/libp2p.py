@@ -208,7 +208,8 @@ def _dict(value: object) -> dict[str, Any]:
 
 
 def _list(value: object) -> list[Any]:
-    return cast("list[Any]", value) if isinstance(value, list) else []
+    found: list[Any] = value if isinstance(value, list) else []
+    return found
 
 
 def _dicts(value: object) -> list[dict[str, Any]]:
