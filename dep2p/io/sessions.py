@@ -263,7 +263,7 @@ class SessionService:
                     await self._handle(session)
                 await session.over.wait()
         finally:
-            session.close("this node has left the realm or stopped")
+            session.close("this node has left the realm or stopped", failed=bool(session.core.sender.unhandled))
             self._forget(session)
 
     async def _handle(self, session: Session) -> None:

@@ -210,7 +210,8 @@ class OpenSession:
         ``timeout_s``: ``Limits.request_timeout_s`` by default. Cancelling the call cancels the server's handler.
 
         Raises HandlerError and others that the server answers, RequestTimeoutError, SessionResetError (the server has
-        forgotten the session; the request may have been handled), SessionClosedError, MessageTooLargeError.
+        forgotten the session; the request may have been handled), SessionClosedError, SessionFullError (too many are
+        open), MessageTooLargeError.
         """
         timeout_s = self._limits.request_timeout_s if timeout_s is None else timeout_s
         if not timeout_s >= 0:

@@ -179,6 +179,7 @@ def test_the_link_is_cut_in_the_middle_and_nothing_is_missing(world: World) -> N
         assert found["is_attached"] is True
     assert stats(world.bob, "feed")["resets"] == 0
     assert "resumes" in world.bob.run("session", "stats").stdout
+    assert "D5105" in world.bob.run("session", "stats", "nothing", expect=4).stderr
     assert "pushed 600 lines" in serving.finish()
     out, err = reading.communicate(timeout=30)
     assert (out, reading.returncode) == ("", 0), err
