@@ -46,9 +46,12 @@ if TYPE_CHECKING:
     from dep2p.io.pubsub_topic import Topic
     from dep2p.io.pubsub_wire import PublicPubSub
     from dep2p.io.registry import Notice, Request
+    from dep2p.io.sessions import OpenSession, Session
+    from dep2p.io.sessions_served import SessionRequest
     from dep2p.io.streams import MessageStream
     from dep2p.limits import Limits
     from dep2p.node import Node, RealmStatus
+    from dep2p.protocols.ordered.options import SessionOptions
     from dep2p.realm.interface import MemberEvent
     from dep2p.realm.secret import Invite, Realm
     from dep2p.types import PeerId, RealmId
@@ -76,6 +79,7 @@ __all__ = [
     "NotInRealmError",
     "NotMemberError",
     "Notice",
+    "OpenSession",
     "OverloadedError",
     "PeerId",
     "PeerNotFoundError",
@@ -93,11 +97,14 @@ __all__ = [
     "Request",
     "RequestTimeoutError",
     "ScoreParams",
+    "Session",
     "SessionClosedError",
     "SessionFailedError",
     "SessionFullError",
     "SessionGapError",
     "SessionNotFoundError",
+    "SessionOptions",
+    "SessionRequest",
     "SessionResetError",
     "SessionTokenError",
     "StreamClosedError",
@@ -158,6 +165,10 @@ _HOMES = {
     "Message": "dep2p.io.pubsub_items",
     "Lagged": "dep2p.io.pubsub_items",
     "AlreadyRespondedError": "dep2p.errors",
+    "OpenSession": "dep2p.io.sessions",
+    "Session": "dep2p.io.sessions",
+    "SessionOptions": "dep2p.protocols.ordered.options",
+    "SessionRequest": "dep2p.io.sessions_served",
     "SessionClosedError": "dep2p.errors",
     "SessionFailedError": "dep2p.errors",
     "SessionFullError": "dep2p.errors",
