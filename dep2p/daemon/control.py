@@ -13,6 +13,7 @@ from dep2p.daemon.bounds import ControlBounds
 from dep2p.daemon.feeds import EventFeed, NotifyFeed
 from dep2p.daemon.lifecycle import Lifecycle
 from dep2p.daemon.node_api import NodeApi
+from dep2p.daemon.queue_consumers import ConsumerTable
 from dep2p.daemon.realm_files import RealmFiles
 from dep2p.daemon.replies import ReplyDesk
 from dep2p.daemon.sessions import SessionDesk
@@ -36,6 +37,7 @@ class Control:
     replies: ReplyDesk
     streams: StreamTable
     topics: TopicTable
+    queue_consumers: ConsumerTable
     sessions: SessionDesk
     nursery: trio.Nursery
     """For work that outlives the call which began it."""
@@ -84,6 +86,7 @@ async def open_control(
                 ReplyDesk(node, subscriptions, bounds),
                 streams,
                 topics,
+                ConsumerTable(subscriptions, counts),
                 sessions,
                 nursery,
                 counts,

@@ -13,6 +13,7 @@ from dep2p.daemon import (
     routes_messages,
     routes_peers,
     routes_process,
+    routes_queues,
     routes_realms,
     routes_sessions,
     routes_streams,
@@ -34,6 +35,7 @@ def build_app(control: Control) -> Starlette:
         *routes_messages.ROUTES,
         *routes_streams.ROUTES,
         *routes_topics.ROUTES,
+        *routes_queues.ROUTES,
         *routes_sessions.ROUTES,
         *routes_delivery.ROUTES,
     ]

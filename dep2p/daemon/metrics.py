@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 import dep2p
 from dep2p.daemon.control import Control
+from dep2p.daemon.queue_metrics import queue_metrics
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 _PARTS: Final = ("host", "realm", "messaging", "public_pubsub", "pubsub", "delivery", "sessions")
@@ -36,6 +37,7 @@ class _NodeCollector(Collector):
         yield from self._network()
         yield from self._realms()
         yield from self._topics()
+        yield from queue_metrics(self._control)
         yield from self._counted()
         yield from self._api()
 
@@ -118,7 +120,7 @@ class _NodeCollector(Collector):
         yield _gauge("dep2p_control_replies_pending", "Requests that wait for a client.", control.replies.pending_count)
         subscriptions = GaugeMetricFamily("dep2p_control_subscriptions", "Open subscriptions.", labels=["kind"])
         open_now = control.subscriptions.by_kind()
-        for kind in ("events", "notifies", "replies", "streams", "topics", "deliveries", "sessions"):
+        for kind in ("events", "notifies", "replies", "streams", "topics", "deliveries", "sessions", "queues"):
             subscriptions.add_metric([kind], open_now.get(kind, 0))
         yield subscriptions
         dropped = CounterMetricFamily("dep2p_log_lines_dropped", "Log lines lost: full disk, or too many at once.")

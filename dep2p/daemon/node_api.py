@@ -9,6 +9,8 @@ from dep2p.host.interface import Connection, HostEvent
 from dep2p.io.delivery import Delivery
 from dep2p.io.delivery_topics import TopicPublish
 from dep2p.io.pubsub_items import Lagged, Message, OnFull, OnNoPeers, PublishResult, TopicStatus, WaitFor
+from dep2p.io.queue_engine import QueueEngine
+from dep2p.io.queue_places import Queues
 from dep2p.limits import Limits
 from dep2p.node_sessions import Sessions
 from dep2p.realm.interface import MemberEvent
@@ -166,6 +168,15 @@ class PubSubApi(Protocol):
     def scores(self) -> Mapping[PeerId, float]: ...
 
 
+class QueuesApi(Protocol):
+    """The durable queues that a node can reach."""
+
+    @property
+    def engine(self) -> QueueEngine: ...
+
+    def place(self, realm: str | None, peer: PeerId | None, /) -> Queues: ...
+
+
 class HostApi(Protocol):
     """The connections of a node."""
 
@@ -182,6 +193,8 @@ class NodeApi(Protocol):
     def limits(self) -> Limits: ...
     @property
     def host(self) -> HostApi: ...
+    @property
+    def queues(self) -> QueuesApi: ...
 
     @property
     def sessions(self) -> Sessions: ...

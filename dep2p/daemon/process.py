@@ -111,6 +111,7 @@ class _Daemon:
         config = self._config
         # Here, so that what can be wrong with lock and configuration is told before libp2p has loaded.
         from dep2p.daemon.pubsub_settings import gossip_params, public_pubsub
+        from dep2p.daemon.queue_settings import queue_settings
         from dep2p.identity import Identity
         from dep2p.node import Node
 
@@ -135,6 +136,7 @@ class _Daemon:
                     pubsub_params=gossip_params(config.pubsub, config.limits),
                     public_pubsub=public_pubsub(config.pubsub),
                     trace_json=trace_json,
+                    queues=queue_settings(config),
                 ) as node,
                 open_control(node, config) as control,
             ):

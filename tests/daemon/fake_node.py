@@ -37,6 +37,7 @@ from dep2p.realm.interface import MemberEvent
 from dep2p.realm.secret import Realm
 from dep2p.types import Headers, PeerId, RealmId, parse_peer_id
 from tests.daemon.fake_pubsub import FakePubSub, FakeTopic
+from tests.daemon.fake_queues import FakeQueues
 
 ME = Identity(bytes(32)).peer_id
 ANN = Identity(bytes([1]) * 32).peer_id
@@ -304,6 +305,7 @@ class FakeNode:
         self.drained = 0
         self.sessions = Sessions(self, SessionRegistry(), self.limits)
         """A test that wants sessions puts those of a real node here."""
+        self.queues = FakeQueues()
         self._add(Realm.from_psk(bytes(32), "team"))
 
     def delivery(self, realm: RealmChoice = None) -> Delivery:

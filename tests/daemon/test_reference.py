@@ -14,6 +14,7 @@ from dep2p.daemon import (
     routes_messages,
     routes_peers,
     routes_process,
+    routes_queues,
     routes_realms,
     routes_sessions,
     routes_streams,
@@ -21,6 +22,7 @@ from dep2p.daemon import (
 )
 from dep2p.error_codes import ERRORS, error_info, find
 from dep2p.limits import Limits
+from dep2p.protocols.queue.options import QueueOptions
 from tests.daemon.harness import Served
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +37,7 @@ def test_every_metric_is_documented_and_every_documented_one_is_there(served: Se
     served.http.get("/v1/status")
     with served.http.stream("GET", "/v1/events"), served.http.stream("GET", "/v1/topics/chat/messages"):
         served.do(served.control.counts.update, ["lagged_events"])
+        served.do(served.control.node.queues.engine.book.create, "", "jobs", QueueOptions())
         text = served.http.get("/metrics").text
     there = {name: kind for name, kind in re.findall(r"^# TYPE (dep2p_\w+) (\w+)$", text, re.M)}
     page = (ROOT / "docs/reference/metrics.md").read_text()
@@ -68,6 +71,7 @@ def test_every_route_is_documented() -> None:
         routes_streams,
         routes_topics,
         routes_sessions,
+        routes_queues,
     ):
         for route in module.ROUTES:
             assert f"`{route.name}`" in page, f"{route.name} is not in docs/reference/control-api.md"

@@ -1,0 +1,87 @@
+"""Metrics of durable queues. Queues that nobody has used since the start are not loaded, and are only counted."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from dep2p.daemon.control import Control
+
+_QUEUES_MAX: Final = 1_000
+"""More are summed up under the name "…"."""
+_GAUGES: Final = {
+    "messages": "Messages in the log.",
+    "bytes": "Bytes of their bodies.",
+    "in_flight": "Messages in the hands of consumers, over all channels.",
+    "deferred": "Messages that wait for their time, over all channels.",
+    "consumers": "Connected consumers.",
+}
+_COUNTS: Final = {
+    "published": "Messages that were taken.",
+    "delivered": "Messages handed to consumers, over all channels.",
+    "finished": "Messages finished.",
+    "requeued": "Messages that a consumer gave back for another try.",
+    "timed_out": "Messages that were not settled in time.",
+    "dead": "Messages that became dead letters.",
+}
+
+
+def queue_metrics(control: Control) -> Iterator[Metric]:
+    """The families of one scrape."""
+    engine = control.node.queues.engine
+    names = {str(realm.realm_id): realm.name for realm in control.node.realms()}
+    gauges = {
+        name: GaugeMetricFamily(f"dep2p_queue_{name}", text, labels=["realm", "queue"])
+        for name, text in _GAUGES.items()
+    }
+    counters = {
+        name: CounterMetricFamily(f"dep2p_queue_{name}", text, labels=["realm", "queue"])
+        for name, text in _COUNTS.items()
+    }
+    sums: dict[tuple[str, str], dict[str, float]] = {}
+    for queue in list(engine.book.queues.values()):
+        if not queue.is_loaded:
+            continue
+        channels = list(queue.channels.values())
+        values: dict[str, float] = {
+            "messages": queue.items,
+            "bytes": queue.size_bytes,
+            "in_flight": sum(channel.in_flight for channel in channels),
+            "deferred": sum(channel.deferred for channel in channels),
+            "consumers": sum(len(channel.consumers) for channel in channels),
+            "published": queue.counts["published"],
+        }
+        for name in _COUNTS:
+            values.setdefault(name, sum(channel.counts[name] for channel in channels))
+        label = (names.get(queue.namespace, queue.namespace), queue.name if len(sums) < _QUEUES_MAX else "…")
+        total = sums.setdefault(label, {})
+        for name, value in values.items():
+            total[name] = total.get(name, 0) + value
+    for label, values in sums.items():
+        for name, family in gauges.items():
+            family.add_metric(list(label), values[name])
+        for name, counter in counters.items():
+            counter.add_metric(list(label), values[name])
+    yield from gauges.values()
+    yield from counters.values()
+    statistics = engine.statistics()
+    for name, text in (
+        ("queues", "Queues that this node keeps."),
+        ("pending_items", "Messages that wait to become durable."),
+        ("pending_bytes", "Their bytes."),
+        ("cached_bytes", "Messages kept in memory, so that live traffic reads no disk."),
+        ("bytes_on_disk", "What the store takes."),
+    ):
+        gauge = GaugeMetricFamily(f"dep2p_queues_{name}" if name != "queues" else "dep2p_queues", text)
+        gauge.add_metric([], float(statistics[name]))
+        yield gauge
+    healthy = GaugeMetricFamily("dep2p_queues_store_ok", "1 while the store works.")
+    healthy.add_metric([], 0.0 if statistics["problem"] else 1.0)
+    yield healthy
+    events = CounterMetricFamily("dep2p_queues_store", "What the store and its group commit counted.", labels=["event"])
+    for name in ("commits", "fsyncs", "rows_written"):
+        events.add_metric([name], float(statistics[name]))
+    for name, count in sorted(engine.commits.counters.items()):
+        if name != "commits":
+            events.add_metric([name], count)
+    yield events

@@ -1,0 +1,23 @@
+"""The queues of the node as [queues] wants them."""
+
+from dep2p.config import Config
+from dep2p.io.queue_access import Access, parse_who
+from dep2p.io.queue_settings import QueueSettings
+from dep2p.protocols.queue.options import QueueOptions
+
+
+def queue_settings(config: Config) -> QueueSettings:
+    """What `Node.open` takes. ``config`` has been checked; raises ``ValueError`` for what contradicts itself."""
+    chosen = config.queues
+    defaults = QueueOptions(
+        msg_timeout_s=chosen.msg_timeout_s,
+        msg_timeout_max_s=max(QueueOptions().msg_timeout_max_s, chosen.msg_timeout_s),
+        max_attempts=chosen.max_attempts,
+        items_max=chosen.items_max,
+        bytes_max=chosen.bytes_max,
+        message_bytes_max=config.limits.message_bytes_max,
+    )
+    access = Access(parse_who(chosen.publish), parse_who(chosen.consume), parse_who(chosen.administer))
+    return QueueSettings(
+        store=chosen.store, sync=chosen.sync, defaults=defaults, access=access, create=parse_who(chosen.create)
+    )

@@ -1,0 +1,22 @@
+"""The queues of a node without a network: a real engine over a store in memory, for tests of the control API."""
+
+from dep2p.errors import PeerNotFoundError
+from dep2p.io.queue_access import Access, Rights
+from dep2p.io.queue_engine import QueueEngine
+from dep2p.io.queue_places import Queues
+from dep2p.io.queue_service import LocalQueues
+from dep2p.storage.memory import MemoryStore
+from dep2p.types import PeerId
+
+
+class FakeQueues:
+    """Queues of this machine and of a realm. Whoever wants them to work runs `engine`."""
+
+    def __init__(self) -> None:
+        self.rights = Rights(Access(), "members")
+        self.engine = QueueEngine(MemoryStore(), rights=self.rights)
+
+    def place(self, realm: str | None, peer: PeerId | None) -> Queues:
+        if peer is not None:
+            raise PeerNotFoundError(f"no address of {peer} is known")
+        return LocalQueues(self.engine, self.rights, realm or "")
