@@ -15,7 +15,7 @@ from dep2p.protocols.queue.consumer import Consumer, Held
 from dep2p.protocols.queue.filters import Filter
 from dep2p.protocols.queue.history import add_failure
 from dep2p.protocols.queue.log import PartitionLog, Read
-from dep2p.protocols.queue.message import Message, encode_meta
+from dep2p.protocols.queue.message import OVERHEAD_BYTES, Message, encode_meta
 from dep2p.protocols.queue.records import Cursor, CursorChange, DeadRow, PartitionRecord, StateRow
 
 _WINDOW_ITEMS: Final = 1_024
@@ -308,7 +308,10 @@ class Channel:
         log = place.log
         if not log.wanted and not log.is_pinned:
             log.wanted = seq
-            wants[log.id] = Read(log.id, seq, _PAGE_ITEMS, _PAGE_BYTES)
+            # A page must fit into the cache beside others, or its own end would push its beginning out.
+            room = log.cache.bytes_max // 2
+            items = max(1, min(_PAGE_ITEMS, room // (2 * OVERHEAD_BYTES)))
+            wants[log.id] = Read(log.id, seq, items, max(1, min(_PAGE_BYTES, room - items * OVERHEAD_BYTES)))
 
     # Settling
 

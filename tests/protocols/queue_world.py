@@ -1,0 +1,173 @@
+"""A book of queues over a store in memory, with the clock in the test's hands, and crashes."""
+
+import copy
+from collections.abc import Callable, Sequence
+
+from dep2p.errors import StoreError
+from dep2p.protocols.queue.book import QueueBook
+from dep2p.protocols.queue.channel import Channel
+from dep2p.protocols.queue.consumer import Consumer, Delivery
+from dep2p.protocols.queue.message import NewMessage
+from dep2p.protocols.queue.options import QueueOptions
+from dep2p.protocols.queue.queue import Publish, Queue
+from dep2p.storage.memory import MemoryStore
+
+START_US = 1_700_000_000_000_000
+
+
+class World:
+    """What an engine does, by hand: `commit` is one turn of it."""
+
+    def __init__(self, *, cache_bytes: int = 1 << 26) -> None:
+        self.store = MemoryStore()
+        self.now = 1_000.0
+        self.wall_us = START_US
+        self.cache_bytes = cache_bytes
+        self.book = self._new_book()
+        self._consumers = 0
+        self.fail_next: StoreError | None = None
+
+    def _new_book(self) -> QueueBook:
+        book = QueueBook(cache_bytes=self.cache_bytes)
+        book.at(self.wall_us)
+        book.restore(self.store.load())
+        return book
+
+    # Time
+
+    def sleep(self, seconds: float) -> None:
+        """Time goes on, and with it what is due."""
+        self.now += seconds
+        self.wall_us += round(seconds * 1e6)
+        self.book.on_deadline(self.now, self.wall_us)
+        self.settle()
+
+    def crash(self) -> None:
+        """The process is gone: what was not committed, too."""
+        self.book = self._new_book()
+        self.now = 5.0
+
+    # Queues
+
+    def create(self, name: str = "jobs", **options: object) -> Queue:
+        queue = self.book.create("", name, QueueOptions(**options))  # type: ignore[arg-type]  # pyright: ignore
+        self.settle()
+        return queue
+
+    def queue(self, name: str = "jobs") -> Queue:
+        queue = self.book.find("", name)
+        self.book.load(queue, {each: self.store.load_partition(each) for each in queue.partition_ids})
+        return queue
+
+    def channel(self, queue: Queue, name: str = "work", **options: object) -> Channel:
+        channel = queue.create_channel(name, **options)  # type: ignore[arg-type]  # pyright: ignore
+        self.settle()
+        return channel
+
+    def consumer(self, channel: Channel, max_in_flight: int = 10, **options: float) -> "Taker":
+        self._consumers += 1
+        return Taker(self, channel, f"c{self._consumers}", max_in_flight, **options)
+
+    def publish(self, queue: Queue, *bodies: bytes, settle: bool = True, **options: object) -> Publish:
+        messages = [NewMessage(body, **options) for body in bodies]  # type: ignore[arg-type]  # pyright: ignore
+        publish = queue.publish(messages, lambda _publish: None, wall_us=self.wall_us)
+        if settle:
+            self.settle()
+        return publish
+
+    # The engine's turn
+
+    def commit(self) -> bool:
+        """One batch; False when there was nothing to do."""
+        for read in self.book.pump(self.now, self.wall_us):
+            rows = self.store.scan(read.partition, read.from_seq, items_max=read.items_max, bytes_max=read.bytes_max)
+            self.book.loaded(read, rows)
+        if not self.book.has_changes:
+            return bool(self.book.awake)
+        batch = self.book.take_changes()
+        error, self.fail_next = self.fail_next, None
+        if error is not None:
+            self.book.failed(batch, error)
+            return True
+        if not batch.is_empty:
+            self.store.commit(copy.deepcopy(batch))
+        self.book.committed(batch)
+        return True
+
+    def settle(self) -> None:
+        """Until nothing is to be done."""
+        for _ in range(10_000):
+            if not self.commit():
+                return
+        raise AssertionError("it never comes to rest")
+
+
+class Taker:
+    """A consumer that keeps what it was given."""
+
+    def __init__(
+        self,
+        world: World,
+        channel: Channel,
+        consumer_id: str,
+        max_in_flight: int,
+        *,
+        msg_timeout_s: float = 60.0,
+        bytes_max: float = 1 << 30,
+    ) -> None:
+        self.world = world
+        self.channel = channel
+        self.got: list[Delivery] = []
+        self.closed = ""
+        self.core = Consumer(
+            consumer_id,
+            max_in_flight=max_in_flight,
+            bytes_max=int(bytes_max),
+            msg_timeout_s=msg_timeout_s,
+            on_deliver=self.got.extend,
+            on_closed=self._closed,
+        )
+        channel.attach(self.core)
+        world.settle()
+
+    def _closed(self, reason: str) -> None:
+        self.closed = reason
+
+    def bodies(self) -> list[bytes]:
+        """What it has got and not looked at, oldest first."""
+        got, self.got[:] = list(self.got), []
+        return [each.message.body for each in got]
+
+    def finish(self, *deliveries: Delivery) -> list[tuple[int, int]]:
+        refused = self.channel.finish(self.core, [(each.partition, each.message.seq) for each in deliveries])
+        self.world.settle()
+        return refused
+
+    def finish_all(self) -> list[bytes]:
+        """Finish whatever comes until nothing comes; the bodies in their order."""
+        bodies: list[bytes] = []
+        while self.got:
+            got, self.got[:] = list(self.got), []
+            bodies += [each.message.body for each in got]
+            self.finish(*got)
+        return bodies
+
+    def requeue(self, delivery: Delivery, delay_s: float = 0.0, reason: str = "") -> None:
+        key = (delivery.partition, delivery.message.seq)
+        self.channel.requeue(self.core, key, delay_s, reason, self.world.now)
+        self.world.settle()
+
+    def do(self, what: Callable[..., object], delivery: Delivery, *arguments: object) -> object:
+        """`Channel.release`, ``reject`` or ``touch`` of a delivery."""
+        answer = what(self.core, (delivery.partition, delivery.message.seq), *arguments)
+        self.world.settle()
+        return answer
+
+    def leave(self) -> None:
+        self.channel.detach(self.core, self.world.now)
+        self.world.settle()
+
+
+def seqs(deliveries: Sequence[Delivery]) -> list[int]:
+    """Their numbers."""
+    return [each.message.seq for each in deliveries]
