@@ -199,7 +199,11 @@ def start_jvm(
         # Ctrl-C belongs to Python, which stops Spark in order.
         preexec_fn=_ignore_interrupts if os.name != "nt" else None,
     )
-    port, secret = _connection(process, info)
+    try:
+        port, secret = _connection(process, info)
+    except BaseException:
+        _end(process)
+        raise
     os.environ["PYSPARK_GATEWAY_PORT"] = str(port)
     os.environ["PYSPARK_GATEWAY_SECRET"] = secret
     os.environ["SPARK_HOME"] = str(spark_home())
@@ -213,14 +217,17 @@ def stop_jvm() -> None:
     os.environ.pop("PYSPARK_GATEWAY_PORT", None)
     os.environ.pop("PYSPARK_GATEWAY_SECRET", None)
     while _running:
-        process = _running.pop()
-        if process.stdin is not None:
-            process.stdin.close()
-        try:
-            process.wait(_END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        _end(_running.pop())
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(_END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _launch(java: Java, memory: str) -> list[str]:

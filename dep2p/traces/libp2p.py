@@ -208,8 +208,7 @@ def _dict(value: object) -> dict[str, Any]:
 
 
 def _list(value: object) -> list[Any]:
-    found: list[Any] = value if isinstance(value, list) else []
-    return found
+    return [*cast("list[Any]", value)] if isinstance(value, list) else []
 
 
 def _dicts(value: object) -> list[dict[str, Any]]:

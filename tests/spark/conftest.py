@@ -22,8 +22,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    from dep2p.spark_analytics.session import SessionOptions, open_session
+    from dep2p.spark_analytics.session import SessionOptions, close_session, open_session
 
     session = open_session(SessionOptions(master="local[2]", memory="1500m", shuffle_partitions=2))
     yield session
-    session.stop()
+    close_session(session)
