@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final, TypeGuard, cast
 
 import base58
 import zstandard
@@ -207,8 +207,12 @@ def _dict(value: object) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
+def _is_list(value: object) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
+
+
 def _list(value: object) -> list[Any]:
-    return [*cast("list[Any]", value)] if isinstance(value, list) else []
+    return value if _is_list(value) else []
 
 
 def _dicts(value: object) -> list[dict[str, Any]]:
