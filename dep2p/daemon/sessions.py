@@ -69,6 +69,10 @@ class SessionDesk:
         """A session that a control client has opened. Raises SessionNotFoundError."""
         return self._get(session_id).session
 
+    def is_taking(self, session_id: str) -> bool:
+        """Whether a call waits for pushes of this session."""
+        return self._opened[session_id].is_taking
+
     async def take(self, session_id: str, after: int, items_max: int, wait_s: float) -> dict[str, object]:
         """Pushes behind number ``after``, which says that all up to it are handled; in JSON.
 
@@ -125,7 +129,7 @@ class SessionDesk:
     async def reap(self) -> None:
         """Leave sessions whose client does not come any more, until cancelled; its token goes on later."""
         while True:
-            await trio.sleep(_REAP_INTERVAL_S)
+            await trio.sleep(min(_REAP_INTERVAL_S, self._bounds.stream_unattached_timeout_s / 4))
             until = trio.current_time() - self._bounds.stream_unattached_timeout_s
             for session_id, opened in list(self._opened.items()):
                 if not opened.is_taking and opened.last_call_s < until:

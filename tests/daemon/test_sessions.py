@@ -2,7 +2,9 @@
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -10,12 +12,13 @@ import httpx
 import pytest
 import trio
 
+from dep2p.daemon.bounds import ControlBounds
 from dep2p.identity import Identity
 from dep2p.io.sessions import OpenSession, Session
 from dep2p.node import Node
 from dep2p.realm.secret import Realm
 from dep2p.testing import MemoryNetwork
-from tests.daemon.harness import Served
+from tests.daemon.harness import Served, serving
 
 
 @dataclass
@@ -40,6 +43,13 @@ class Pair:
 
 @pytest.fixture
 def pair(served: Served) -> Iterator[Pair]:
+    with pair_behind(served) as started:
+        yield started
+
+
+@contextmanager
+def pair_behind(served: Served) -> Generator[Pair, None, None]:
+    """Two nodes, one of them with its sessions behind the API."""
     nodes: list[Node] = []
     stop: list[trio.Event] = []
 
@@ -61,8 +71,10 @@ def pair(served: Served) -> Iterator[Pair]:
             await stop[0].wait()
 
     served.call(served.control.nursery.start, run)
-    yield Pair(served, *nodes)
-    served.do(stop[0].set)
+    try:
+        yield Pair(served, *nodes)
+    finally:
+        served.do(stop[0].set)
 
 
 def text(fields: dict[str, Any]) -> bytes:
@@ -199,6 +211,51 @@ def test_a_program_that_serves_and_goes_away_ends_its_sessions(pair: Pair) -> No
     assert "went away" in served.call(failure)
     with served.http.stream("GET", "/v1/sessions", params={"serve": "prices"}) as response:
         assert response.status_code == 200  # the name is free again
+
+
+def test_a_session_whose_program_does_not_come_is_left_for_its_token() -> None:
+    with serving(ControlBounds(stream_unattached_timeout_s=0.1)) as served, pair_behind(served) as pair:
+        served.do(lambda: pair.other.sessions.serve("feed", count))
+        opened = pair.post("", 201, peer=pair.other.peer_id, name="feed")
+        given = pair.post(f"/{opened['id']}/take", items_max=2)
+        served.wait_until(lambda: not pair.ours.sessions.opened(), "the session is left")
+        assert [each.is_attached for each in pair.other.sessions.served()] == [False]
+        again = pair.post("", 201, peer=pair.other.peer_id, name="feed", token=opened["token"])
+        taken = pair.post(f"/{again['id']}/take", items_max=2)
+        assert [push["seq"] for push in taken["pushes"]] == [push["seq"] for push in given["pushes"]] == [1, 2]
+
+
+def test_only_one_call_takes_and_a_program_with_the_token_takes_over(pair: Pair) -> None:
+    served = pair.served
+
+    async def quiet(session: Session) -> None:
+        await session.wait_closed()
+
+    served.do(lambda: pair.other.sessions.serve("quiet", quiet))
+    opened = pair.post("", 201, peer=pair.other.peer_id, name="quiet")
+    path = f"/v1/sessions/{opened['id']}/take"
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(served.http.post, path, json={"wait_s": 8})
+        served.wait_until(lambda: served.control.sessions.is_taking(opened["id"]), "the first call waits")
+        assert pair.code(served.http.post(path, json={})) == "D5012"
+        pair.post("", 201, peer=pair.other.peer_id, name="quiet", token=opened["token"])
+        assert pair.code(first.result(5)) == "D5012"
+
+
+def test_a_push_to_all_names_those_that_are_full(pair: Pair) -> None:
+    served = pair.served
+
+    async def start() -> OpenSession:
+        return await pair.other.sessions.start(pair.ours.peer_id, "prices")
+
+    with served.http.stream("GET", "/v1/sessions", params={"serve": "prices"}) as response:
+        events = lines(response)
+        session = served.call(start)
+        assert next(events)["event"] == "opened"
+        pushed = 0
+        while not (answer := pair.post("/pushes", 202, name="prices", data="x" * 900_000, encoding="utf-8"))["full"]:
+            pushed += answer["pushed"]
+        assert (pushed, answer) == (9, {"pushed": 0, "full": [session.id]})
 
 
 @pytest.mark.parametrize(
