@@ -151,7 +151,8 @@ def _lossy_nodes(found: Analysis) -> list[Finding]:
     nodes = nodes[nodes["eligible"] >= 10]
     nodes = nodes.assign(share=nodes["reached"] / nodes["eligible"])
     usual = float(nodes["share"].median()) if len(nodes) else 1.0
-    poor = nodes[nodes["share"] < min(0.99, usual - 0.01)].sort_values("share")
+    spread = float((nodes["share"] - usual).abs().median()) if len(nodes) else 0.0
+    poor = nodes[nodes["share"] < min(0.99, usual - max(0.01, 6 * spread))].sort_values("share")
     return capped(
         [
             Finding(

@@ -105,7 +105,10 @@ def _tiles(figures: dict[str, Any]) -> str:
             f"{figures['nodes']:,}",
             "nodes" + (f", {figures['runs']:,} runs" if figures["runs"] != figures["nodes"] else ""),
         ),
-        (f"{sum(topic['messages'] for topic in topics):,}", f"messages on {len(topics):,} topics"),
+        (
+            f"{sum(topic['messages'] for topic in topics):,}",
+            f"messages on {len(topics):,} topic{'s' if len(topics) != 1 else ''}",
+        ),
         (_share(reached / expected if expected else None), f"delivered, of {expected:,} due"),
         (_ms(latency["p50"]) if latency else "–", "latency p50" + (", slowest topic" if len(topics) > 1 else "")),
         (_ms(latency["p99"]) if latency else "–", "latency p99" + (", slowest topic" if len(topics) > 1 else "")),

@@ -151,7 +151,7 @@ def bars(values: Sequence[tuple[str, float]], *, x_label: str = "", y_label: str
 
     parts = [_axes(lambda x: x, at_y, [], ticks(0, top), number)]
     longest = max(min(len(name), 18) for name, _ in values)
-    every = max(1, math.ceil(longest * 6.5 / room))
+    every = max(1, math.ceil((longest + 2) * 7 / room))
     for place, (name, value) in enumerate(values):
         x = _LEFT + place * room
         parts.append(
