@@ -9,6 +9,7 @@ from pathlib import Path
 import trio
 
 from bench.compare import FULL, QUICK, TINY, Run
+from bench.delivery import delivery
 from bench.delivery_session import session
 from bench.dialing import dial
 from bench.environment import describe
@@ -27,6 +28,7 @@ BENCHES: Mapping[str, tuple[Callable[[Run], Awaitable[list[Result]]], str]] = {
     "dial": (dial, "a fresh node to a usable connection, against py-libp2p host.connect"),
     "memory": (memory, "resident memory, idle and for each connected peer, against a py-libp2p host"),
     "pubsub": (pubsub, "1 KiB signed, among two and ten processes, and a burst, against js-libp2p and py-libp2p"),
+    "delivery": (delivery, "100 B reliably, outbox in memory and on disk, and pushed in order, against notifies"),
     "session": (session, "100 B pushed in order through a session and taken, against plain notifies"),
     "simulator": (simulator, "simulated events a second of one core, against a bare heapq loop with flooding nodes"),
     "spark": (spark, "reports over a synthetic trace, warm and cold, against DuckDB; needs `make spark`"),

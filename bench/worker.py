@@ -33,6 +33,14 @@ def load_side(name: str) -> Side:
         from bench.sides.node_session import SessionSide
 
         return SessionSide()
+    if name == "dep2p/reliable":
+        from bench.sides.node_delivery import ReliableSide
+
+        return ReliableSide()
+    if name == "dep2p/durable":
+        from bench.sides.node_delivery import DurableSide
+
+        return DurableSide()
     if name == "libp2p":
         from bench.sides.stock import StockSide
 

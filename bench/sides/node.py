@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench.sides.interface import Arrivals, DialTimes, Send
 from dep2p.io.messaging import MessageStream, Notice, Request
@@ -62,8 +63,13 @@ class NodeSide:
     @asynccontextmanager
     async def serve(self, secret: str) -> AsyncGenerator[NodeServer, None]:
         """A node that answers, counts notifies in an async handler, and counts the items of streams."""
+        async with self._serve(secret) as server:
+            yield server
+
+    @asynccontextmanager
+    async def _serve(self, secret: str, *, data_dir: Path | None = None) -> AsyncGenerator[NodeServer, None]:
         arrivals = Arrivals()
-        async with Node.open(_realm(secret), listen=_LISTEN) as node:
+        async with Node.open(realm_of(secret), listen=_LISTEN, data_dir=data_dir) as node:
 
             @node.on_request(_REQUEST, concurrency=256)
             async def echo(request: Request) -> bytes:
@@ -84,15 +90,15 @@ class NodeSide:
     @asynccontextmanager
     async def connect(self, secret: str, address: str, *, listen: bool = True) -> AsyncGenerator[NodeClient, None]:
         """A new node, connected and verified."""
-        async with Node.open(_realm(secret), listen=_LISTEN if listen else ()) as node:
-            peer = await _dial(node, address)
+        async with Node.open(realm_of(secret), listen=_LISTEN if listen else ()) as node:
+            peer = await dial(node, address)
             yield NodeClient(node, peer)
 
     async def dial_fresh(self, secret: str, address: str) -> DialTimes:
         """From a node that is up already to a verified member, then one request."""
-        async with Node.open(_realm(secret), listen=_LISTEN) as node:
+        async with Node.open(realm_of(secret), listen=_LISTEN) as node:
             began_s = time.monotonic()
-            peer = await _dial(node, address)
+            peer = await dial(node, address)
             usable_s = time.monotonic()
             await NodeClient(node, peer).request(b"first")
             times = DialTimes((usable_s - began_s) * 1_000, (time.monotonic() - began_s) * 1_000)
@@ -100,11 +106,13 @@ class NodeSide:
             return times
 
 
-async def _dial(node: Node, address: str) -> PeerId:
+async def dial(node: Node, address: str) -> PeerId:
+    """Connect and prove membership."""
     peer, addr = split_addr(address)
     await node.membership().connect(peer, [addr])
     return peer
 
 
-def _realm(secret: str) -> Realm:
+def realm_of(secret: str) -> Realm:
+    """The realm of a benchmark."""
     return Realm.from_psk(bytes.fromhex(secret), "bench")
