@@ -92,6 +92,10 @@ def render(fields: dict[str, Any], run: Invocation) -> str:
         f"Peers     {fields.get('peers', 0)} ({connections.get('outbound', 0)} out, {connections.get('inbound', 0)} in)"
         f"      Realms  {len(realms)}      Streams  {fields.get('streams', 0)}"
     )
+    nsq: dict[str, Any] = fields.get("nsq") or {}
+    if nsq:
+        places = [str(nsq.get(each)) for each in ("listen", "http") if nsq.get(each)]
+        lines.append(f"NSQ       {', '.join(places)}      Clients  {nsq.get('connections', 0)}")
     lines += [f"{run.paint('Problem', 'red')}   {printable(str(problem))}" for problem in fields.get("problems") or ()]
     if realms:
         rows = [

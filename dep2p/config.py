@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from dep2p.config_checks import check
+from dep2p.config_nsq import NsqConfig
 from dep2p.config_pubsub import check_router_keys
 from dep2p.config_queues import QueuesConfig
 from dep2p.config_values import Key, as_toml, from_text, from_toml, keys_of, nearest
@@ -115,6 +116,7 @@ _SECTIONS: Final[dict[str, type]] = {
     "control": ControlConfig,
     "pubsub": PubSubConfig,
     "queues": QueuesConfig,
+    "nsq": NsqConfig,
     "log": LogConfig,
 }
 KEYS: Final[dict[str, dict[str, Key]]] = {name: keys_of(name, cls) for name, cls in _SECTIONS.items()}
@@ -130,6 +132,7 @@ class Config:
     control: ControlConfig = field(default_factory=ControlConfig)
     pubsub: PubSubConfig = field(default_factory=PubSubConfig)
     queues: QueuesConfig = field(default_factory=QueuesConfig)
+    nsq: NsqConfig = field(default_factory=NsqConfig)
     log: LogConfig = field(default_factory=LogConfig)
     origins: Mapping[str, str] = field(default_factory=dict[str, str])
     """Where the value of ``section.key`` comes from: "flag", "environment NAME", "file PATH" or "default"."""

@@ -82,15 +82,20 @@ def _check_tcp(value: object, where: str) -> None:
         split_loopback(cast(str, value), where)
 
 
-def split_loopback(text: str, where: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT``, where HOST is a loopback address.
+def _check_nsq(value: object, where: str) -> None:
+    if value:
+        split_loopback(cast(str, value), where, what="NSQ's protocol, which asks for no password,", port=4150)
+
+
+def split_loopback(text: str, where: str, *, what: str = "the control API", port: int = 4780) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``, where HOST is a loopback address. ``what`` listens there; ``port`` for example.
 
     Raises :class:`ConfigError` for any other host: whoever reaches the control API commands the whole node.
     """
-    host, _, port = text.rpartition(":")
+    host, _, given = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or int(port) > 65_535:
-        raise ConfigError(f'{where}: "{text}" is not HOST:PORT. Write it like "127.0.0.1:4780".')
+    if not host or not given.isdecimal() or int(given) > 65_535:
+        raise ConfigError(f'{where}: "{text}" is not HOST:PORT. Write it like "127.0.0.1:{port}".')
     host = "127.0.0.1" if host == "localhost" else host
     try:
         loopback = ipaddress.ip_address(host).is_loopback
@@ -98,10 +103,10 @@ def split_loopback(text: str, where: str) -> tuple[str, int]:
         loopback = False
     if not loopback:
         raise ConfigError(
-            f"{where}: {host} is not a loopback address, and the control API is never on a network. Write "
-            '"127.0.0.1:4780", and reach it from elsewhere through ssh or a reverse proxy of yours.'
+            f"{where}: {host} is not a loopback address, and {what} is never on a network. Write "
+            f'"127.0.0.1:{port}", and reach it from elsewhere through ssh or a reverse proxy of yours.'
         )
-    return host, int(port)
+    return host, int(given)
 
 
 _CHECKS: Final[dict[str, Callable[[object, str], None]]] = {
@@ -113,5 +118,7 @@ _CHECKS: Final[dict[str, Callable[[object, str], None]]] = {
     "control.socket": _check_filled,
     "control.token_file": _check_filled,
     "control.tcp": _check_tcp,
+    "nsq.listen": _check_nsq,
+    "nsq.http": _check_nsq,
     **QUEUE_CHECKS,
 }

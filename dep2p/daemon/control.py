@@ -13,6 +13,7 @@ from dep2p.daemon.bounds import ControlBounds
 from dep2p.daemon.feeds import EventFeed, NotifyFeed
 from dep2p.daemon.lifecycle import Lifecycle
 from dep2p.daemon.node_api import NodeApi
+from dep2p.daemon.nsq import NsqServer
 from dep2p.daemon.queue_consumers import ConsumerTable
 from dep2p.daemon.realm_files import RealmFiles
 from dep2p.daemon.replies import ReplyDesk
@@ -51,6 +52,8 @@ class Control:
     refused: Callable[[], int] = lambda: 0
     """Control connections refused because too many were open."""
     log_lines_dropped: Callable[[], int] = lambda: 0
+    nsq: NsqServer | None = None
+    """NSQ clients, when [nsq] lets them in."""
     problems: list[str] = field(default_factory=list[str])
     """What is wrong although the daemon runs, for people: shown by the status."""
 

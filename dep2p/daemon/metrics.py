@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 import dep2p
 from dep2p.daemon.control import Control
+from dep2p.daemon.nsq_metrics import nsq_metrics
 from dep2p.daemon.queue_metrics import queue_metrics
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
@@ -38,6 +39,7 @@ class _NodeCollector(Collector):
         yield from self._realms()
         yield from self._topics()
         yield from queue_metrics(self._control)
+        yield from nsq_metrics(self._control)
         yield from self._counted()
         yield from self._api()
 

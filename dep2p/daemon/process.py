@@ -149,22 +149,28 @@ class _Daemon:
     async def _serve(self, control: Control, started_s: float) -> None:
         from dep2p.daemon.edge import Edge, build_app
         from dep2p.daemon.listeners import load_token, open_tcp, open_unix
+        from dep2p.daemon.nsq import nsq_server
 
         config, server = self._config, HttpServer(control.bounds)
         control.connections, control.refused = lambda: server.connection_count, lambda: server.refused
         app = build_app(control)
+        nsq = control.nsq = nsq_server(config.nsq, control.node)
         edges: list[tuple[Edge, trio.SocketListener]] = [(Edge(app, control), open_unix(config.socket_path))]
         if config.control.tcp:
             edges.append((Edge(app, control, load_token(config.token_file)), open_tcp(config.control.tcp)))
         async with trio.open_nursery() as nursery:
             for edge, listener in edges:
                 nursery.start_soon(server.serve, edge, [listener])
+            if nsq is not None:
+                await nursery.start(nsq.run)
             self._serving = True
             notify(config.notify_socket, f"READY=1\nSTATUS=peer {control.node.peer_id}")
             _logger.info("ready", extra=_ready_fields(control, time.monotonic() - started_s))
             await _first(self._stop, control.lifecycle.stop_requested)
             self._stop.set()
             notify(config.notify_socket, "STOPPING=1\nSTATUS=draining")
+            if nsq is not None:
+                nsq.stop()
             await control.lifecycle.drain()
             control.lifecycle.stop()
             control.subscriptions.end_all()
