@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 
@@ -162,8 +162,8 @@ def info(run: Invocation, queue: QueueArgument, realm: QueueRealmOption = None, 
 
 
 def _options(options: dict[str, Any]) -> str:
-    shown = [f"{name}={value}" for name, value in options.items() if value not in (None, "", 0, [], {})]
-    return printable(", ".join(shown)) or "defaults"
+    names = ("partitions", "max_attempts", "msg_timeout_s", "ttl_s", "items_max", "bytes_max", "dead_letters")
+    return printable(", ".join(f"{name}={options[name]}" for name in names if name in options))
 
 
 def _access(access: dict[str, Any]) -> str:
@@ -365,7 +365,7 @@ def export(
 
 
 @contextlib.contextmanager
-def _sink(output: Path | None) -> Iterator[BinaryIO | None]:
+def _sink(output: Path | None) -> Generator[BinaryIO | None]:
     if output is None:
         yield None
         return

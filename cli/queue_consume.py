@@ -108,7 +108,7 @@ def consume(
         where = await place(client, realm, peer)
         tally = _Tally()
         async with client.queue_consume(
-            queue, channel, max_in_flight=plan.in_flight, from_start=from_start, **where
+            queue, channel, max_in_flight=plan.in_flight, from_start=from_start, count=count, **where
         ) as consumer:
             run.say(f"waiting for messages of {printable(queue)}, channel {printable(channel)}; Ctrl-C ends")
             if plan.execute is None:
@@ -198,6 +198,7 @@ async def _execute_all(run: Invocation, plan: _Plan, consumer: "QueueConsumer", 
 async def _execute(run: Invocation, plan: _Plan, message: "QueueDelivery", tally: _Tally, release: Any) -> None:
     from anyio import create_task_group
 
+    status = 1
     try:
         async with create_task_group() as touching:
             touching.start_soon(_touch, message)
@@ -264,6 +265,7 @@ async def _run_command(command: list[str], message: "QueueDelivery") -> int:
             exit_code=status,
             tries=("give the path of a program: --exec ./work.sh",),
         ) from None
+    status = 1
     try:
         await _feed(process, message.data)
         status = await process.wait()

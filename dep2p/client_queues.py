@@ -290,6 +290,7 @@ class QueueCalls:
         *,
         max_in_flight: int = 1,
         from_start: bool = False,
+        count: int | None = None,
         realm: str | None = None,
         peer: str | None = None,
     ) -> AsyncGenerator[QueueConsumer, None]:
@@ -297,13 +298,16 @@ class QueueCalls:
 
         At most ``max_in_flight`` messages are held without a result. A new channel starts with what is published from
         now on, or with everything that is there (``from_start``); the first channel of a queue always gets everything.
-        When this block or the connection ends, what is held goes to other consumers at once.
+        No more than ``count`` messages are taken in all. When this block or the connection ends, what is held goes to
+        other consumers at once.
 
         Raises QueueNotFoundError, QueueAccessError.
         """
         params = _params(realm, peer) | {"max_in_flight": str(max_in_flight)}
         if from_start:
             params["from_start"] = "1"
+        if count is not None:
+            params["count"] = str(count)
         path = f"{_path(name)}/channels/{quote(channel, safe='')}/consume"
         async with self._transport.opened("POST", path, params=params) as answer:
             lines = NdjsonLines(answer)

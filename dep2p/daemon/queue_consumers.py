@@ -2,6 +2,7 @@
 
 import math
 import secrets
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ class Consuming:
     max_in_flight: int
     from_start: bool
     bytes_max: int
+    count: int
+    """After so many nothing more is taken; 0: no end."""
 
 
 class ConsumerTable:
@@ -134,11 +137,17 @@ class ConsumerLines:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(cancel_on_disconnect, receive, nursery.cancel_scope)
             nursery.start_soon(self._end, ending, nursery.cancel_scope)
+            left = self._consuming.count or sys.maxsize
             try:
                 while True:
-                    lines = [_line(each) for each in await consumer.receive(_BATCH_ITEMS)]
+                    taken = await consumer.receive(min(_BATCH_ITEMS, left))
+                    left -= len(taken)
+                    lines = [_line(each) for each in taken]
                     self._counts["queue_deliveries"] += len(lines)
                     await send({"type": "http.response.body", "body": b"".join(lines), "more_body": True})
+                    if not left:
+                        consumer.set_ready(0)
+                        await trio.sleep_forever()
             except Dep2pError as error:
                 self._last = encode_line({"error": problem_of(error)})
             nursery.cancel_scope.cancel()

@@ -335,6 +335,7 @@ async def consume(control: Control, request: Request) -> ASGIApp:
     from_start = query.text("from_start", "0")
     if from_start not in ("0", "1"):
         raise query.wrong("from_start", "is neither 0 nor 1")
+    count = query.integer_text("count", 0, low=0, high=10**15)
     query.finish()
     control.lifecycle.require_running()
     return control.queue_consumers.lines(
@@ -345,6 +346,7 @@ async def consume(control: Control, request: Request) -> ASGIApp:
             in_flight,
             from_start == "1",
             control.bounds.subscription_bytes_max,
+            count,
         )
     )
 

@@ -167,6 +167,7 @@ class QueueMessage:
     async def touch(self) -> float:
         """Work goes on: the time begins anew. Returns the new ``deadline_s``. Raises NotInFlightError."""
         delivery = self._delivery
+        self._require_held()
         settled = await self._consumer.confirm([Result(Settle.TOUCH, delivery.partition, delivery.seq)])
         self._refuse(settled.refused)
         left_ms = settled.touched[0][2] if settled.touched else 0
@@ -177,6 +178,7 @@ class QueueMessage:
 
     async def _settle(self, kind: Settle, delay_s: float = 0.0, reason: str = "", *, durable: bool = False) -> None:
         delivery = self._delivery
+        self._require_held()
         result = Result(kind, delivery.partition, delivery.seq, round(delay_s * 1000), reason)
         if durable:
             self._refuse((await self._consumer.confirm([result])).refused)
@@ -184,6 +186,11 @@ class QueueMessage:
             refused = self._consumer.settle([result])
             await trio.lowlevel.checkpoint()
             self._refuse(refused)
+
+    def _require_held(self) -> None:
+        # After its time it may be here again as another delivery, which this one must not settle.
+        if self.expired:
+            self._refuse([(self._delivery.partition, self._delivery.seq, 0)])
 
     def _refuse(self, refused: Sequence[tuple[int, int, int]]) -> None:
         if refused:

@@ -1,5 +1,6 @@
 """A consumer of a queue that this node keeps."""
 
+import contextlib
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -147,6 +148,10 @@ class LocalConsumer(Consumer):
 
     async def aclose(self) -> None:
         if self.error is None:
+            # What was delivered but never received was not tried: the last one first, so that their order stays.
+            for delivery in reversed(self._inbox):
+                with contextlib.suppress(NotInFlightError):
+                    self._channel.release(self.core, (delivery.partition, delivery.message.seq))
             self._on_closed("it was closed")
             self._engine.detach(self._channel, self)
         await trio.lowlevel.checkpoint()

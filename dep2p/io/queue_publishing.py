@@ -34,20 +34,37 @@ _RETRY_MAX_S: Final = 5.0
 _FATAL: Final = (NotMemberError, ProtocolNotSupportedError)
 
 
+class _Part:
+    """What one call publishes."""
+
+    __slots__ = ("bytes", "messages", "start")
+
+    def __init__(self, messages: Sequence[WireMessage], size: int) -> None:
+        self.messages = messages
+        self.bytes = size
+        self.start = 0
+        """Its place in the batch, given when that is sent."""
+
+
 class _Batch:
     """Messages that go and are answered together."""
 
-    __slots__ = ("bytes", "deadline_s", "done", "error", "first_number", "messages", "points", "queue")
+    __slots__ = ("bytes", "deadline_s", "done", "error", "first_number", "items", "parts", "points", "queue", "refusal")
 
-    def __init__(self, queue: str, first_number: int) -> None:
+    def __init__(self, queue: str) -> None:
         self.queue = queue
-        self.first_number = first_number
-        self.messages: list[WireMessage] = []
+        self.first_number = 0
+        """Given when it is sent first, so that numbers arrive rising; a refused one, of which nothing was taken, gets
+        another."""
+        self.parts: list[_Part] = []
+        self.items = 0
         self.bytes = 0
         self.done = trio.Event()
         self.points: list[Point] = []
         self.error: Dep2pError | None = None
         self.deadline_s = 0.0
+        self.refusal: Dep2pError | None = None
+        """Why it was held back."""
 
 
 class PeerPublisher:
@@ -90,38 +107,48 @@ class PeerPublisher:
                 f"{4 * _BATCH_BYTES} bytes are taken together"
             )
         deadline_s = trio.current_time() + timeout_s
-        with trio.move_on_at(deadline_s) as scope:
+        batch: _Batch | None = None
+        part = _Part(messages, size)
+        with trio.move_on_at(deadline_s):
             while self._bytes >= _PENDING_BYTES_MAX:
                 await self._room.park()
-            batch, start = self._add(queue, messages, size, deadline_s)
+            batch = self._add(queue, part, deadline_s)
             await batch.done.wait()
             if batch.error is not None:
                 raise batch.error.with_traceback(None)
-            return batch.points[start : start + len(messages)]
-        assert scope.cancelled_caught
+            return batch.points[part.start : part.start + len(messages)]
+        if batch is None or (batch in self._waiting and not batch.first_number):
+            # It is not under way: then nothing of it was taken.
+            refusal = OverloadedError("too much waits to be published") if batch is None else batch.refusal
+            if batch is not None:
+                self._withdraw(batch, part)
+            if refusal is not None:
+                raise refusal.with_traceback(None)
         raise RequestTimeoutError(
             f"no answer to a publish within {timeout_s:g} s: whether {self._peer} has the message is not known"
         )
 
-    def _add(self, queue: str, messages: Sequence[WireMessage], size: int, deadline_s: float) -> tuple[_Batch, int]:
+    def _withdraw(self, batch: _Batch, part: _Part) -> None:
+        batch.parts.remove(part)
+        batch.items -= len(part.messages)
+        batch.bytes -= part.bytes
+        self._bytes -= part.bytes
+        if not batch.parts:
+            self._drop(batch, OverloadedError("withdrawn"))
+
+    def _add(self, queue: str, part: _Part, deadline_s: float) -> _Batch:
         batch = self._open.get(queue)
-        if (
-            batch is None
-            or len(batch.messages) + len(messages) > _BATCH_ITEMS
-            or batch.bytes + size > _BATCH_BYTES
-            # Numbers are given in the order of calls over all queues: those of a batch must be one run.
-            or batch.first_number + len(batch.messages) != self._next_number
-        ):
-            batch = self._open[queue] = _Batch(queue, self._next_number)
+        count = len(part.messages)
+        if batch is None or batch.items + count > _BATCH_ITEMS or batch.bytes + part.bytes > _BATCH_BYTES:
+            batch = self._open[queue] = _Batch(queue)
             self._waiting.append(batch)
-        start = len(batch.messages)
-        batch.messages.extend(messages)
-        batch.bytes += size
+        batch.parts.append(part)
+        batch.items += count
+        batch.bytes += part.bytes
         batch.deadline_s = max(batch.deadline_s, deadline_s)
-        self._bytes += size
-        self._next_number += len(messages)
+        self._bytes += part.bytes
         self._wake.set()
-        return batch, start
+        return batch
 
     async def run(self) -> None:
         """Send what waits, until cancelled."""
@@ -149,7 +176,14 @@ class PeerPublisher:
 
     def _send(self, link: QueueLink) -> None:
         batch = self._waiting[0]
-        frame = wire.encode_publish(link.new_id(), batch.queue, self._publisher, batch.first_number, batch.messages)
+        if not batch.first_number:
+            batch.first_number = self._next_number
+            self._next_number += batch.items
+        messages: list[WireMessage] = []
+        for part in batch.parts:
+            part.start = len(messages)
+            messages.extend(part.messages)
+        frame = wire.encode_publish(link.new_id(), batch.queue, self._publisher, batch.first_number, messages)
         req_id = int.from_bytes(frame[4:8], "big")
         link.put(frame)
         self._waiting.popleft()
@@ -163,15 +197,20 @@ class PeerPublisher:
         error = answer.error
         if isinstance(error, StreamClosedError):
             # The link is over: what was on its way goes again, in the old order, with the old numbers.
-            self._counters["publishes_sent_again"] += len(batch.messages)
+            self._counters["publishes_sent_again"] += batch.items
             index = 0
-            while index < len(self._waiting) and self._waiting[index].first_number < batch.first_number:
+            while index < len(self._waiting) and 0 < self._waiting[index].first_number < batch.first_number:
                 index += 1
             self._waiting.insert(index, batch)
         elif isinstance(error, QueueFullError | OverloadedError) and trio.current_time() < batch.deadline_s:
             self._counters["publishes_held_back"] += 1
+            batch.first_number = 0
+            batch.refusal = error
             self._paused_until_s = trio.current_time() + max(0.01, answer.retry_after_ms / 1000)
-            self._waiting.appendleft(batch)
+            index = 0
+            while index < len(self._waiting) and self._waiting[index].first_number:
+                index += 1
+            self._waiting.insert(index, batch)
         elif error is not None:
             self._end(batch, error)
         else:
@@ -179,8 +218,8 @@ class PeerPublisher:
                 if answer.type != wire.PUBLISHED:
                     raise ProtocolError(f"queue frame 0x{answer.type:02x} in answer to a PUBLISH")
                 batch.points = wire.decode_published(answer.payload)
-                if len(batch.points) != len(batch.messages):
-                    raise ProtocolError(f"{len(batch.points)} ids for {len(batch.messages)} messages")
+                if len(batch.points) != batch.items:
+                    raise ProtocolError(f"{len(batch.points)} ids for {batch.items} messages")
                 self._end(batch, None)
             except ProtocolError as broken:
                 self._end(batch, broken)

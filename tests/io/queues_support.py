@@ -1,0 +1,89 @@
+"""Nodes with queues in memory, under the virtual clock."""
+
+import itertools
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from random import Random
+
+import trio
+
+from dep2p.io.queue_access import Access, Rights, Who
+from dep2p.io.queue_engine import EngineBounds, QueueEngine
+from dep2p.io.queue_service import LocalQueues, QueueService, RemoteQueues
+from dep2p.limits import Limits
+from dep2p.storage.interface import QueueStore
+from dep2p.storage.memory import MemoryStore
+from dep2p.testing.memory import MemoryHost, MemoryNetwork
+from tests.io.support import REALM, FakeGate
+
+_seeds = itertools.count(1)
+
+
+@asynccontextmanager
+async def running_engine(
+    store: QueueStore | None = None, *, bounds: EngineBounds | None = None, rights: Rights | None = None
+) -> AsyncGenerator[QueueEngine, None]:
+    """An engine at work; closed at the end."""
+    engine = QueueEngine(store or MemoryStore(), bounds=bounds, rights=rights)
+    await engine.open()
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(engine.run)
+            yield engine
+            nursery.cancel_scope.cancel()
+    finally:
+        await engine.aclose()
+
+
+class QueueSide:
+    """One node: its host, gate, engine and queues."""
+
+    def __init__(
+        self, network: MemoryNetwork, limits: Limits, *, store: QueueStore | None = None, create: Who = "members"
+    ) -> None:
+        self.host: MemoryHost = network.host()
+        self.peer = self.host.peer_id
+        self.gate = FakeGate(self.host)
+        self.rights = Rights(Access(), create)
+        self.engine = QueueEngine(store or MemoryStore(), rights=self.rights)
+        self.service = QueueService(
+            self.host, self.gate, REALM, limits, self.engine, self.rights, rng=Random(next(_seeds))
+        )
+        self.queues = LocalQueues(self.engine, self.rights, REALM)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        await self.engine.open()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.engine.run)
+            await self.service.run(task_status=task_status)
+
+    def at(self, other: "QueueSide") -> RemoteQueues:
+        """The queues of the other."""
+        return self.service.at(other.peer)
+
+    def knows(self, *others: "QueueSide") -> None:
+        for other in others:
+            self.host.add_addrs(other.peer, other.host.listen_addrs(), ttl_s=1e9)
+
+    def count(self, name: str) -> int:
+        return self.service.counters().get(name, 0)
+
+    async def cut(self, other: "QueueSide") -> None:
+        """Every connection to the other ends."""
+        await self.host.disconnect(other.peer)
+
+
+@asynccontextmanager
+async def queue_sides(
+    count: int = 2, *, limits: Limits | None = None, create: Who = "members"
+) -> AsyncGenerator[list[QueueSide], None]:
+    """That many nodes, running, each able to dial the others. The first keeps the queues by custom."""
+    network = MemoryNetwork()
+    made = [QueueSide(network, limits or Limits(), create=create) for _ in range(count)]
+    for side in made:
+        side.knows(*[other for other in made if other is not side])
+    async with trio.open_nursery() as nursery:
+        for side in made:
+            await nursery.start(side.run)
+        yield made
+        nursery.cancel_scope.cancel()
