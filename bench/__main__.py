@@ -17,6 +17,7 @@ from bench.memory import memory
 from bench.messages import notify, request, stream
 from bench.processes import WorkerError
 from bench.pubsub import pubsub
+from bench.queue import queue, queue_scale
 from bench.report import Report, Result
 from bench.simulator import simulator
 from bench.spark import spark
@@ -29,6 +30,8 @@ BENCHES: Mapping[str, tuple[Callable[[Run], Awaitable[list[Result]]], str]] = {
     "memory": (memory, "resident memory, idle and for each connected peer, against a py-libp2p host"),
     "pubsub": (pubsub, "1 KiB signed, among two and ten processes, and a burst, against js-libp2p and py-libp2p"),
     "delivery": (delivery, "100 B reliably, outbox in memory and on disk, and pushed in order, against notifies"),
+    "queue": (queue, "durable queues, 1 KiB: publish, consume, fan out, over a connection, against other queues"),
+    "queue-scale": (queue_scale, "a backlog of a million messages, and 10,000 idle queues"),
     "session": (session, "100 B pushed in order through a session and taken, against plain notifies"),
     "simulator": (simulator, "simulated events a second of one core, against a bare heapq loop with flooding nodes"),
     "spark": (spark, "reports over a synthetic trace, warm and cold, against DuckDB; needs `make spark`"),

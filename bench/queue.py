@@ -1,0 +1,132 @@
+"""Durable queues: publish, consume, fan out, over a connection; beside other queue systems in the same run."""
+
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from bench.compare import Run, alternate
+from bench.processes import Crew, Worker
+from bench.queue_peers import PEERS, missing
+from bench.report import Result, Sample
+
+CHANNELS = 16
+_MODULE = "bench.queue_worker"
+_BACKLOG = 1_000_000
+_IDLE = 10_000
+Measure = Callable[[], Awaitable[Sample]]
+
+
+@dataclass(slots=True)
+class _Sides:
+    ours: Worker
+    peers: dict[str, Worker]
+    absent: dict[str, str]
+
+
+async def queue(run: Run) -> list[Result]:
+    """queue/publish, queue/consume, queue/fanout and queue/p2p; 1 KiB, durable before it is acknowledged."""
+    async with run.crew() as crew:
+        sides = await _start(crew)
+        ours, seconds = sides.ours, run.effort.seconds
+
+        def mine(command: str, **options: object) -> Measure:
+            return lambda: _sample(ours, command, seconds=seconds, **options)
+
+        def theirs(worker: Worker, what: str) -> Measure:
+            return lambda: _sample(worker, "run_peer", what=what, seconds=seconds)
+
+        results: list[Result] = []
+        for what, command in (("publish", mine("publish")), ("consume", mine("consume"))):
+            measures = [command, *[theirs(worker, what) for worker in sides.peers.values()]]
+            samples = await alternate(run, crew, measures)
+            for number, name in enumerate(sides.peers, 1):
+                title = f"queue/{what}" if number == 1 else f"queue/{what}/{name}"
+                results.append(Result(title, "1/s", PEERS[name].title, samples[0], samples[number]))
+            if not sides.peers:
+                results.append(Result(f"queue/{what}", "1/s", _absent(sides), samples[0], samples[0]))
+        [fanout, one, all_of_it] = await alternate(
+            run, crew, [mine("publish", channels=CHANNELS), mine("publish"), mine("consume", channels=CHANNELS)]
+        )
+        results.append(Result("queue/fanout", "1/s", "dep2p without channels", fanout, one))
+        results.append(Result("queue/fanout/consume", "1/s", "dep2p without consuming", all_of_it, fanout))
+        through = await _start_pair(run, crew)
+        [over, within] = await alternate(
+            run, crew, [lambda: _sample(through, "through", seconds=seconds), mine("consume")]
+        )
+        results.append(Result("queue/p2p", "1/s", "dep2p in process", over, within))
+    return results
+
+
+async def queue_scale(run: Run) -> list[Result]:
+    """queue/backlog and queue/idle: start-up, memory and speed with a million messages, and with 10,000 queues."""
+    quick = run.effort.rounds < 9
+    backlog = _BACKLOG // 10 if quick else _BACKLOG
+    idle = _IDLE // 10 if quick else _IDLE
+    async with run.crew() as crew:
+        worker = await crew.start("dep2p", "scale", _MODULE)
+        empty = await worker.call("open")
+        before = await worker.call("consume", seconds=1.0)
+        await worker.call("fill", count=backlog, timeout_s=600)
+        await worker.call("close")
+        opened = await worker.call("open")
+        drained = await worker.call("drain_backlog", seconds=3.0, timeout_s=120)
+        await worker.call("close")
+        await worker.call("open", name="idle.sqlite")
+        await worker.call("idle", count=idle, timeout_s=600)
+        await worker.call("close")
+        reopened = await worker.call("open", name="idle.sqlite")
+    rate = drained["count"] / drained["elapsed_s"]
+    return [
+        Result(
+            "queue/backlog/start",
+            "ms",
+            "an empty store",
+            _one(opened["elapsed_s"] * 1e3),
+            _one(empty["elapsed_s"] * 1e3),
+        ),
+        Result("queue/backlog/memory", "MB", "an empty store", _one(drained["rss_mb"]), _one(empty["rss_mb"])),
+        Result("queue/backlog", "1/s", "publish and consume without one", _one(rate), _one(_rate(before))),
+        Result("queue/idle", "ms", "an empty store", _one(reopened["elapsed_s"] * 1e3), _one(empty["elapsed_s"] * 1e3)),
+    ]
+
+
+def _one(value: float) -> list[Sample]:
+    return [Sample(value)]
+
+
+async def _start(crew: Crew) -> _Sides:
+    ours = await crew.start("dep2p", "engine", _MODULE)
+    await ours.call("open")
+    addresses = {name: os.environ.get(f"DEP2P_BENCH_{name.upper()}", "") for name in ("redis", "postgres")}
+    peers: dict[str, Worker] = {}
+    absent: dict[str, str] = {}
+    for name, kind in PEERS.items():
+        why = missing(kind, addresses)
+        if why:
+            absent[name] = why
+            continue
+        worker = await crew.start(name, "peer", _MODULE)
+        await worker.call("open_peer", kind=name, url=addresses.get(kind.needs, ""))
+        peers[name] = worker
+    return _Sides(ours, peers, absent)
+
+
+def _absent(sides: _Sides) -> str:
+    return "no peer: " + "; ".join(f"{name}: {why}" for name, why in sides.absent.items())
+
+
+async def _start_pair(run: Run, crew: Crew) -> Worker:
+    keeper = await crew.start("dep2p", "keeper", _MODULE)
+    address = await keeper.call_text("keep", secret=run.secret)
+    user = await crew.start("dep2p", "user", _MODULE)
+    await user.call("join", secret=run.secret, address=address)
+    return user
+
+
+async def _sample(worker: Worker, command: str, **options: object) -> Sample:
+    done = await worker.call(command, timeout_s=120, **options)
+    return Sample(_rate(done), done.get("p50_ms"), done.get("p99_ms"), done.get("cpu_us"))
+
+
+def _rate(done: dict[str, float]) -> float:
+    return done["count"] / done["elapsed_s"]
