@@ -84,9 +84,11 @@ CREATE TEMP TABLE spread AS
     times[(eligible * 99 + 99) // 100] AS t99, times[eligible] AS t100
   FROM due LEFT JOIN del d USING (msg_id, node_id) GROUP BY msg_id;
 CREATE TEMP TABLE ends AS
-  SELECT msg_id, count(*) AS delivered, max(t - t0) AS last_us, sum(t - t0) AS latency_sum,
-    arg_max(hops, t) AS last_hops, count(DISTINCT parent_id) AS parents
-  FROM del LEFT JOIN depth USING (msg_id, node_id) GROUP BY msg_id;
+  SELECT d.msg_id, count(*) AS delivered, max(d.t - d.t0) AS last_us, sum(d.t - d.t0) AS latency_sum,
+    arg_max(hops, d.t) AS last_hops,
+    count(DISTINCT CASE WHEN p.t IS NOT NULL OR d.parent_id = d.publisher_id THEN d.parent_id END) AS parents
+  FROM del d LEFT JOIN depth w USING (msg_id, node_id)
+  LEFT JOIN del p ON p.msg_id = d.msg_id AND p.node_id = d.parent_id GROUP BY d.msg_id;
 CREATE TEMP TABLE links AS
   SELECT d.parent_id AS from_id, d.node_id AS to_id, count(*) AS firsts,
     sum(d.t - coalesce(p.t, d.t0)) AS delay_sum, min(d.t - coalesce(p.t, d.t0)) AS delay_min,
@@ -146,7 +148,7 @@ def duckdb_metrics(source: str, *, raw: bool, bucket_us: int, settle_us: int = 3
         connection.execute(f"CREATE VIEW {name} AS SELECT * FROM events WHERE {chosen}")
     connection.execute(_TABLES.format(**_KINDS, bucket=bucket_us, settle=settle_us, fine=fine_us))
     for name in RESULTS:
-        connection.execute(f"SELECT * FROM {name}").fetch_arrow_table()
+        connection.sql(f"SELECT * FROM {name}").to_arrow_table()
     return connection
 
 

@@ -232,6 +232,8 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 def _launch(java: Java, memory: str) -> list[str]:
     command = [str(java.program), "-cp", os.pathsep.join(_jars()), f"-Xmx{memory}", "-XX:+UseSerialGC"]
+    # Spark generates methods of more than 8,000 bytecodes for wide aggregates, which the JVM would only interpret.
+    command.append("-XX:-DontCompileHugeMethods")
     command += ["-XX:+IgnoreUnrecognizedVMOptions", *(f"--add-opens={name}=ALL-UNNAMED" for name in _OPENS)]
     command += ["-Dio.netty.tryReflectionSetAccessible=true", "-Dio.netty.allocator.type=pooled"]
     return [*command, "--sun-misc-unsafe-memory-access=allow", "--enable-native-access=ALL-UNNAMED"]
