@@ -1,0 +1,193 @@
+"""What every queue store does: one suite for all of them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dep2p.errors import StoreError
+from dep2p.protocols.queue.records import Cursor, CursorChange, DeadRow, MessageRow, StateRow, StoreBatch
+from dep2p.storage.interface import QueueStore
+from dep2p.storage.memory import MemoryStore
+from dep2p.storage.sqlite import SqliteStore
+
+Reopen = Callable[[], QueueStore]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> QueueStore:
+    made: QueueStore = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "queues.sqlite")
+    made.open()
+    request.addfinalizer(made.close)
+    return made
+
+
+def _rows(partition: int, first: int, count: int, body: bytes = b"body") -> list[MessageRow]:
+    return [MessageRow(partition, seq, b"meta%d" % seq, body + b"%d" % seq) for seq in range(first, first + count)]
+
+
+def _all(store: QueueStore, partition: int) -> list[MessageRow]:
+    return store.scan(partition, 1, items_max=10_000, bytes_max=1 << 30)
+
+
+def test_an_empty_store(store: QueueStore) -> None:
+    assert store.load() == {}
+    record = store.load_partition(7)
+    assert (record.last_seq, record.trimmed, record.messages, record.bytes) == (0, 0, 0, 0)
+    assert _all(store, 7) == store.get(7, [1]) == store.scan_dead(1, 0, items_max=9) == []
+    store.commit(StoreBatch())
+
+
+def test_messages_come_back_as_they_were(store: QueueStore) -> None:
+    rows = [*_rows(1, 1, 5), *_rows(2, 1, 2, b"x" * 10_000)]
+    store.commit(StoreBatch(appends=rows, groups=[5, 2]))
+    assert _all(store, 1) == rows[:5]
+    assert _all(store, 2) == rows[5:]
+    assert store.scan(1, 3, items_max=2, bytes_max=1_000) == rows[2:4]
+    assert store.scan(2, 1, items_max=9, bytes_max=1) == rows[5:6]  # one at least, however large
+    assert store.get(1, [5, 99, 2]) == [rows[1], rows[4]]
+    record = store.load_partition(1)
+    assert (record.last_seq, record.messages, record.bytes) == (5, 5, 25)
+
+
+def test_a_batch_is_written_whole_or_not_at_all(store: QueueStore) -> None:
+    store.commit(StoreBatch(appends=_rows(1, 1, 3), groups=[3]))
+    bad = StoreBatch(
+        definitions={"queue/a": b"1"},
+        appends=[*_rows(1, 4, 1), *_rows(1, 2, 1)],
+        groups=[1, 1],
+        dead_added=[DeadRow(1, 1, 1, 1, 0, 1, b"m", b"b", b"h")],
+    )
+    for attempt in (store.check, store.commit):
+        with pytest.raises(StoreError) as raised:
+            attempt(bad)
+        assert raised.value.is_about_batch
+    assert store.load() == {}
+    assert [row.seq for row in _all(store, 1)] == [1, 2, 3]
+    assert store.scan_dead(1, 0, items_max=9) == []
+    store.check(StoreBatch(appends=_rows(1, 4, 1), groups=[1]))
+    assert [row.seq for row in _all(store, 1)] == [1, 2, 3]
+
+
+def test_definitions_are_set_and_removed(store: QueueStore) -> None:
+    store.commit(StoreBatch(definitions={"b": b"2", "a": b"1"}))
+    store.commit(StoreBatch(definitions={"b": None, "c": b"3", "a": b"4"}))
+    assert store.load() == {"a": b"4", "c": b"3"}
+
+
+def test_what_the_floor_has_passed_is_forgotten(store: QueueStore) -> None:
+    states = [StateRow(7, 1, seq, 2, 0, b"why") for seq in (2, 9)]
+    store.commit(StoreBatch(cursors={(7, 1): CursorChange(Cursor(0, 9), [(3, 5), (7, 7)], states)}))
+    record = store.load_partition(1)
+    assert record.cursors == {7: Cursor(0, 9)}
+    assert record.done == {7: [(3, 5), (7, 7)]}
+    assert record.states == {7: states}
+    store.commit(StoreBatch(cursors={(7, 1): CursorChange(Cursor(0, 9), [(6, 6)], [], [2])}))
+    record = store.load_partition(1)
+    assert record.done == {7: [(3, 7)]}
+    assert record.states == {7: states[1:]}
+    store.commit(StoreBatch(cursors={(7, 1): CursorChange(Cursor(8, 12))}))
+    record = store.load_partition(1)
+    assert (record.cursors[7], record.done[7], record.states[7]) == (Cursor(8, 12), [], states[1:])
+
+
+def test_numbers_are_remembered_when_their_messages_are_gone(store: QueueStore) -> None:
+    store.commit(StoreBatch(appends=_rows(1, 1, 10), groups=[10]))
+    store.commit(StoreBatch(trims={1: 10}))
+    store.commit(StoreBatch())
+    record = store.load_partition(1)
+    assert (record.last_seq, record.trimmed, record.messages, record.bytes) == (10, 10, 0, 0)
+    assert _all(store, 1) == []
+    with pytest.raises(StoreError):
+        store.commit(StoreBatch(appends=_rows(1, 10, 1) if isinstance(store, MemoryStore) else _twice(), groups=[1]))
+
+
+def _twice() -> list[MessageRow]:
+    return [*_rows(1, 11, 1), *_rows(1, 11, 1)]
+
+
+def test_dead_letters(store: QueueStore) -> None:
+    letters = [DeadRow(3, n, 1, n, 1_000 + n, 5, b"m", b"body%d" % n, b"h") for n in range(1, 6)]
+    store.commit(StoreBatch(dead_added=letters))
+    store.commit(StoreBatch(dead_removed=[(3, 2), (3, 99), (4, 1)]))
+    assert store.scan_dead(3, 0, items_max=2) == [letters[0], letters[2]]
+    assert store.scan_dead(3, 3, items_max=9) == letters[3:]
+    assert store.count_dead(3) == 4
+    store.commit(StoreBatch(cursors={(3, 1): CursorChange(Cursor())}, dead_removed=[(3, n) for n in range(1, 6)]))
+    assert store.load_partition(1).last_dead_id == {3: 5}
+
+
+def test_removed_partitions_and_channels_leave_nothing(store: QueueStore) -> None:
+    store.commit(
+        StoreBatch(
+            appends=[*_rows(1, 1, 2), *_rows(2, 1, 2)],
+            groups=[4],
+            cursors={(5, 1): CursorChange(Cursor(), [(2, 2)]), (5, 2): CursorChange(Cursor())},
+            dead_added=[DeadRow(5, 1, 1, 1, 0, 1, b"", b"", b"")],
+        )
+    )
+    store.commit(StoreBatch(partitions_removed=[1]))
+    assert _all(store, 1) == []
+    assert store.load_partition(1).cursors == {}
+    assert len(_all(store, 2)) == 2
+    store.commit(StoreBatch(channels_removed=[5]))
+    assert store.load_partition(2).cursors == {}
+    assert store.scan_dead(5, 0, items_max=9) == []
+
+
+_batches = st.lists(
+    st.fixed_dictionaries(
+        {
+            "appends": st.lists(st.tuples(st.integers(1, 2), st.binary(max_size=5_000)), max_size=4),
+            "done": st.lists(st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(1, 30)), max_size=4),
+            "trim": st.none() | st.tuples(st.integers(1, 2), st.integers(0, 12)),
+            "define": st.dictionaries(st.sampled_from("abc"), st.none() | st.binary(max_size=9), max_size=2),
+        }
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(plan=_batches)
+def test_any_sequence_of_batches_gives_what_the_reference_gives_also_reopened(
+    plan: list[dict[str, object]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("store") / "queues.sqlite"
+    reference, tried = MemoryStore(), SqliteStore(path, compress_bytes_min=1_000)
+    tried.open()
+    last: dict[int, int] = {}
+    floors: dict[tuple[int, int], int] = {}
+    for step in plan:
+        batch = StoreBatch(definitions=dict(step["define"]))  # type: ignore[call-overload]  # pyright: ignore
+        for partition, body in step["appends"]:  # type: ignore[attr-defined]  # pyright: ignore
+            seq = last[partition] = last.get(partition, 0) + 1
+            batch.appends.append(MessageRow(partition, seq, b"m", body))
+        batch.groups = [1] * len(batch.appends)
+        for channel, partition, seq in step["done"]:  # type: ignore[attr-defined]  # pyright: ignore
+            floor = floors.get((channel, partition), 0)
+            if seq <= floor:
+                continue
+            if seq % 5 == 0:
+                floor = floors[(channel, partition)] = seq
+            change = batch.cursors.setdefault((channel, partition), CursorChange(Cursor(floor, seq)))
+            change.cursor = Cursor(floor, seq)
+            change.done_added = [each for each in change.done_added if each[0] > floor]
+            if seq > floor and (seq, seq) not in change.done_added:
+                change.done_added.append((seq, seq))
+        if step["trim"] is not None:
+            partition, up_to = step["trim"]  # type: ignore[misc]  # pyright: ignore
+            batch.trims[partition] = min(up_to, last.get(partition, 0))
+        reference.commit(batch)
+        tried.commit(batch)
+    for _ in range(2):
+        assert tried.load() == reference.load()
+        for partition in (1, 2):
+            assert tried.load_partition(partition) == reference.load_partition(partition)
+            assert _all(tried, partition) == _all(reference, partition)
+        tried.close()
+        tried = SqliteStore(path)
+        tried.open()
+    tried.close()
