@@ -89,14 +89,7 @@ class QueueReader:
         if not channel.last_dead_id:
             return
         await self._engine.flush()
-        count = after = 0
-        while True:
-            rows = await self._engine.call(self._scan_dead, channel.id, after, _PAGE_ITEMS)
-            count += len(rows)
-            if len(rows) < _PAGE_ITEMS:
-                break
-            after = rows[-1].id
-        channel.dead_items = count
+        channel.dead_items = await self._engine.call(self._engine.store.count_dead, channel.id)
 
     async def peek(
         self, namespace: str, name: str, channel: str | None, *, items_max: int, bytes_max: int

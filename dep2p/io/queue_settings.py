@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from dep2p.io.queue_access import Access, Who
 from dep2p.protocols.queue.options import QueueOptions
 from dep2p.storage.interface import QueueStore
 from dep2p.storage.memory import MemoryStore
+from dep2p.storage.sqlite import SqliteStore, Sync
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +17,7 @@ class QueueSettings:
     store: str = "auto"
     """``auto``: SQLite in ``queues.sqlite`` of the data directory, in memory without one; ``memory``; the path of a
     file; or ``postgresql://…``, ``redis://…`` (extras ``dep2p[postgres]``, ``dep2p[redis]``)."""
-    sync: Literal["always", "interval", "never"] = "always"
+    sync: Sync = "always"
     """When a publish is acknowledged: on the disk, or sooner."""
     defaults: QueueOptions = field(default_factory=QueueOptions)
     """Options of a queue whose maker gives no other."""
@@ -27,7 +27,16 @@ class QueueSettings:
     """Who may make queues of a realm on this node."""
 
     def make_store(self, data_dir: Path | None) -> QueueStore:
-        """Not opened yet. Raises ``ValueError`` for an address that no backend knows, StoreError."""
+        """Not opened yet. Raises ``ValueError`` for an address that no backend knows, StoreError without its driver."""
         if self.store == "memory" or (self.store == "auto" and data_dir is None):
             return MemoryStore()
-        return MemoryStore()
+        if self.store == "auto" and data_dir is not None:
+            return SqliteStore(data_dir / "queues.sqlite", sync=self.sync)
+        if "://" not in self.store:
+            return SqliteStore(Path(self.store).expanduser(), sync=self.sync)
+        return open_url(self.store, self.sync)
+
+
+def open_url(url: str, sync: Sync) -> QueueStore:
+    """A store on a server."""
+    raise ValueError(f"{url.partition('://')[0]}:// is no store that this version knows")
