@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
@@ -18,13 +17,6 @@ if TYPE_CHECKING:
     from dep2p.spark_analytics.job import Result
 
 _SHOWN: Final = 20
-
-
-class Engine(StrEnum):
-    """What runs the jobs."""
-
-    SPARK = "spark"
-    SAIL = "sail"
 
 
 PlacesArgument = Annotated[
@@ -42,7 +34,6 @@ def analyze(
     remote: Annotated[
         str | None, typer.Option("--remote", metavar="URL", help="A Spark Connect server (sc://…) instead.")
     ] = None,
-    engine: Annotated[Engine, typer.Option("--engine", help="spark, or sail: no JVM, needs pysail.")] = Engine.SPARK,
     memory: Annotated[str, typer.Option("--memory", help="Heap of the JVM started here.", metavar="SIZE")] = "4g",
     settle: Annotated[
         float, typer.Option("--settle", help="Seconds a node must stay subscribed to count for a message.", min=0)
@@ -72,12 +63,11 @@ def analyze(
     try:
         if not follow:
             job.check_places(places)
-        run.say(f"starting Spark ({engine.value}, {remote or master})")
+        run.say(f"starting Spark ({remote or master})")
         spark = session.open_session(
             session.SessionOptions(
                 master=master,
                 remote=remote,
-                engine=engine.value,
                 memory=memory,
                 quick=not follow,
                 verbose=verbose,

@@ -15,7 +15,6 @@ class SessionOptions:
 
     - ``master``: Spark's, ``local[2]`` or ``spark://host:7077``, …; ``remote``: a Spark Connect URL instead, without
       a JVM here.
-    - ``engine``: ``spark``, or ``sail`` for the Connect server of the package pysail, which needs no JVM.
     - ``memory``: heap of the JVM here. ``shuffle_partitions``: None for twice the local cores.
     - ``quick``: compile quickly rather than well, for what runs once.
     - ``cache_dir``: where the class-data archive is, if any.
@@ -23,7 +22,6 @@ class SessionOptions:
 
     master: str = "local[*]"
     remote: str | None = None
-    engine: str = "spark"
     memory: str = "4g"
     shuffle_partitions: int | None = None
     quick: bool = True
@@ -58,15 +56,13 @@ def default_cache_dir() -> Path:
 
 def open_session(options: SessionOptions = SessionOptions()) -> Any:
     """A Spark session (``pyspark.sql.SparkSession``). Raises `JavaError`, and what Spark raises."""
-    if options.remote is None and options.engine == "spark":
+    if options.remote is None:
         spark_home()  # a clear error without PySpark
     _travel_by_value()
     if options.remote is not None:
         from pyspark.sql import SparkSession
 
         return _configured(SparkSession.builder.remote(options.remote).getOrCreate(), options)
-    if options.engine == "sail":
-        return _configured(_sail_session(), options)
     conf = {"spark.master": options.master, **_CONF, **_SESSION_CONF}
     local = options.master.startswith("local") or "127.0.0.1" in options.master or "localhost" in options.master
     if local:
@@ -131,16 +127,3 @@ def _configured(session: Any, options: SessionOptions) -> Any:
     if options.shuffle_partitions is not None:
         session.conf.set("spark.sql.shuffle.partitions", str(options.shuffle_partitions))
     return session
-
-
-def _sail_session() -> Any:
-    try:
-        from pysail.spark import SparkConnectServer
-    except ImportError:
-        raise RuntimeError("the engine sail needs: pip install pysail 'pyspark-client>=4,<5'") from None
-    from pyspark.sql import SparkSession
-
-    server = SparkConnectServer()
-    server.start()
-    _, port = server.listening_address
-    return SparkSession.builder.remote(f"sc://127.0.0.1:{port}").getOrCreate()
