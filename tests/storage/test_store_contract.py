@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -36,7 +37,8 @@ def test_an_empty_store(store: QueueStore) -> None:
     assert store.load() == {}
     record = store.load_partition(7)
     assert (record.last_seq, record.trimmed, record.messages, record.bytes) == (0, 0, 0, 0)
-    assert _all(store, 7) == store.get(7, [1]) == store.scan_dead(1, 0, items_max=9) == []
+    assert _all(store, 7) == store.get(7, [1]) == []
+    assert store.scan_dead(1, 0, items_max=9) == []
     store.commit(StoreBatch())
 
 
@@ -178,8 +180,8 @@ def test_any_sequence_of_batches_gives_what_the_reference_gives_also_reopened(
             if seq > floor and (seq, seq) not in change.done_added:
                 change.done_added.append((seq, seq))
         if step["trim"] is not None:
-            partition, up_to = step["trim"]  # type: ignore[misc]  # pyright: ignore
-            batch.trims[partition] = min(up_to, last.get(partition, 0))
+            trim = cast("tuple[int, int]", step["trim"])
+            batch.trims[trim[0]] = min(trim[1], last.get(trim[0], 0))
         reference.commit(batch)
         tried.commit(batch)
     for _ in range(2):
