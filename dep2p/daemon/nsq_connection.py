@@ -90,7 +90,7 @@ class _Answer:
 class NsqConnection:
     """Serves one client until it leaves, fails, or is silent for two heartbeats."""
 
-    def __init__(self, queues: Queues, stream: trio.SocketStream, remote: str) -> None:
+    def __init__(self, queues: Queues, stream: trio.abc.HalfCloseableStream, remote: str) -> None:
         self.remote = remote
         self.session = NsqSession(queues.limits)
         self.counts: Counter[str] = Counter()

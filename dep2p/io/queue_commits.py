@@ -157,12 +157,16 @@ class QueueCommits:
         reads = self.book.pump(trio.current_time(), self.wall_us())
         if reads:
             self._read_soon(reads)
+        self._look_at_deadlines()  # here, too: what became deferred by being read needs no commit
 
-    def _after(self) -> None:
-        # Deadlines may have come nearer: looked at soon, not at each of thousands of commits a second.
+    def _look_at_deadlines(self) -> None:
+        # They may have come nearer: looked at soon, not at each of thousands of commits a second.
         soon = trio.current_time() + _LOOK_AT_DEADLINES_S
         if self._timer.deadline > soon:
             self._timer.deadline = soon
+
+    def _after(self) -> None:
+        self._look_at_deadlines()
         self.book.freed.clear()
         if self._room:
             self._room.unpark_all()
