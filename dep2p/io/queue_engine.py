@@ -217,6 +217,12 @@ class QueueEngine(QueueCommits):
             queue = await self.loaded(namespace, name)
         size = sum([len(message.body) for message in messages])
         waiter = _Waiter()
+
+        def done(publish: Publish) -> None:  # also when nobody waits any more
+            self._pending_items -= len(messages)
+            self._pending_bytes -= size
+            waiter(publish)
+
         deadline = float("inf") if timeout_s is None else trio.current_time() + timeout_s
         while True:
             if self._closing:
@@ -224,7 +230,7 @@ class QueueEngine(QueueCommits):
             try:
                 if not self._has_room(len(messages), size):
                     raise QueueFullError("too much is waiting to become durable on this node")
-                self._take(queue, messages, size, waiter, publisher)
+                self._take(queue, messages, size, done, publisher)
                 break
             except QueueFullError:
                 if trio.current_time() >= deadline or (
@@ -235,11 +241,7 @@ class QueueEngine(QueueCommits):
                     await self._room.park()
                 if queue.is_deleted:
                     queue = await self.loaded(namespace, name)
-        try:
-            await waiter.wait()
-        finally:
-            self._pending_items -= len(messages)
-            self._pending_bytes -= size
+        await waiter.wait()
         publish = waiter.publish
         assert publish is not None
         if publish.error is not None:
