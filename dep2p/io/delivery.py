@@ -133,7 +133,9 @@ class Delivery:
         now = trio.current_time()
         wall_us = time.time_ns() // 1000
         for peer, inbox in stored.inboxes.items():
-            self._inboxes[PeerId(peer)] = ReceiverLane(inbox.epoch, floor=inbox.floor, done=inbox.done)
+            self._inboxes[PeerId(peer)] = ReceiverLane(
+                inbox.epoch, floor=inbox.floor, done=inbox.done, rejected=inbox.rejected
+            )
         for peer, lane in stored.lanes.items():
             self._sending[PeerId(peer)] = self._make_sending(PeerId(peer), lane.epoch, lane.next_number)
         by_peer: dict[str, list[Outgoing]] = {}
@@ -407,8 +409,7 @@ class Delivery:
     def note_handled_later(self, peer: PeerId, lane: ReceiverLane) -> None:
         """A handler ended when its sender was gone: write it down all the same."""
         if self.journal.is_durable:
-            floor, done = lane.dump()
-            self.journal.note_soon(self.realm_id, peer, InboxRow(lane.epoch, floor, done))
+            self.journal.note_soon(self.realm_id, peer, InboxRow(lane.epoch, *lane.dump(), lane.dump_rejected()))
 
     def is_for_topic(self, headers: HeaderMap) -> bool:
         """Whether a message belongs to pub/sub."""

@@ -270,8 +270,7 @@ class Receiving:
             assert lane is not None
             handled, self._handled = self._handled, []
             rejected, self._rejected = self._rejected, []
-            floor, done = lane.dump()
-            row = InboxRow(lane.epoch, floor, done)
+            row = InboxRow(lane.epoch, *lane.dump(), lane.dump_rejected())
             if await service.journal.note_handled(service.realm_id, self.link.peer, row):
                 self._put(handled, rejected)
             # else unacknowledged: the sender tries again, and hears of it then

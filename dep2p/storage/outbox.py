@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 
 from dep2p.errors import StoreError, StoreFullError, StoreLockedError
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 _RANGE: Final = struct.Struct(">II")
 
 
@@ -48,6 +48,7 @@ class InboxRow(NamedTuple):
     epoch: bytes
     floor: int
     done: list[tuple[int, int]]
+    rejected: list[tuple[int, int]]
 
 
 @dataclass(slots=True)
@@ -120,8 +121,17 @@ create table if not exists lanes(
     primary key (realm, peer)) without rowid;
 create table if not exists inboxes(
     realm text not null, peer text not null, epoch blob not null, floor integer not null, done blob not null,
+    rejected blob not null default x'',
     primary key (realm, peer)) without rowid;
 """
+
+
+def _pack(ranges: list[tuple[int, int]]) -> bytes:
+    return b"".join([_RANGE.pack(*each) for each in ranges])
+
+
+def _unpack(packed: bytes) -> list[tuple[int, int]]:
+    return [(low, high) for low, high in _RANGE.iter_unpack(packed)]
 
 
 class SqliteDeliveryStore:
@@ -166,6 +176,8 @@ class SqliteDeliveryStore:
         for statement in _SCHEMA.split(";"):
             if statement.strip():
                 db.execute(statement)
+        if version == 1:  # it kept what was rejected among what is done
+            db.execute("alter table inboxes add column rejected blob not null default x''")
         db.execute(f"pragma user_version={SCHEMA_VERSION}")
         db.execute("commit")
 
@@ -196,11 +208,10 @@ class SqliteDeliveryStore:
                 "select peer, epoch, next_number from lanes where realm = ?", (realm,)
             ):
                 found.lanes[peer] = LaneRow(epoch, next_number)
-            for peer, epoch, floor, done in self._db.execute(
-                "select peer, epoch, floor, done from inboxes where realm = ?", (realm,)
+            for peer, epoch, floor, done, rejected in self._db.execute(
+                "select peer, epoch, floor, done, rejected from inboxes where realm = ?", (realm,)
             ):
-                ranges = [(low, high) for low, high in _RANGE.iter_unpack(done)]
-                found.inboxes[peer] = InboxRow(epoch, floor, ranges)
+                found.inboxes[peer] = InboxRow(epoch, floor, _unpack(done), _unpack(rejected))
         except (sqlite3.Error, struct.error) as error:
             raise (
                 self._explain(error)
@@ -226,9 +237,9 @@ class SqliteDeliveryStore:
                     )
                 if batch.inboxes:
                     db.executemany(
-                        "insert or replace into inboxes values(?,?,?,?,?)",
+                        "insert or replace into inboxes(realm, peer, epoch, floor, done, rejected) values(?,?,?,?,?,?)",
                         [
-                            (*key, row.epoch, row.floor, b"".join([_RANGE.pack(*each) for each in row.done]))
+                            (*key, row.epoch, row.floor, _pack(row.done), _pack(row.rejected))
                             for key, row in batch.inboxes.items()
                         ],
                     )

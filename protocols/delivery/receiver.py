@@ -12,13 +12,21 @@ from dep2p.protocols.delivery.wire import WINDOW_MAX, Hello, as_ranges
 
 Verdict = Literal["handle", "working", "handled", "rejected"]
 
-_REJECTED_MAX: Final = 4_096
+_REASONS_MAX: Final = 4_096
+REASON_UNKNOWN: Final = "rejected; the reason is no longer known"
 
 
 class ReceiverLane:
     """Numbers of one sender's epoch."""
 
-    def __init__(self, epoch: bytes, *, floor: int = 0, done: Iterable[tuple[int, int]] = ()) -> None:
+    def __init__(
+        self,
+        epoch: bytes,
+        *,
+        floor: int = 0,
+        done: Iterable[tuple[int, int]] = (),
+        rejected: Iterable[tuple[int, int]] = (),
+    ) -> None:
         self.epoch = epoch
         self.floor = floor
         """Everything up to it is done with."""
@@ -28,6 +36,8 @@ class ReceiverLane:
         self._working: dict[int, None] = {}
         self._waiting: dict[int, None] = {}
         self._rejected: dict[int, str] = {}
+        for low, high in rejected:
+            self._rejected.update(dict.fromkeys(range(low, high + 1), REASON_UNKNOWN))
         self.repeated = 0
         """Messages that had come before."""
 
@@ -80,10 +90,8 @@ class ReceiverLane:
     def reject(self, number: int, reason: str) -> None:
         """It will not be handled."""
         del self._working[number]
-        if len(self._rejected) < _REJECTED_MAX:
-            self._rejected[number] = reason
-        else:  # still never handled, only the reason is forgotten
-            self._done[number] = None
+        # Never as done: the sender would take it for acknowledged. Only the text is bounded below the window.
+        self._rejected[number] = reason if len(self._rejected) < _REASONS_MAX else REASON_UNKNOWN
 
     def abandon(self, number: int) -> None:
         """Its handler was stopped before it ended: sent again, it is handled again."""
@@ -112,5 +120,9 @@ class ReceiverLane:
         self.floor = floor
 
     def dump(self) -> tuple[int, list[tuple[int, int]]]:
-        """Floor and done ranges above it; a rejected message counts as done after a restart."""
-        return self.floor, as_ranges([*self._done, *self._rejected])
+        """Floor, and the ranges above it that the handler took; what else is kept is `dump_rejected`."""
+        return self.floor, as_ranges(self._done)
+
+    def dump_rejected(self) -> list[tuple[int, int]]:
+        """The ranges that were rejected; their reasons end with the run."""
+        return as_ranges(self._rejected)

@@ -1,6 +1,7 @@
 """Reliable messages between nodes in memory: handlers, receipts, outages, restarts, topics."""
 
-from contextlib import AsyncExitStack
+import sqlite3
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from dep2p.io.registry import Notice
 from dep2p.limits import Limits
 from dep2p.protocols.delivery.states import State
 from dep2p.protocols.delivery.wire import Ack, Hello, encode_ack, encode_hello
-from dep2p.storage.outbox import SqliteDeliveryStore
+from dep2p.storage.outbox import DeliveryBatch, InboxRow, SqliteDeliveryStore
 from dep2p.testing import MemoryNetwork
 from tests.io.pubsub_support import host_of, joined, pubsub_nodes, take, until
 
@@ -312,6 +313,23 @@ def test_the_outbox_tells_what_is_wrong_with_it(tmp_path: Path) -> None:
     directory.write_text("")
     with pytest.raises(StoreError, match="cannot open"):
         SqliteDeliveryStore(directory / "delivery.sqlite")
+
+
+def test_what_was_rejected_is_on_disk_as_such_also_in_an_outbox_of_the_first_schema(tmp_path: Path) -> None:
+    path = tmp_path / "delivery.sqlite"
+    with closing(sqlite3.connect(path)) as old:
+        old.executescript(
+            "create table inboxes(realm text not null, peer text not null, epoch blob not null, floor integer not null,"
+            " done blob not null, primary key (realm, peer)) without rowid;"
+            "insert into inboxes values('r', 'old', x'01', 7, x'0000000900000009'); pragma user_version=1;"
+        )
+    rows = {"old": InboxRow(b"\x01", 7, [(9, 9)], []), "new": InboxRow(b"\x02", 1, [(3, 4)], [(2, 2), (5, 6)])}
+    store = SqliteDeliveryStore(path)
+    store.commit(DeliveryBatch(inboxes={("r", "new"): rows["new"]}))
+    store.close()
+    store = SqliteDeliveryStore(path)
+    assert store.load("r").inboxes == rows
+    store.close()
 
 
 async def test_a_full_disk_refuses_and_later_accepts(tmp_path: Path) -> None:

@@ -20,9 +20,14 @@ EPOCH = b"epoch--1"
 class World:
     """``handled`` counts how often the handler took each message; ``torn`` are those whose record a crash took."""
 
-    def __init__(self, seed: int, *, loss: float = 0.3, policy: DeliveryPolicy | None = None) -> None:
+    def __init__(
+        self, seed: int, *, loss: float = 0.3, rejecting: float = 0.0, policy: DeliveryPolicy | None = None
+    ) -> None:
         self.rng = Random(seed)
         self.loss = loss
+        self.rejecting = rejecting
+        self.unwanted: dict[int, None] = {}
+        """Messages that the handler rejects."""
         self.policy = policy or DeliveryPolicy(age_max_s=1e9, retries_max=10**6)
         self.now = 0.0
         self.accepted: list[int] = []
@@ -33,7 +38,7 @@ class World:
         self.retries = 0
         self._stored: dict[int, float] = {}
         self._next_number = 1
-        self._record: tuple[int, list[tuple[int, int]]] = (0, [])
+        self._record: tuple[int, list[tuple[int, int]], list[tuple[int, int]]] = (0, [], [])
         self._unrecorded: list[int] = []
         self._agenda: list[tuple[float, int, str, bytes, int]] = []
         self._order = itertools.count()
@@ -78,6 +83,8 @@ class World:
             self.sender.release(message.number)
             return
         self.accepted.append(message.number)
+        if self.rng.random() < self.rejecting:
+            self.unwanted[message.number] = None
         self._stored[message.number] = self.now
         self.sender.add(message)
         self._flush()
@@ -103,8 +110,8 @@ class World:
         self.cut()
         self.torn.update(dict.fromkeys(self._unrecorded))
         self._unrecorded = []
-        floor, done = self._record
-        self.receiver = ReceiverLane(EPOCH, floor=floor, done=done)
+        floor, done, rejected = self._record
+        self.receiver = ReceiverLane(EPOCH, floor=floor, done=done, rejected=rejected)
 
     def run_for(self, duration_s: float) -> None:
         until = self.now + duration_s
@@ -156,17 +163,25 @@ class World:
             return
         number = frame.req_id
         self._received = max(self._received, number)
-        if self.receiver.begin(number) == "handle":
+        verdict = self.receiver.begin(number)
+        if verdict == "handle":
             self.handled[number] = self.handled.get(number, 0) + 1
-            self.receiver.finish(number)
+            if number in self.unwanted:
+                self.receiver.reject(number, "no")
+            else:
+                self.receiver.finish(number)
             self._unrecorded.append(number)
             if self.rng.random() < 0.3:
                 return  # the record and the acknowledgement come with a later message
-        elif number not in self._unrecorded:
-            self._unrecorded.append(number)
+        else:
+            assert verdict == ("rejected" if number in self.unwanted else "handled")
+            if number not in self._unrecorded:
+                self._unrecorded.append(number)
         told, self._unrecorded = self._unrecorded, []
-        self._record = self.receiver.dump()
-        for ack in split_ack(0 if self.loss else self._received, told, []):
+        self._record = (*self.receiver.dump(), self.receiver.dump_rejected())
+        rejected = [(each, "no") for each in told if each in self.unwanted]
+        taken = [each for each in told if each not in self.unwanted]
+        for ack in split_ack(0 if self.loss else self._received, taken, rejected):
             self._post("sender", ack)
 
     def _at_sender(self, data: bytes) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dep2p.errors import LocalProtocolError, ProtocolError
-from dep2p.protocols.delivery.receiver import ReceiverLane
+from dep2p.protocols.delivery.receiver import REASON_UNKNOWN, ReceiverLane
 from dep2p.protocols.delivery.sender import RETRIES_USED_UP, TOO_OLD, DeliveryPolicy, Outgoing, SenderLane
 from dep2p.protocols.delivery.states import State
 from dep2p.protocols.delivery.wire import (
@@ -262,7 +262,21 @@ def test_a_rejected_message_stays_rejected_until_it_is_settled() -> None:
     assert lane.reason(1) == "no"
     lane.on_hello(Hello(EPOCH, 1))
     assert lane.begin(1) == "handled"
-    assert lane.dump() == (1, [])
+    assert lane.dump() == (1, []) and not lane.dump_rejected()
+
+
+def test_a_rejected_message_is_not_taken_for_handled_after_a_restart_or_when_there_are_many() -> None:
+    lane = ReceiverLane(EPOCH)
+    numbers = range(1, 5_001)
+    for number in numbers:
+        lane.begin(number)
+        lane.reject(number, "no")
+    assert lane.reason(1) == "no" and lane.reason(5_000) == REASON_UNKNOWN
+    floor, done = lane.dump()
+    again = ReceiverLane(EPOCH, floor=floor, done=done, rejected=lane.dump_rejected())
+    for each in (lane, again):
+        assert {each.begin(number) for number in numbers} == {"rejected"}
+    assert again.reason(1) == REASON_UNKNOWN
 
 
 def test_numbers_far_away_and_other_epochs_are_violations() -> None:

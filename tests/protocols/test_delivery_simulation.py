@@ -11,8 +11,8 @@ from tests.protocols.delivery_world import World
 SEEDS = int(os.environ.get("DEP2P_SEEDS", "150"))
 
 
-def _live(seed: int, policy: DeliveryPolicy | None = None) -> World:
-    world = World(seed, policy=policy)
+def _live(seed: int, policy: DeliveryPolicy | None = None, rejecting: float = 0.0) -> World:
+    world = World(seed, policy=policy, rejecting=rejecting)
     rng = world.rng
     for _ in range(rng.randrange(20, 120)):
         match rng.randrange(12):
@@ -50,6 +50,16 @@ def test_everything_accepted_is_handled_once_whatever_happens(block: int) -> Non
         assert all(world.ends[number] is State.ACKNOWLEDGED for number in world.accepted), seed
         retries += world.retries
     assert retries, "these seeds try nothing"
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_what_is_rejected_is_never_called_acknowledged(block: int) -> None:
+    for seed in range(block, SEEDS, 10):
+        world = _live(seed, rejecting=0.2)
+        world.settle()
+        _check(world)
+        for number, state in world.ends.items():
+            assert state is (State.FAILED if number in world.unwanted else State.ACKNOWLEDGED), (seed, number)
 
 
 def test_a_receiver_that_dies_between_handling_and_recording_handles_again_and_only_then() -> None:
