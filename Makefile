@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 FUZZ_S ?= 60
 
-.PHONY: help setup run test check quick demo fuzz interop-peer spark bench lock clean
+.PHONY: help setup services run test check quick demo fuzz interop-peer spark bench lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -13,7 +13,7 @@ setup:
 run: setup  ## set up, start a node and say what to type next
 	@exec packaging/run.sh
 
-test: setup interop-peer check spark  ## set up, then everything that CI runs, the fast tests first
+test: setup services interop-peer check spark  ## set up, then everything that CI runs, the fast tests first
 	$(PY) -m pytest -q -n 2 --dist loadgroup -m "not real and not interop and not fuzz and not spark"
 	$(PY) -m pytest -q -n 2 --dist loadgroup -m "(real or interop or fuzz) and not spark"
 	$(PY) -m pytest -q -m spark
@@ -33,6 +33,9 @@ demo: setup  ## three daemons in one realm that talk; ends by itself
 
 fuzz: setup  ## each fuzz target for FUZZ_S seconds (60)
 	DEP2P_FUZZ_S=$(FUZZ_S) $(PY) -m pytest -q -m fuzz --timeout 3600 tests/fuzz
+
+services:  ## PostgreSQL and Redis for the tests of the queue stores
+	@packaging/services.sh
 
 interop-peer: setup  ## install the js-libp2p peer of the interop tests
 	@tests/interop/install.sh

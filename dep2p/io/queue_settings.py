@@ -7,6 +7,7 @@ from dep2p.io.queue_access import Access, Who
 from dep2p.protocols.queue.options import QueueOptions
 from dep2p.storage.interface import QueueStore
 from dep2p.storage.memory import MemoryStore
+from dep2p.storage.opening import open_url
 from dep2p.storage.sqlite import SqliteStore, Sync
 
 
@@ -35,8 +36,3 @@ class QueueSettings:
         if "://" not in self.store:
             return SqliteStore(Path(self.store).expanduser(), sync=self.sync)
         return open_url(self.store, self.sync)
-
-
-def open_url(url: str, sync: Sync) -> QueueStore:
-    """A store on a server."""
-    raise ValueError(f"{url.partition('://')[0]}:// is no store that this version knows")

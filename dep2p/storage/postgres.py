@@ -1,0 +1,356 @@
+"""A queue store in PostgreSQL: psycopg in the writer's thread, one transaction a batch.
+
+The owner holds an advisory lock; every commit checks its epoch and writes its own number, so that an owner that lost
+its connection neither writes over another's work nor takes a commit whose answer was lost for one that failed.
+"""
+
+import contextlib
+import re
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg import sql
+
+from dep2p.errors import StoreError, StoreFullError, StoreLockedError
+from dep2p.protocols.queue.records import (
+    Cursor,
+    CursorChange,
+    DeadRow,
+    MessageRow,
+    PartitionRecord,
+    StateRow,
+    StoreBatch,
+    StoreStatistics,
+)
+
+SCHEMA_VERSION: Final = 1
+RECONNECT_S: Final = 15.0
+"""For so long a call waits for a server that went away."""
+_CONNECT_TIMEOUT_S: Final = 5
+
+_TABLES: Final = """
+create table owner(epoch bigint not null, batch bigint not null, version integer not null);
+insert into owner values (0, 0, 1);
+create table definitions(key text primary key, value bytea not null);
+create table messages(partition bigint not null, seq bigint not null, meta bytea not null, body bytea not null,
+    primary key (partition, seq));
+create table partitions(partition bigint primary key, last_seq bigint not null, trimmed bigint not null,
+    items bigint not null, bytes bigint not null);
+create table cursors(channel bigint not null, partition bigint not null, floor bigint not null,
+    handed_out bigint not null, primary key (channel, partition));
+create table done(channel bigint not null, partition bigint not null, low bigint not null, high bigint not null,
+    primary key (channel, partition, low));
+create table states(channel bigint not null, partition bigint not null, seq bigint not null,
+    attempts bigint not null, due_us bigint not null, history bytea not null, primary key (channel, partition, seq));
+create table dead(channel bigint not null, id bigint not null, partition bigint not null, seq bigint not null,
+    died_us bigint not null, attempts bigint not null, meta bytea not null, body bytea not null,
+    history bytea not null, primary key (channel, id));
+create table last_dead(channel bigint primary key, id bigint not null);
+"""
+
+T = TypeVar("T")
+
+
+class PostgresStore:
+    """A queue store in a schema of a database. ``is_synced``: a commit is on the server's disk when it returns."""
+
+    is_durable = True
+
+    def __init__(self, url: str, *, schema: str = "dep2p", is_synced: bool = True) -> None:
+        self._url = url
+        self._schema = schema
+        self._is_synced = is_synced
+        self._db: psycopg.Connection[tuple[Any, ...]] | None = None
+        self._is_open = False
+        self._epoch = self._batch = 0
+        self._commits = self._rows = 0
+        self.place = without_password(url)
+        """For people: where the store is, without its password."""
+
+    # Life
+
+    def open(self) -> None:
+        """Connect, lock, make what is missing. Raises StoreError, StoreLockedError."""
+        try:
+            db = self._connect()
+        except psycopg.Error as error:
+            raise self._explain(error) from None
+        try:
+            with db.transaction():
+                if db.execute("select to_regclass(%s)", (f"{self._schema}.owner",)).fetchone() == (None,):
+                    db.execute(sql.SQL("create schema if not exists {}").format(sql.Identifier(self._schema)))
+                    db.execute(_TABLES)
+                found = db.execute("update owner set epoch = epoch + 1 returning epoch, batch, version").fetchone()
+            if found is None or found[2] != SCHEMA_VERSION:
+                raise StoreError(f"the queues in {self.place} are of another dep2p: use its version, or another schema")
+        except psycopg.Error as error:
+            db.close()
+            raise self._explain(error) from None
+        except StoreError:
+            db.close()
+            raise
+        self._epoch, self._batch = found[0], found[1]
+        self._db, self._is_open = db, True
+
+    def _connect(self) -> "psycopg.Connection[tuple[Any, ...]]":
+        db = psycopg.connect(
+            self._url, autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S, application_name="dep2p queues"
+        )
+        try:
+            db.execute("select set_config('search_path', quote_ident(%s), false)", (self._schema,))
+            db.execute("select set_config('synchronous_commit', %s, false)", ("on" if self._is_synced else "off",))
+            lock = zlib.crc32(f"dep2p queues {self._schema}".encode())
+            if db.execute("select pg_try_advisory_lock(%s)", (lock,)).fetchone() != (True,):
+                raise StoreLockedError(
+                    f"the queues in {self.place}, schema {self._schema}, are in use by another process: stop it first"
+                )
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def close(self) -> None:
+        """Give the lock back. Idempotent."""
+        self._is_open = False
+        db, self._db = self._db, None
+        if db is not None:
+            with contextlib.suppress(psycopg.Error):
+                db.close()
+
+    def _call(self, step: "Callable[[psycopg.Connection[tuple[Any, ...]]], T]") -> T:
+        """Once more on a new connection for as long as the server is away."""
+        until_s = time.monotonic() + RECONNECT_S
+        while True:
+            if not self._is_open:
+                raise StoreError(f"the queues' store in {self.place} is closed")
+            try:
+                if self._db is None or self._db.closed:
+                    self._db = self._connect()
+                return step(self._db)
+            except (psycopg.OperationalError, StoreLockedError) as error:
+                # The server may not have noticed yet that the old connection, which holds the lock, has gone.
+                lost = isinstance(error, StoreLockedError) or self._db is None or self._db.closed
+                if not lost or time.monotonic() >= until_s or getattr(error, "is_final", False):
+                    raise error if isinstance(error, StoreError) else self._explain(error) from None
+                time.sleep(0.1)
+            except psycopg.Error as error:
+                raise self._explain(error) from None
+
+    def _explain(self, error: psycopg.Error) -> StoreError:
+        text = " ".join(str(error).split())
+        if isinstance(error, (psycopg.errors.DiskFull, psycopg.errors.OutOfMemory)):
+            return StoreFullError(f"no room for the queues in {self.place}: {text}. Free some space there")
+        explained = StoreError(f"the queues in {self.place}: {text}. Check that the server runs and its address")
+        explained.is_about_batch = isinstance(error, (psycopg.IntegrityError, psycopg.DataError))
+        return explained
+
+    # Reading
+
+    def load(self) -> dict[str, bytes]:
+        """All definitions."""
+        return self._call(lambda db: dict(db.execute("select key, value from definitions order by key").fetchall()))
+
+    def load_partition(self, partition: int) -> PartitionRecord:
+        """All of a partition but its messages."""
+        return self._call(lambda db: self._load_partition(db, partition))
+
+    def _load_partition(self, db: "psycopg.Connection[tuple[Any, ...]]", partition: int) -> PartitionRecord:
+        of = (partition,)
+        row = db.execute("select last_seq, trimmed, items, bytes from partitions where partition = %s", of).fetchone()
+        record = PartitionRecord(*row) if row is not None else PartitionRecord()
+        for channel, floor, handed_out, last in db.execute(
+            "select channel, floor, handed_out, coalesce(id, 0) from cursors left join last_dead using (channel) "
+            "where partition = %s order by channel",
+            of,
+        ):
+            record.cursors[channel] = Cursor(floor, handed_out)
+            record.done[channel] = []
+            record.states[channel] = []
+            record.last_dead_id[channel] = last
+        for channel, low, high in db.execute(
+            "select channel, low, high from done where partition = %s order by channel, low", of
+        ):
+            ranges = record.done[channel]
+            if ranges and low <= ranges[-1][1] + 1:
+                ranges[-1] = (ranges[-1][0], max(high, ranges[-1][1]))
+            else:
+                ranges.append((low, high))
+        for state in db.execute("select * from states where partition = %s order by channel, seq", of):
+            record.states[state[0]].append(StateRow(*state))
+        return record
+
+    def scan(self, partition: int, from_seq: int, *, items_max: int, bytes_max: int) -> list[MessageRow]:
+        """Messages from ``from_seq`` on."""
+        query = (
+            "select partition, seq, meta, body from (select *, sum(length(body)) over (order by seq) as total, "
+            "row_number() over (order by seq) as place from (select * from messages where partition = %s and seq >= %s "
+            "order by seq limit %s) as next) as summed where total <= %s or place = 1 order by seq"
+        )
+        values = (partition, from_seq, items_max, bytes_max)
+        return self._call(lambda db: [MessageRow(*row) for row in db.execute(query, values, binary=True)])
+
+    def get(self, partition: int, seqs: list[int]) -> list[MessageRow]:
+        """These messages."""
+        query = "select * from messages where partition = %s and seq = any(%s) order by seq"
+        return self._call(lambda db: [MessageRow(*row) for row in db.execute(query, (partition, seqs), binary=True)])
+
+    def scan_dead(self, channel: int, after_id: int, *, items_max: int) -> list[DeadRow]:
+        """Dead letters behind an id."""
+        query = "select * from dead where channel = %s and id > %s order by id limit %s"
+        return self._call(lambda db: [DeadRow(*row) for row in db.execute(query, (channel, after_id, items_max))])
+
+    def count_dead(self, channel: int) -> int:
+        """How many dead letters there are."""
+        row = self._call(lambda db: db.execute("select count(*) from dead where channel = %s", (channel,)).fetchone())
+        return 0 if row is None else int(row[0])
+
+    # Writing
+
+    def check(self, batch: StoreBatch) -> None:
+        """Raises what `commit` would raise."""
+
+        def step(db: "psycopg.Connection[tuple[Any, ...]]") -> None:
+            with db.transaction(force_rollback=True):
+                self._write(db, batch)
+
+        self._call(step)
+
+    def commit(self, batch: StoreBatch) -> None:
+        """One transaction, with its number."""
+        number = self._batch + 1
+        is_again = False
+
+        def step(db: "psycopg.Connection[tuple[Any, ...]]") -> None:
+            nonlocal is_again
+            if (
+                is_again
+                and db.execute("select 1 from owner where epoch = %s and batch = %s", (self._epoch, number)).fetchone()
+            ):
+                return  # it was written; only the answer was lost
+            is_again = True
+            with db.transaction():
+                taken = db.execute("update owner set batch = %s where epoch = %s", (number, self._epoch))
+                if taken.rowcount != 1:
+                    gone = StoreLockedError(f"the queues in {self.place} were taken over by another process")
+                    gone.is_final = True  # type: ignore[attr-defined]  # pyright: ignore
+                    raise gone
+                self._write(db, batch)
+
+        # A number is used once, whatever came of it.
+        self._batch = number
+        self._call(step)
+        self._commits += 1
+        self._rows += len(batch.appends)
+
+    def _write(self, db: "psycopg.Connection[tuple[Any, ...]]", batch: StoreBatch) -> None:
+        with db.cursor() as cursor:
+            for key, value in batch.definitions.items():
+                if value is None:
+                    cursor.execute("delete from definitions where key = %s", (key,))
+                else:
+                    cursor.execute(
+                        "insert into definitions values(%s, %s) on conflict(key) do update set value = excluded.value",
+                        (key, value),
+                    )
+            if batch.appends:
+                self._append(cursor, batch.appends)
+            for place, change in batch.cursors.items():
+                self._move(cursor, place, change)
+            if batch.dead_added:
+                cursor.executemany(
+                    "insert into dead values(%s,%s,%s,%s,%s,%s,%s,%s,%s) on conflict do nothing", batch.dead_added
+                )
+                cursor.executemany(
+                    "insert into last_dead values(%s,%s) on conflict(channel) do update "
+                    "set id = greatest(last_dead.id, excluded.id)",
+                    [(row.channel, row.id) for row in batch.dead_added],
+                )
+            if batch.dead_removed:
+                cursor.executemany("delete from dead where channel = %s and id = %s", batch.dead_removed)
+            for partition, up_to in batch.trims.items():
+                cursor.execute(
+                    "with gone as (delete from messages where partition = %(p)s and seq <= %(s)s "
+                    "returning length(body) as size) "
+                    "insert into partitions values(%(p)s, %(s)s, %(s)s, 0, 0) on conflict(partition) do update set "
+                    "trimmed = greatest(partitions.trimmed, excluded.trimmed), "
+                    "last_seq = greatest(partitions.last_seq, excluded.last_seq), "
+                    "items = partitions.items - (select count(*) from gone), "
+                    "bytes = partitions.bytes - (select coalesce(sum(size), 0) from gone)",
+                    {"p": partition, "s": up_to},
+                )
+            for partition in batch.partitions_removed:
+                for table in ("messages", "partitions", "cursors", "done", "states"):
+                    cursor.execute(
+                        sql.SQL("delete from {} where partition = %s").format(sql.Identifier(table)), (partition,)
+                    )
+            for channel in batch.channels_removed:
+                for table in ("cursors", "done", "states", "dead", "last_dead"):
+                    cursor.execute(
+                        sql.SQL("delete from {} where channel = %s").format(sql.Identifier(table)), (channel,)
+                    )
+
+    def _append(self, cursor: "psycopg.Cursor[tuple[Any, ...]]", appends: list[MessageRow]) -> None:
+        sums: dict[int, list[int]] = {}
+        with cursor.copy("copy messages(partition, seq, meta, body) from stdin (format binary)") as copy:
+            copy.set_types(["int8", "int8", "bytea", "bytea"])
+            for row in appends:
+                copy.write_row(row)
+                total = sums.setdefault(row.partition, [0, 0, 0])
+                total[0] = row.seq
+                total[1] += 1
+                total[2] += len(row.body)
+        cursor.executemany(
+            "insert into partitions values(%s, %s, 0, %s, %s) on conflict(partition) do update set "
+            "last_seq = excluded.last_seq, items = partitions.items + excluded.items, "
+            "bytes = partitions.bytes + excluded.bytes",
+            [(partition, *total) for partition, total in sums.items()],
+        )
+
+    def _move(self, cursor: "psycopg.Cursor[tuple[Any, ...]]", place: tuple[int, int], change: CursorChange) -> None:
+        floor = change.cursor.floor
+        cursor.execute(
+            "insert into cursors values(%s,%s,%s,%s) on conflict(channel, partition) do update "
+            "set floor = excluded.floor, handed_out = excluded.handed_out",
+            (*place, floor, change.cursor.handed_out),
+        )
+        if change.states_removed:
+            cursor.execute(
+                "delete from states where channel = %s and partition = %s and seq = any(%s)",
+                (*place, change.states_removed),
+            )
+        if change.states_set:
+            cursor.executemany(
+                "insert into states values(%s,%s,%s,%s,%s,%s) on conflict(channel, partition, seq) do update set "
+                "attempts = excluded.attempts, due_us = excluded.due_us, history = excluded.history",
+                change.states_set,
+            )
+        if change.done_added:
+            cursor.executemany(
+                "insert into done values(%s,%s,%s,%s) on conflict(channel, partition, low) do update "
+                "set high = greatest(done.high, excluded.high)",
+                [(*place, low, high) for low, high in change.done_added],
+            )
+        cursor.execute("delete from done where channel = %s and partition = %s and low <= %s", (*place, floor))
+        cursor.execute("delete from states where channel = %s and partition = %s and seq <= %s", (*place, floor))
+
+    def statistics(self) -> StoreStatistics:
+        """Counts since `open`; the size of the schema's tables."""
+        query = (
+            "select coalesce(sum(pg_total_relation_size(c.oid)), 0) from pg_class c join pg_namespace n "
+            "on n.oid = c.relnamespace where n.nspname = %s and c.relkind = 'r'"
+        )
+        row = self._call(lambda db: db.execute(query, (self._schema,)).fetchone())
+        return StoreStatistics(
+            bytes_on_disk=0 if row is None else int(row[0]),
+            commits=self._commits,
+            fsyncs=self._commits if self._is_synced else 0,
+            rows_written=self._rows,
+        )
+
+
+def without_password(url: str) -> str:
+    """An address that may be shown: no user, password or parameters."""
+    return re.sub(r"//[^/]*@", "//", url).partition("?")[0]

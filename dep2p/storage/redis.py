@@ -1,0 +1,420 @@
+"""A queue store in Redis: redis-py in the writer's thread, one Lua step a batch, which Redis runs whole or refuses.
+
+Messages and dead letters are streams, whose ids are the numbers. The step checks the owner's epoch and writes the
+batch's number, so that an owner that lost its connection neither writes over another's work nor takes a commit whose
+answer was lost for one that failed.
+"""
+
+import contextlib
+import functools
+import logging
+import struct
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import OutOfMemoryError
+from redis.retry import Retry
+
+from dep2p.errors import StoreError, StoreFullError, StoreLockedError
+from dep2p.protocols.queue.records import (
+    Cursor,
+    CursorChange,
+    DeadRow,
+    MessageRow,
+    PartitionRecord,
+    StateRow,
+    StoreBatch,
+    StoreStatistics,
+)
+from dep2p.storage.memory import as_ranges
+
+logger = logging.getLogger("dep2p.storage")
+
+RECONNECT_S: Final = 15.0
+"""For so long a call waits for a server that went away."""
+_TIMEOUT_S: Final = 10.0
+_STATE: Final = struct.Struct(">QQ")
+_DEAD: Final = struct.Struct(">QQQQ")
+
+_STEP: Final = """
+local p, n = KEYS[1], #ARGV
+local owner = p .. 'owner'
+if redis.call('HGET', owner, 'epoch') ~= ARGV[1] then return 'taken over' end
+local i, last = 4, {}
+while i <= n do
+  if ARGV[i] == 'append' then
+    local part, seq = ARGV[i+1], tonumber(ARGV[i+2])
+    if not last[part] then last[part] = tonumber(redis.call('HGET', p .. 'part:' .. part, 'last') or '0') end
+    if seq <= last[part] then return 'message ' .. ARGV[i+2] .. ' of partition ' .. part .. ' is there already' end
+    last[part] = seq
+    i = i + 5
+  else i = i + 2 + tonumber(ARGV[i+1]) end
+end
+if ARGV[3] == 'check' then return '' end
+redis.call('HSET', owner, 'batch', ARGV[2])
+local function forget(place, floor)
+  redis.call('ZREMRANGEBYSCORE', p .. 'done:' .. place, '-inf', floor)
+  for _, seq in ipairs(redis.call('ZRANGEBYSCORE', p .. 'due:' .. place, '-inf', floor)) do
+    redis.call('HDEL', p .. 'state:' .. place, seq)
+  end
+  redis.call('ZREMRANGEBYSCORE', p .. 'due:' .. place, '-inf', floor)
+end
+local function drop(place)
+  redis.call('DEL', p .. 'done:' .. place, p .. 'state:' .. place, p .. 'due:' .. place)
+end
+i = 4
+while i <= n do
+  local what = ARGV[i]
+  if what == 'append' then
+    local part, seq, meta, body = ARGV[i+1], ARGV[i+2], ARGV[i+3], ARGV[i+4]
+    redis.call('XADD', p .. 'log:' .. part, seq .. '-1', 'm', meta, 'b', body)
+    redis.call('HSET', p .. 'part:' .. part, 'last', seq)
+    redis.call('HINCRBY', p .. 'part:' .. part, 'bytes', #body)
+    i = i + 5
+  else
+    local a, b, c, d = ARGV[i+2], ARGV[i+3], ARGV[i+4], ARGV[i+5]
+    if what == 'define' then redis.call('HSET', p .. 'definitions', a, b)
+    elseif what == 'undefine' then redis.call('HDEL', p .. 'definitions', a)
+    elseif what == 'cursor' then
+      redis.call('HSET', p .. 'cursors:' .. b, a, c)
+      redis.call('SADD', p .. 'places:' .. a, b)
+    elseif what == 'stateless' then
+      redis.call('HDEL', p .. 'state:' .. a, b)
+      redis.call('ZREM', p .. 'due:' .. a, b)
+    elseif what == 'state' then
+      redis.call('HSET', p .. 'state:' .. a, b, c)
+      redis.call('ZADD', p .. 'due:' .. a, b, b)
+    elseif what == 'done' then redis.call('ZADD', p .. 'done:' .. a, b, c)
+    elseif what == 'floor' then forget(a, b)
+    elseif what == 'dead' then
+      if tonumber(b) > tonumber(redis.call('HGET', p .. 'dead', a) or '0') then
+        redis.call('XADD', p .. 'dead:' .. a, b .. '-1', 'r', c, 'm', d, 'b', ARGV[i+6], 'h', ARGV[i+7])
+        redis.call('HSET', p .. 'dead', a, b)
+      end
+    elseif what == 'undead' then redis.call('XDEL', p .. 'dead:' .. a, b .. '-1')
+    elseif what == 'trim' then
+      local size = 0
+      for _, row in ipairs(redis.call('XRANGE', p .. 'log:' .. a, '-', b)) do size = size + #row[2][4] end
+      redis.call('XTRIM', p .. 'log:' .. a, 'MINID', string.format('%.0f', tonumber(b) + 1))
+      local part = p .. 'part:' .. a
+      redis.call('HINCRBY', part, 'bytes', -size)
+      for _, name in ipairs({'last', 'trimmed'}) do
+        if tonumber(b) > tonumber(redis.call('HGET', part, name) or '0') then redis.call('HSET', part, name, b) end
+      end
+    elseif what == 'no partition' then
+      for _, channel in ipairs(redis.call('HKEYS', p .. 'cursors:' .. a)) do
+        drop(channel .. ':' .. a)
+        redis.call('SREM', p .. 'places:' .. channel, a)
+      end
+      redis.call('DEL', p .. 'log:' .. a, p .. 'part:' .. a, p .. 'cursors:' .. a)
+    elseif what == 'no channel' then
+      for _, part in ipairs(redis.call('SMEMBERS', p .. 'places:' .. a)) do
+        drop(a .. ':' .. part)
+        redis.call('HDEL', p .. 'cursors:' .. part, a)
+      end
+      redis.call('DEL', p .. 'places:' .. a, p .. 'dead:' .. a)
+      redis.call('HDEL', p .. 'dead', a)
+    end
+    i = i + 2 + tonumber(ARGV[i+1])
+  end
+end
+return ''
+"""
+_TAKE: Final = """
+local before = redis.call('HGET', KEYS[1] .. 'owner', 'client') or ''
+if before ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1] .. 'owner', 'client', ARGV[2])
+if ARGV[3] ~= '' then
+  if redis.call('HGET', KEYS[1] .. 'owner', 'epoch') == ARGV[3] then return tonumber(ARGV[3]) else return 0 end
+end
+return redis.call('HINCRBY', KEYS[1] .. 'owner', 'epoch', 1)
+"""
+
+T = TypeVar("T")
+
+
+class RedisStore:
+    """A queue store below a prefix of a Redis database; as durable as the server's ``appendfsync``, which is told."""
+
+    is_durable = True
+
+    def __init__(self, url: str, *, prefix: str = "dep2p:", is_synced: bool = True) -> None:
+        self._prefix = prefix
+        self._is_synced = is_synced
+        self._is_open = False
+        self._is_connected = False
+        self._epoch = self._batch = 0
+        self._commits = self._rows = 0
+        # Nothing is sent twice by the driver: whether a step was taken is found out by its number.
+        self._db: Any = redis.Redis.from_url(
+            url,
+            single_connection_client=False,
+            max_connections=1,
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=_TIMEOUT_S,
+            socket_connect_timeout=5.0,
+        )
+        where = self._db.connection_pool.connection_kwargs
+        self.place = f"redis://{where.get('host', where.get('path', ''))}:{where.get('port', '')}/{where.get('db', 0)}"
+        """For people: where the store is, without its password."""
+        self._step: Any = self._db.register_script(_STEP)
+        self._take: Any = self._db.register_script(_TAKE)
+
+    # Life
+
+    def open(self) -> None:
+        """Connect and become the owner. Raises StoreError, StoreLockedError."""
+        try:
+            self._own()
+            self._batch = int(self._db.hget(self._prefix + "owner", "batch") or 0)
+            self._is_open = True
+            self._tell_durability()
+        except redis.RedisError as error:
+            self._db.connection_pool.disconnect()
+            raise self._explain(error) from None
+        except StoreError:
+            self._db.connection_pool.disconnect()
+            raise
+
+    def _own(self) -> None:
+        run_id = self._db.info("server")["run_id"]
+        me = f"{run_id}:{self._db.client_id()}"
+        before = (self._db.hget(self._prefix + "owner", "client") or b"").decode()
+        if before and before != me:
+            its_run, _, its_id = before.partition(":")
+            if its_run == run_id and its_id and self._db.execute_command("CLIENT", "LIST", "ID", its_id):
+                raise StoreLockedError(
+                    f"the queues in {self.place}, prefix {self._prefix}, are in use by another process: stop it first"
+                )
+        epoch = self._take(keys=[self._prefix], args=[before, me, self._epoch or ""])
+        if not epoch:
+            raise StoreLockedError(f"the queues in {self.place}, prefix {self._prefix}, were taken by another process")
+        self._epoch = int(epoch)
+        self._is_connected = True
+
+    def _tell_durability(self) -> None:
+        try:
+            found = {**self._db.config_get("appendonly"), **self._db.config_get("appendfsync")}
+        except redis.RedisError:
+            return  # a server that does not tell
+        if self._is_synced and (found.get("appendonly"), found.get("appendfsync")) != ("yes", "always"):
+            logger.warning(
+                "the queues in %s may lose what they acknowledged when the server dies: it has appendonly %s, "
+                "appendfsync %s; set `appendonly yes` and `appendfsync always` there",
+                self.place,
+                found.get("appendonly"),
+                found.get("appendfsync"),
+            )
+
+    def close(self) -> None:
+        """Give it back. Idempotent."""
+        if self._is_open:
+            self._is_open = False
+            with contextlib.suppress(redis.RedisError):
+                self._db.close()
+            self._db.connection_pool.disconnect()
+
+    def _call(self, step: Callable[[], T]) -> T:
+        """Once more on a new connection for as long as the server is away."""
+        if not self._is_open:
+            raise StoreError(f"the queues' store in {self.place} is closed")
+        until_s = time.monotonic() + RECONNECT_S
+        while True:
+            try:
+                if not self._is_connected:
+                    self._db.connection_pool.disconnect()
+                    self._own()
+                return step()
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                self._is_connected = False
+                if time.monotonic() >= until_s:
+                    raise self._explain(error) from None
+                time.sleep(0.1)
+            except redis.RedisError as error:
+                raise self._explain(error) from None
+
+    def _explain(self, error: redis.RedisError) -> StoreError:
+        text = " ".join(str(error).split())
+        if isinstance(error, OutOfMemoryError) or "OOM" in text or "MISCONF" in text:
+            return StoreFullError(f"no room for the queues in {self.place}: {text}. Free some memory or disk there")
+        return StoreError(f"the queues in {self.place}: {text}. Check that the server runs and its address")
+
+    def _key(self, *parts: object) -> str:
+        return self._prefix + ":".join(map(str, parts))
+
+    # Reading
+
+    def load(self) -> dict[str, bytes]:
+        """All definitions."""
+        found = self._call(lambda: self._db.hgetall(self._key("definitions")))
+        return {key.decode(): found[key] for key in sorted(found)}
+
+    def load_partition(self, partition: int) -> PartitionRecord:
+        """All of a partition but its messages."""
+        return self._call(lambda: self._load_partition(partition))
+
+    def _load_partition(self, partition: int) -> PartitionRecord:
+        part = self._db.hgetall(self._key("part", partition))
+        record = PartitionRecord(
+            int(part.get(b"last", 0)),
+            int(part.get(b"trimmed", 0)),
+            self._db.xlen(self._key("log", partition)),
+            int(part.get(b"bytes", 0)),
+        )
+        cursors = self._db.hgetall(self._key("cursors", partition))
+        for channel in sorted(map(int, cursors)):
+            floor, handed_out = map(int, cursors[b"%d" % channel].split())
+            record.cursors[channel] = Cursor(floor, handed_out)
+            ranges = [
+                tuple(map(int, each.split(b"-")))
+                for each in self._db.zrange(self._key("done", channel, partition), 0, -1)
+            ]
+            record.done[channel] = as_ranges(sorted({seq for low, high in ranges for seq in range(low, high + 1)}))
+            states = self._db.hgetall(self._key("state", channel, partition))
+            record.states[channel] = []
+            for seq in sorted(map(int, states)):
+                packed = states[b"%d" % seq]
+                attempts, due_us = _STATE.unpack_from(packed)
+                state = StateRow(channel, partition, seq, attempts, due_us, packed[_STATE.size :])
+                record.states[channel].append(state)
+            record.last_dead_id[channel] = int(self._db.hget(self._key("dead"), str(channel)) or 0)
+        return record
+
+    def scan(self, partition: int, from_seq: int, *, items_max: int, bytes_max: int) -> list[MessageRow]:
+        """Messages from ``from_seq`` on."""
+        found: list[MessageRow] = []
+        size = 0
+        while len(found) < items_max:  # in parts: a count says nothing about bytes
+            count = min(items_max - len(found), 64)
+            read = functools.partial(self._db.xrange, self._key("log", partition), min=str(from_seq), count=count)
+            rows = self._call(read)
+            for name, fields in rows:
+                row = MessageRow(partition, int(name.split(b"-")[0]), fields[b"m"], fields[b"b"])
+                size += len(row.body)
+                if found and size > bytes_max:
+                    return found
+                found.append(row)
+            if len(rows) < count:
+                break
+            from_seq = found[-1].seq + 1
+        return found
+
+    def get(self, partition: int, seqs: list[int]) -> list[MessageRow]:
+        """These messages."""
+
+        def read() -> list[MessageRow]:
+            pipe = self._db.pipeline(transaction=False)
+            for seq in sorted(seqs):
+                pipe.xrange(self._key("log", partition), min=f"{seq}-1", max=f"{seq}-1")
+            return [
+                MessageRow(partition, int(name.split(b"-")[0]), fields[b"m"], fields[b"b"])
+                for rows in pipe.execute()
+                for name, fields in rows
+            ]
+
+        return self._call(read)
+
+    def scan_dead(self, channel: int, after_id: int, *, items_max: int) -> list[DeadRow]:
+        """Dead letters behind an id."""
+        rows = self._call(lambda: self._db.xrange(self._key("dead", channel), min=str(after_id + 1), count=items_max))
+        found: list[DeadRow] = []
+        for name, row in rows:
+            partition, seq, died_us, attempts = _DEAD.unpack(row[b"r"])
+            dead_id = int(name.split(b"-")[0])
+            found.append(DeadRow(channel, dead_id, partition, seq, died_us, attempts, row[b"m"], row[b"b"], row[b"h"]))
+        return found
+
+    def count_dead(self, channel: int) -> int:
+        """How many dead letters there are."""
+        return int(self._call(lambda: self._db.xlen(self._key("dead", channel))))
+
+    # Writing
+
+    def check(self, batch: StoreBatch) -> None:
+        """Raises what `commit` would raise."""
+        self._answer(
+            self._call(lambda: self._step(keys=[self._prefix], args=[self._epoch, 0, "check", *_steps(batch)]))
+        )
+
+    def commit(self, batch: StoreBatch) -> None:
+        """One step, with its number."""
+        self._batch += 1  # a number is used once, whatever came of it
+        number = self._batch
+        steps = [self._epoch, number, "commit", *_steps(batch)]
+        is_again = False
+
+        def step() -> bytes:
+            nonlocal is_again
+            if is_again:
+                epoch, last = self._db.hmget(self._key("owner"), "epoch", "batch")
+                if (int(epoch or 0), int(last or 0)) == (self._epoch, number):
+                    return b""  # it was written; only the answer was lost
+            is_again = True
+            return bytes(self._step(keys=[self._prefix], args=steps))
+
+        self._answer(self._call(step))
+        self._commits += 1
+        self._rows += len(batch.appends)
+
+    def _answer(self, answer: bytes) -> None:
+        if answer == b"taken over":
+            raise StoreLockedError(f"the queues in {self.place} were taken over by another process")
+        if answer:
+            refused = StoreError(f"the queues in {self.place} do not take this: {answer.decode()}")
+            refused.is_about_batch = True
+            raise refused
+
+    def statistics(self) -> StoreStatistics:
+        """Counts since `open`; the size is that of the server's memory."""
+        used = self._call(lambda: self._db.info("memory")["used_memory"])
+        return StoreStatistics(
+            bytes_on_disk=int(used),
+            commits=self._commits,
+            fsyncs=self._commits if self._is_synced else 0,
+            rows_written=self._rows,
+        )
+
+
+def _steps(batch: StoreBatch) -> list[object]:
+    """The batch as the words of the script: a name, how many words follow, the words; of a message always four."""
+    words: list[object] = []
+
+    def add(name: str, *values: object) -> None:
+        words.extend((name, len(values), *values))
+
+    for key, value in batch.definitions.items():
+        if value is None:
+            add("undefine", key)
+        else:
+            add("define", key, value)
+    for row in batch.appends:
+        words.extend(("append", *row))
+    for (channel, partition), change in batch.cursors.items():
+        _move(add, channel, partition, change)
+    for dead in batch.dead_added:
+        fixed = _DEAD.pack(dead.partition, dead.seq, dead.died_us, dead.attempts)
+        add("dead", dead.channel, dead.id, fixed, dead.meta, dead.body, dead.history)
+    for channel, dead_id in batch.dead_removed:
+        add("undead", channel, dead_id)
+    for partition, up_to in batch.trims.items():
+        add("trim", partition, up_to)
+    for partition in batch.partitions_removed:
+        add("no partition", partition)
+    for channel in batch.channels_removed:
+        add("no channel", channel)
+    return words
+
+
+def _move(add: Callable[..., None], channel: int, partition: int, change: CursorChange) -> None:
+    place = f"{channel}:{partition}"
+    add("cursor", channel, partition, f"{change.cursor.floor} {change.cursor.handed_out}")
+    for seq in change.states_removed:
+        add("stateless", place, seq)
+    for state in change.states_set:
+        add("state", place, state.seq, _STATE.pack(state.attempts, state.due_us) + state.history)
+    for low, high in change.done_added:
+        add("done", place, low, f"{low}-{high}")
+    add("floor", place, change.cursor.floor)
