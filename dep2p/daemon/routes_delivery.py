@@ -155,11 +155,18 @@ async def follow(control: Control, request: Request) -> ASGIApp:
     query.finish()
     chosen = _deliveries(control, realm)
     queue = control.subscriptions.open("deliveries")
-    scope = trio.CancelScope()
+    scopes = [trio.CancelScope() for _ in chosen]
 
-    async def feed(name: str, delivery: Delivery) -> None:
+    async def feed(
+        name: str,
+        delivery: Delivery,
+        scope: trio.CancelScope,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
         with scope:
             async with delivery.statuses() as statuses:
+                task_status.started()
                 async for status in statuses:
                     if isinstance(status, StatusesMissed):
                         queue.put(encode_line({"lagged": status.count}))
@@ -176,11 +183,16 @@ async def follow(control: Control, request: Request) -> ASGIApp:
                     queue.put(encode_line(line))
 
     def end() -> None:
-        scope.cancel()
+        for scope in scopes:
+            scope.cancel()
         control.subscriptions.forget(queue)
 
-    for name, delivery in chosen:
-        control.nursery.start_soon(feed, name, delivery)
+    try:
+        for (name, delivery), scope in zip(chosen, scopes, strict=True):
+            await control.nursery.start(feed, name, delivery, scope)
+    except BaseException:
+        end()
+        raise
     return LinesResponse(queue, end)
 
 
