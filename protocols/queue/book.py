@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 from dep2p.errors import ProtocolError, QueueExistsError, QueueNotFoundError
 from dep2p.protocols.bounded_cbor import decode_bounded, encode_canonical
-from dep2p.protocols.queue.channel import Channel
+from dep2p.protocols.queue.channel import PAGE_BYTES, Channel
 from dep2p.protocols.queue.consumer import Consumer, Delivery
 from dep2p.protocols.queue.filters import Filter
 from dep2p.protocols.queue.log import LogCache, PartitionLog, Read
@@ -32,9 +32,13 @@ QueueKey = tuple[str, str]
 class _Taken:
     """What a batch holds, besides what goes to the store."""
 
-    __slots__ = ("deliveries", "publishes")
+    __slots__ = ("deleted", "deliveries", "publishers", "publishes")
 
     def __init__(self) -> None:
+        self.deleted: list[Publish] = []
+        """Those of queues that were deleted meanwhile: nothing of them is written."""
+        self.publishers: dict[str, None] = {}
+        """The definitions that tell of these publishes."""
         self.publishes: list[tuple[Queue, Publish]] = []
         self.deliveries: list[tuple[Consumer, list[Delivery]]] = []
 
@@ -53,6 +57,9 @@ class QueueBook:
         """Channels with consumers or deferred messages: those with deadlines."""
         self.changed: dict[tuple[Channel, int], None] = {}
         self.staged: dict[Consumer, None] = {}
+        self.starved: dict[Channel, None] = {}
+        """Channels that wait until others have got their pages."""
+        self._reading: dict[PartitionLog, None] = {}
         self.trimmable: dict[PartitionLog, Queue] = {}
         self.trims: dict[int, int] = {}
         self.freed: dict[Queue, None] = {}
@@ -67,7 +74,8 @@ class QueueBook:
         self._taken: dict[int, _Taken] = {}
         self._next_partition = 1
         self._next_channel = 1
-        self._logs: dict[int, PartitionLog] = {}
+        self._queue_of: dict[int, Queue] = {}
+        """By partition, of those that are loaded."""
         self._ephemeral_dead: dict[int, dict[int, DeadRow]] = {}
         self._publishers: dict[int, list[tuple[bytes, int, dict[int, list[Run]]]]] = {}
 
@@ -171,7 +179,7 @@ class QueueBook:
         if queue.is_loaded:
             return
         queue.load(records)
-        self._logs.update(queue.logs)
+        self._queue_of.update(dict.fromkeys(queue.logs, queue))
         for publisher, last, recent in self._publishers.pop(queue.partition_ids[0], ()):
             queue.restore_publisher(publisher, last, recent)
 
@@ -182,7 +190,7 @@ class QueueBook:
         for channel in queue.channels.values():
             self.forget_channel(queue, channel)
         for partition in queue.partition_ids:
-            self._logs.pop(partition, None)
+            self._queue_of.pop(partition, None)
             self.trims.pop(partition, None)
         self.freed[queue] = None
         if not queue.is_ephemeral:
@@ -196,6 +204,7 @@ class QueueBook:
         for partition in queue.partition_ids:
             self.changed.pop((channel, partition), None)
         self._ephemeral_dead.pop(channel.id, None)
+        self.starved.pop(channel, None)
         if not queue.is_ephemeral and not is_ephemeral(channel.name):
             self._channels_removed.append(channel.id)
 
@@ -244,6 +253,10 @@ class QueueBook:
         """Assign what is ready, queue by queue. Gives the pages that are missing for it: read them, then `loaded`."""
         self.wall_us = wall_us
         wants: list[Read] = []
+        if self.starved and self._may_read_more():
+            starved, self.starved = self.starved, {}
+            for each in starved:
+                each.wake()
         for _ in range(len(self.awake)):
             channel = next(iter(self.awake), None)
             if channel is None:
@@ -252,12 +265,25 @@ class QueueBook:
             wants += channel.pump(now, wall_us)
         return wants
 
+    def may_read(self, log: PartitionLog) -> bool:
+        """Whether a page may be asked for: no more than fit into half of the cache are under way."""
+        if not self._may_read_more():
+            return False
+        self._reading[log] = None
+        return True
+
+    def _may_read_more(self) -> bool:
+        for log in [each for each in self._reading if not each.wanted]:
+            del self._reading[log]
+        return len(self._reading) < max(1, self.cache.bytes_max // (2 * PAGE_BYTES))
+
     def loaded(self, read: Read, rows: Sequence[MessageRow]) -> None:
         """A page has come."""
-        log = self._logs.get(read.partition)
-        if log is None:
+        queue = self._queue_of.get(read.partition)
+        if queue is None:
             return
-        log.wanted = 0
+        log = queue.logs[read.partition]
+        up_to, log.wanted = log.wanted_to, 0
         for row in rows:
             if row.seq > log.trimmed and not log.is_gone(row.seq):
                 self.cache.put(log, decode_row(row))
@@ -267,15 +293,12 @@ class QueueBook:
         for row in rows:
             missing += range(reached + 1, row.seq)
             reached = row.seq
-        if not rows:
-            missing += range(read.from_seq, log.visible + 1)
-        queue = next((each for each in self.queues.values() if read.partition in each.logs), None)
-        if queue is not None:
+        if not rows:  # what has come since it was asked for is not missing
+            missing += range(read.from_seq, up_to + 1)
+        for channel in queue.channels.values():
             for seq in missing:
-                for channel in queue.channels.values():
-                    channel.gone(log, seq)
-            for channel in queue.channels.values():
-                channel.wake()
+                channel.gone(log, seq)
+            channel.wake()
 
     def next_deadline(self) -> float | None:
         """When `on_deadline` has something to do."""
@@ -330,13 +353,15 @@ class QueueBook:
                 break
             count += 1
             if queue.is_deleted:
-                taken.publishes.append((queue, publish))
+                taken.deleted.append(publish)
                 continue
             rows += len(publish.rows)
             size += sum([len(row.body) for row in publish.rows])
             batch.appends += publish.rows
             batch.groups.append(len(publish.rows))
             taken.publishes.append((queue, publish))
+            if publish.replaces is not None:
+                batch.dead_removed.append(publish.replaces)
         del self._publishes[:count]
         self._publish_rows -= rows
         for channel, partition in self.changed:
@@ -351,12 +376,29 @@ class QueueBook:
         self.staged.clear()
         batch.definitions, self._definitions = self._definitions, {}
         batch.dead_added, self._dead_added = list(self._dead_added.values()), {}
-        batch.dead_removed, self._dead_removed = self._dead_removed, []
+        batch.dead_removed += self._dead_removed
+        self._dead_removed = []
         batch.trims, self.trims = self.trims, {}
         batch.partitions_removed, self._partitions_removed = self._partitions_removed, []
         batch.channels_removed, self._channels_removed = self._channels_removed, []
+        self._take_publishers(batch, taken)
         self._taken[id(batch)] = taken
         return batch
+
+    def _take_publishers(self, batch: StoreBatch, taken: _Taken) -> None:
+        """What is remembered of a publish is written with it, never before it."""
+        told: dict[tuple[Queue, bytes], None] = {}
+        written: dict[Publish, None] = {}
+        for queue, publish in taken.publishes:
+            if publish.publisher:
+                told[(queue, publish.publisher)] = None
+                written[publish] = None
+        for queue, name in told:
+            remembered = queue.remembered(name, written)
+            if remembered is not None:
+                key = queue.publisher_key(name)
+                batch.definitions[key] = encode_canonical(remembered)
+                taken.publishers[key] = None
 
     def committed(self, batch: StoreBatch) -> None:
         """It is durable: publishes are done, deliveries go out."""
@@ -368,13 +410,24 @@ class QueueBook:
             else:
                 queue.shown(publish)
                 publish.finish()
+        self._give_up_deleted(taken)
         self._hand_out(taken)
+
+    def _give_up_deleted(self, taken: _Taken) -> None:
+        for publish in taken.deleted:
+            publish.rows = []
+            publish.finish(QueueNotFoundError("its queue was deleted"))
 
     def _hand_out(self, taken: _Taken) -> None:
         for consumer, deliveries in taken.deliveries:
-            held = [each for each in deliveries if (each.partition, each.message.seq) in consumer.held]
-            if held:
-                consumer.on_deliver(held)
+            out: list[Delivery] = []
+            for delivery in deliveries:
+                held = consumer.held.get((delivery.partition, delivery.message.seq))
+                if held is not None:  # else its time was over, or its consumer went
+                    held.is_out = True
+                    out.append(delivery)
+            if out:
+                consumer.on_deliver(out)
 
     def failed(self, batch: StoreBatch, error: Exception, *, publishes: Sequence[int] | None = None) -> None:
         """It was not written. ``publishes``: the positions of those to give up (all by default); the rest of the batch
@@ -391,9 +444,14 @@ class QueueBook:
             else:
                 again.append((queue, publish))
         self._publishes[:0] = again
+        self._publish_rows += sum(len(publish.rows) for _queue, publish in again)
+        self._give_up_deleted(taken)
+        for key in taken.publishers:  # written anew with those that go again
+            del batch.definitions[key]
         self._definitions = {**batch.definitions, **self._definitions}
         self._dead_added = {**{(row.channel, row.id): row for row in batch.dead_added}, **self._dead_added}
-        self._dead_removed[:0] = batch.dead_removed
+        replaced = {publish.replaces: None for _queue, publish in taken.publishes if publish.replaces is not None}
+        self._dead_removed[:0] = [each for each in batch.dead_removed if each not in replaced]
         self.trims = {**batch.trims, **self.trims}
         self._partitions_removed[:0] = batch.partitions_removed
         self._channels_removed[:0] = batch.channels_removed

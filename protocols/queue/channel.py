@@ -1,96 +1,32 @@
 """A channel: an independent cursor over a queue's partitions, with what is in flight, deferred and done. Pure.
 
-Every message up to the floor of a partition is done; above it only exceptions are kept. Nothing here grows with the
-backlog: messages are looked at in a window ahead of what is handed out.
+Nothing here grows with the backlog: messages are looked at in a window ahead of what is handed out.
 """
 
 import heapq
-import itertools
-from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from dep2p.errors import NotInFlightError
+from dep2p.protocols.queue.channel_places import ChannelPlaces, Place
 from dep2p.protocols.queue.consumer import Consumer, Held
-from dep2p.protocols.queue.filters import Filter
 from dep2p.protocols.queue.history import add_failure
-from dep2p.protocols.queue.log import PartitionLog, Read
+from dep2p.protocols.queue.log import Read
 from dep2p.protocols.queue.message import OVERHEAD_BYTES, Message, encode_meta
-from dep2p.protocols.queue.records import Cursor, CursorChange, DeadRow, PartitionRecord, StateRow
+from dep2p.protocols.queue.records import DeadRow, StateRow
 
 _WINDOW_ITEMS: Final = 1_024
 """So far ahead of what is handed out a channel looks, at least."""
+_SHARE_ITEMS: Final = 32
+"""Of a partition, before it is another one's turn."""
 _DEFERRED_MAX: Final = 1_000_000
 """Deferred messages in memory; a channel with more looks no further ahead until some are due."""
 _PAGE_ITEMS: Final = 1_024
-_PAGE_BYTES: Final = 4_194_304
+PAGE_BYTES: Final = 4_194_304
 
 
-class _Place:
-    """A channel in one partition."""
-
-    __slots__ = ("change", "cursor", "done", "log", "read", "states", "unhanded")
-
-    def __init__(self, log: PartitionLog, cursor: Cursor) -> None:
-        self.log = log
-        self.cursor = cursor
-        self.read = cursor.floor + 1
-        """The next message to look at."""
-        self.done: dict[int, None] = {}
-        """Done above the floor."""
-        self.states: dict[int, StateRow] = {}
-        self.unhanded: dict[int, None] = {}
-        """Looked at and ready, never handed out; in rising order."""
-        self.change: CursorChange | None = None
-
-
-class Channel:
+class Channel(ChannelPlaces):
     """Made by `Queue.create_channel`."""
-
-    def __init__(self, queue: Any, channel_id: int, name: str, filter_: Filter | None, *, is_paused: bool) -> None:
-        self.queue = queue
-        """The `Queue`; untyped, since type checkers know this folder under two names and would see two classes."""
-        self.id = channel_id
-        self.name = name
-        self.filter = filter_
-        self.is_paused = is_paused
-        self.consumers: dict[str, Consumer] = {}
-        self.counts: Counter[str] = Counter()
-        self.last_dead_id = 0
-        self.dead_items = 0
-        self.is_awake = False
-        self._places: dict[int, _Place] = {}
-        self._ready: deque[tuple[int, int]] = deque()
-        self._urgent: list[tuple[int, int, int, int]] = []
-        """Heap of (-priority, order, partition, seq): ready ones with a priority."""
-        self._deferred: list[tuple[float, int, int, int]] = []
-        """Heap of (due, published_us, partition, seq)."""
-        self._deferred_valid: dict[tuple[int, int], float] = {}
-        self._order = itertools.count()
-        self._turn = 0
-
-    # Partitions
-
-    def add_partition(self, log: PartitionLog, record: PartitionRecord | None, floor: int) -> None:
-        """Look at a partition too: from what the store has, or, new, from behind ``floor``."""
-        cursor = None if record is None else record.cursors.get(self.id)
-        if record is None or cursor is None:
-            place = self._places[log.id] = _Place(log, Cursor(floor, floor))
-            self._touch(place)
-            return
-        place = self._places[log.id] = _Place(log, cursor)
-        for low, high in record.done.get(self.id, ()):
-            place.done.update(dict.fromkeys(range(low, high + 1)))
-        for state in record.states.get(self.id, ()):
-            place.states[state.seq] = state
-        self.last_dead_id = max(self.last_dead_id, record.last_dead_id.get(self.id, 0))
-        self.wake()
-
-    def wake(self) -> None:
-        """There may be something to hand out."""
-        if not self.is_awake:
-            self.is_awake = True
-            self.queue.book.awake[self] = None
 
     # Consumers
 
@@ -113,12 +49,11 @@ class Channel:
             return
         if self.queue.options.requeue_on_disconnect or self.queue.is_ephemeral:
             del self.consumers[consumer.id]
-            staged = {(each.partition, each.message.seq): None for each in consumer.staged}
             consumer.staged = []
-            for key in list(consumer.held):
+            for key in reversed(list(consumer.held)):  # each goes to the front: their order stays
                 held = consumer.drop(key)
                 assert held is not None
-                if key in staged:  # it never saw it
+                if not held.is_out:  # it never saw it
                     self._release(key, held)
                 else:
                     self.counts["requeued_consumer_gone"] += 1
@@ -139,7 +74,8 @@ class Channel:
         if self.is_paused or self.queue.is_paused:
             return []
         wants: dict[int, Read] = {}
-        self._look_ahead(now, wall_us, wants)
+        # Pages of what is ready come first: those further ahead would push them out again, for ever.
+        self._look_ahead(now, wall_us, None if self._is_first_missing() else wants)
         hungry = [each for each in self.consumers.values() if each.room > 0]
         if not hungry:
             return []
@@ -166,6 +102,16 @@ class Channel:
         self._turn = turn
         return list(wants.values())
 
+    def _is_first_missing(self) -> bool:
+        """Whether what is ready has left the memory."""
+        if self._urgent:
+            partition, seq = self._urgent[0][2:]
+        elif self._ready:
+            partition, seq = self._ready[0]
+        else:
+            return False
+        return seq not in self._places[partition].log.rows
+
     def _next_ready(self) -> tuple[int, int] | None:
         """Takes it out."""
         while self._urgent:
@@ -186,7 +132,7 @@ class Channel:
         place = self._places.get(partition)
         return place is not None and seq > place.cursor.floor and seq not in place.done and not place.log.is_gone(seq)
 
-    def _hand_out(self, place: _Place, message: Message, consumer: Consumer, now: float) -> None:
+    def _hand_out(self, place: Place, message: Message, consumer: Consumer, now: float) -> None:
         seq = message.seq
         state = place.states.get(seq)
         unhanded = place.unhanded
@@ -210,41 +156,58 @@ class Channel:
         if len(consumer.staged) == 1:
             self.queue.book.staged[consumer] = None
 
-    def _attempts_before(self, place: _Place, seq: int, state: StateRow | None) -> int:
+    def _attempts_before(self, place: Place, seq: int, state: StateRow | None) -> int:
         return 0 if state is None else state.attempts
 
-    def _look_ahead(self, now: float, wall_us: int, wants: dict[int, Read]) -> bool:
+    def _look_ahead(self, now: float, wall_us: int, wants: dict[int, Read] | None) -> bool:
         """Look at further messages until the window is full; gives whether something became ready."""
         credit = sum(each.room for each in self.consumers.values() if each.room > 0)
         window = max(_WINDOW_ITEMS, credit)
+        places = list(self._places.values())
         found = False
-        for place in self._places.values():
-            log = place.log
-            while (
-                place.read <= log.visible
-                and len(self._ready) + len(self._urgent) < window
-                and len(self._deferred) < _DEFERRED_MAX
-            ):
-                seq = place.read
-                if seq in place.done or log.is_gone(seq):
-                    place.read += 1
-                    self._mark_gone(place, seq)
-                    continue
-                message = log.rows.get(seq)
-                if message is None:
-                    if credit:
-                        self._want(place, seq, wants)
-                    break
-                place.read += 1
-                found = self._look_at(place, message, now, wall_us) or found
+        # Each partition has its share of what is free, so that a long one does not keep the others away.
+        while (free := window - len(self._ready) - len(self._urgent)) > 0:
+            share = min(_SHARE_ITEMS, -(-free // len(places)))
+            moved = False
+            for place in places:
+                became_ready, looked = self._look_in(place, share, now, wall_us, wants if credit else None)
+                found = found or became_ready
+                moved = moved or looked
+            if not moved:
+                break
         return found
 
-    def _mark_gone(self, place: _Place, seq: int) -> None:
+    def _look_in(
+        self, place: Place, most: int, now: float, wall_us: int, wants: dict[int, Read] | None
+    ) -> tuple[bool, bool]:
+        """Until so many are ready. Gives whether any is, and whether anything was looked at."""
+        log = place.log
+        start = place.read
+        ready = 0
+        while ready < most and place.read <= log.visible and len(self._deferred) < _DEFERRED_MAX:
+            seq = place.read
+            if seq <= place.cursor.floor:  # the store had no such message
+                place.read = place.cursor.floor + 1
+                continue
+            if seq in place.done or log.is_gone(seq):
+                place.read += 1
+                self._mark_gone(place, seq)
+                continue
+            message = log.rows.get(seq)
+            if message is None:
+                if wants is not None:
+                    self._want(place, seq, wants)
+                break
+            place.read += 1
+            ready += self._look_at(place, message, now, wall_us)
+        return ready > 0, place.read > start
+
+    def _mark_gone(self, place: Place, seq: int) -> None:
         """A number that was never used, or whose message has left the log, is done for everybody."""
         if seq not in place.done and seq > place.cursor.floor:
             self._done(place, seq)
 
-    def _look_at(self, place: _Place, message: Message, now: float, wall_us: int) -> bool:
+    def _look_at(self, place: Place, message: Message, now: float, wall_us: int) -> bool:
         seq = message.seq
         if message.expires_us and message.expires_us <= wall_us:
             self.counts["expired"] += 1
@@ -270,7 +233,7 @@ class Channel:
         if state is not None and self._is_used_up(state.attempts):
             self._die(place, message, state.attempts, state.history, "its deliveries were used up", wall_us)
             return False
-        if state is None:
+        if state is None and not message.due_us:
             place.unhanded[seq] = None
         self._make_ready(place.log.id, message)
         return True
@@ -295,23 +258,24 @@ class Channel:
                 continue
             del self._deferred_valid[(partition, seq)]
             if self._is_open(partition, seq):
-                place = self._places[partition]
-                message = place.log.rows.get(seq)
-                if seq not in place.states:
-                    place.unhanded[seq] = None
+                message = self._places[partition].log.rows.get(seq)
                 if message is not None:
                     self._make_ready(partition, message)
                 else:
                     self._ready.append((partition, seq))
 
-    def _want(self, place: _Place, seq: int, wants: dict[int, Read]) -> None:
+    def _want(self, place: Place, seq: int, wants: dict[int, Read]) -> None:
         log = place.log
         if not log.wanted and not log.is_pinned:
+            if not self.queue.book.may_read(log):
+                self.queue.book.starved[self] = None
+                return
             log.wanted = seq
+            log.wanted_to = log.visible
             # A page must fit into the cache beside others, or its own end would push its beginning out.
             room = log.cache.bytes_max // 2
             items = max(1, min(_PAGE_ITEMS, room // (2 * OVERHEAD_BYTES)))
-            wants[log.id] = Read(log.id, seq, items, max(1, min(_PAGE_BYTES, room - items * OVERHEAD_BYTES)))
+            wants[log.id] = Read(log.id, seq, items, max(1, min(PAGE_BYTES, room - items * OVERHEAD_BYTES)))
 
     # Settling
 
@@ -358,9 +322,7 @@ class Channel:
         held = consumer.held.get(key)
         if held is None:
             raise self._not_in_flight(key)
-        del consumer.held[key]
-        held.deadline = min(now + consumer.msg_timeout_s, held.first + self.queue.options.msg_timeout_max_s)
-        consumer.held[key] = held
+        consumer.touch(key, held, now, held.first + self.queue.options.msg_timeout_max_s)
         self.counts["touched"] += 1
         return held.deadline
 
@@ -384,6 +346,8 @@ class Channel:
             self.wake()
 
     def _release(self, key: tuple[int, int], held: Held) -> None:
+        if not self._is_open(*key):  # it was too old, and has left the log
+            return
         place = self._places[key[0]]
         self._set_state(place, key[1], held.attempts - 1, 0, self._history(place, key[1]))
         self._ready.appendleft(key)
@@ -393,6 +357,8 @@ class Channel:
         self, key: tuple[int, int], held: Held, now: float, delay_s: float, reason: str, *, front: bool = False
     ) -> None:
         """Deliver it again, or bury it when its deliveries are used up."""
+        if not self._is_open(*key):  # it was too old, and has left the log
+            return
         place = self._places[key[0]]
         book = self.queue.book
         history = add_failure(self._history(place, key[1]), book.wall_us, held.attempts, reason)
@@ -413,11 +379,11 @@ class Channel:
         most = self.queue.options.max_attempts
         return bool(most) and attempts >= most
 
-    def _history(self, place: _Place, seq: int) -> bytes:
+    def _history(self, place: Place, seq: int) -> bytes:
         state = place.states.get(seq)
         return b"" if state is None else state.history
 
-    def _die(self, place: _Place, message: Message, attempts: int, history: bytes, reason: str, wall_us: int) -> None:
+    def _die(self, place: Place, message: Message, attempts: int, history: bytes, reason: str, wall_us: int) -> None:
         self._done(place, message.seq)
         if not self.queue.options.dead_letters:
             self.counts["dropped_attempts_used_up"] += 1
@@ -451,157 +417,16 @@ class Channel:
     def on_deadline(self, now: float) -> None:
         """Take back what was not settled in time; what is due becomes ready at the next `pump`."""
         for consumer in list(self.consumers.values()):
-            while True:
-                key = next(iter(consumer.held), None)
-                if key is None or consumer.held[key].deadline > now:
-                    break
+            while (key := consumer.overdue(now)) is not None:
                 held = consumer.drop(key)
                 assert held is not None
-                consumer.staged = [each for each in consumer.staged if (each.partition, each.message.seq) != key]
+                if consumer.staged:
+                    consumer.staged = [each for each in consumer.staged if (each.partition, each.message.seq) != key]
                 self.counts["timed_out"] += 1
                 self._back(key, held, now, 0.0, "it was not settled in time")
             self._settled(consumer)
         if self._deferred and self._deferred[0][0] <= now:
             self.wake()
-
-    # Done
-
-    def _done(self, place: _Place, seq: int) -> None:
-        cursor, done = place.cursor, place.done
-        if place.states and place.states.pop(seq, None) is not None:
-            change = self._touch(place)
-            change.states_removed.append(seq)
-        if seq == cursor.floor + 1:
-            floor = seq
-            if done:
-                while floor + 1 in done:
-                    floor += 1
-                    del done[floor]
-            cursor.floor = floor
-            if cursor.handed_out < floor:
-                cursor.handed_out = floor
-            self._touch(place)
-            self.queue.floor_moved(place.log)
-        elif seq > cursor.floor:
-            done[seq] = None
-            self._touch(place).done_added.append((seq, seq))
-        if place.unhanded:
-            place.unhanded.pop(seq, None)
-
-    def _touch(self, place: _Place) -> CursorChange:
-        change = place.change
-        if change is None:
-            change = place.change = CursorChange(place.cursor)
-            self.queue.book.changed[(self, place.log.id)] = None
-        return change
-
-    def _set_state(self, place: _Place, seq: int, attempts: int, due_us: int, history: bytes) -> None:
-        state = place.states[seq] = StateRow(self.id, place.log.id, seq, attempts, due_us, history)
-        self._touch(place).states_set.append(state)
-
-    def take_change(self, partition: int) -> CursorChange | None:
-        """What is to be committed, and was not taken before."""
-        place = self._places.get(partition)
-        if place is None or place.change is None:
-            return None
-        change, place.change = place.change, None
-        change.cursor = Cursor(place.cursor.floor, place.cursor.handed_out)
-        floor = change.cursor.floor
-        if change.done_added:
-            numbers = sorted(low for low, _high in change.done_added if low > floor)
-            change.done_added = _as_ranges(numbers)
-        if change.states_set:
-            last: dict[int, StateRow] = {}
-            for state in change.states_set:
-                last[state.seq] = state
-            change.states_set = [state for state in last.values() if place.states.get(state.seq) is state]
-        return change
-
-    def give_back(self, partition: int, change: CursorChange) -> None:
-        """The commit of a change has failed: it belongs to the next one."""
-        place = self._places.get(partition)
-        if place is None:
-            return
-        now = self._touch(place)
-        now.done_added[:0] = [(seq, seq) for low, high in change.done_added for seq in range(low, high + 1)]
-        now.states_set[:0] = change.states_set
-        now.states_removed[:0] = change.states_removed
-
-    # Watching
-
-    def floor(self, partition: int) -> int:
-        """Everything up to it is done."""
-        return self._places[partition].cursor.floor
-
-    def is_done(self, partition: int, seq: int) -> bool:
-        """Whether a message is done here."""
-        place = self._places[partition]
-        return seq <= place.cursor.floor or seq in place.done
-
-    def attempts_of(self, partition: int, seq: int) -> int:
-        """Deliveries so far of a message that is not done."""
-        place = self._places[partition]
-        for consumer in self.consumers.values():
-            held = consumer.held.get((partition, seq))
-            if held is not None:
-                return held.attempts
-        state = place.states.get(seq)
-        return 0 if state is None else state.attempts
-
-    @property
-    def in_flight(self) -> int:
-        """Messages in the hands of consumers."""
-        return sum(len(each.held) for each in self.consumers.values())
-
-    @property
-    def deferred(self) -> int:
-        """Messages that wait for their time, as far as they were looked at."""
-        return len(self._deferred_valid)
-
-    @property
-    def depth(self) -> int:
-        """Messages that are not done and in nobody's hands."""
-        total = 0
-        for place in self._places.values():
-            start = max(place.cursor.floor, place.log.trimmed)
-            total += max(0, place.log.visible - start - sum(seq > start for seq in place.done))
-        return max(0, total - self.in_flight)
-
-    def skip_all(self) -> int:
-        """Everything that waits or is in flight is dropped; gives how many."""
-        dropped = self.depth + self.in_flight
-        for consumer in self.consumers.values():
-            consumer.held.clear()
-            consumer.held_bytes = 0
-            consumer.staged = []
-        self._ready.clear()
-        self._urgent.clear()
-        self._deferred.clear()
-        self._deferred_valid.clear()
-        for place in self._places.values():
-            place.done.clear()
-            place.states.clear()
-            place.unhanded.clear()
-            place.cursor.floor = place.cursor.handed_out = place.log.visible
-            place.read = place.log.visible + 1
-            self._touch(place)
-            self.queue.floor_moved(place.log)
-        self.counts["emptied"] += dropped
-        return dropped
-
-    def gone(self, log: PartitionLog, seq: int) -> None:
-        """The store has no message of this number: nobody waits for it."""
-        place = self._places[log.id]
-        if seq > place.cursor.floor and seq not in place.done:
-            self._done(place, seq)
-
-    def skip_to(self, log: PartitionLog, up_to: int) -> None:
-        """Messages up to a number have left the log."""
-        place = self._places[log.id]
-        for seq in range(place.cursor.floor + 1, up_to + 1):
-            if seq not in place.done and seq > place.cursor.floor:
-                self._done(place, seq)
-        place.read = max(place.read, up_to + 1)
 
     def close(self, reason: str) -> None:
         """The channel is deleted."""
@@ -612,13 +437,3 @@ class Channel:
             consumer.on_closed(reason)
         self.queue.book.active.pop(self, None)
         self.queue.book.awake.pop(self, None)
-
-
-def _as_ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
-    for number in numbers:
-        if found and number <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(number, found[-1][1]))
-        else:
-            found.append((number, number))
-    return found

@@ -1,5 +1,6 @@
 """A consumer of a channel: what it holds, and how much more it takes."""
 
+import heapq
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ class Delivery(NamedTuple):
 class Held:
     """A message in the hands of a consumer."""
 
-    __slots__ = ("attempts", "deadline", "first", "message", "size")
+    __slots__ = ("attempts", "deadline", "first", "is_out", "message", "size")
 
     def __init__(self, message: Message, attempts: int, now: float, deadline: float) -> None:
         self.message = message
@@ -28,6 +29,8 @@ class Held:
         self.first = now
         self.deadline = deadline
         self.size = len(message.body)
+        self.is_out = False
+        """The consumer has seen it."""
 
 
 class Consumer:
@@ -55,6 +58,8 @@ class Consumer:
         self.held: dict[tuple[int, int], Held] = {}
         """By (partition, seq), in the order of their deadlines."""
         self.held_bytes = 0
+        self._capped: list[tuple[float, tuple[int, int]]] = []
+        """Heap of those whose deadline is nearer than their place in `held` says."""
         self.staged: list[Delivery] = []
         """Assigned, but not committed yet."""
         self.delivered = 0
@@ -82,8 +87,37 @@ class Consumer:
             self.held_bytes -= held.size
         return held
 
+    def touch(self, key: tuple[int, int], held: Held, now: float, latest: float) -> None:
+        """Its time begins anew; it ends at ``latest`` at the latest."""
+        del self.held[key]
+        self.held[key] = held
+        held.deadline = now + self.msg_timeout_s
+        if latest < held.deadline:
+            held.deadline = latest
+            if len(self._capped) > 2 * len(self.held) + 16:
+                self._capped = [(self.held[each].deadline, each) for at, each in self._capped if self._is_at(each, at)]
+                heapq.heapify(self._capped)
+            heapq.heappush(self._capped, (latest, key))
+
+    def _is_at(self, key: tuple[int, int], deadline: float) -> bool:
+        held = self.held.get(key)
+        return held is not None and held.deadline == deadline
+
+    def _first(self) -> tuple[tuple[int, int], float] | None:
+        while self._capped and not self._is_at(self._capped[0][1], self._capped[0][0]):
+            heapq.heappop(self._capped)
+        for key, held in self.held.items():
+            if self._capped and self._capped[0][0] < held.deadline:
+                return self._capped[0][1], self._capped[0][0]
+            return key, held.deadline
+        return None
+
+    def overdue(self, now: float) -> tuple[int, int] | None:
+        """Something whose time is over."""
+        first = self._first()
+        return None if first is None or first[1] > now else first[0]
+
     def next_deadline(self) -> float | None:
         """Of what is held."""
-        for held in self.held.values():
-            return held.deadline
-        return None
+        first = self._first()
+        return None if first is None else first[1]

@@ -70,6 +70,7 @@ class PartitionLog:
         "trimmed",
         "visible",
         "wanted",
+        "wanted_to",
     )
 
     def __init__(self, partition: int, record: PartitionRecord, cache: LogCache, *, is_pinned: bool) -> None:
@@ -87,6 +88,8 @@ class PartitionLog:
         self.rows: dict[int, Message] = {}
         self.wanted = 0
         """From where a page was asked for; 0: nothing is under way."""
+        self.wanted_to = 0
+        """What was visible then."""
         self._unknown_items = record.messages
         self._unknown_bytes = record.bytes
         self._sizes = array("Q")

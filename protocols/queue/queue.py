@@ -32,13 +32,17 @@ class Run(NamedTuple):
 class Publish:
     """One publish: all of it, or nothing. Done when it is committed."""
 
-    __slots__ = ("error", "is_done", "on_done", "rows", "runs")
+    __slots__ = ("error", "is_done", "on_done", "publisher", "replaces", "rows", "runs")
 
     def __init__(self, on_done: "Callable[[Publish], None]") -> None:
         self.on_done = on_done
         """Called once, when `is_done` is set."""
         self.runs: list[Run] = []
         self.rows: list[MessageRow] = []
+        self.publisher = b""
+        """Who has published it, if that is remembered."""
+        self.replaces: tuple[int, int] | None = None
+        """A dead letter (channel, id) that goes when this comes: in the same step."""
         self.is_done = False
         self.error: Exception | None = None
 
@@ -61,6 +65,7 @@ class _Publisher:
     def __init__(self) -> None:
         self.last = 0
         self.recent: OrderedDict[int, Publish | list[Run]] = OrderedDict()
+        """By the first number. An empty list: it was not written, and is taken when it is sent again."""
 
 
 class Queue:
@@ -209,10 +214,14 @@ class Queue:
     def _known(self, publisher: tuple[bytes, int], on_done: Callable[[Publish], None]) -> Publish | None:
         name, number = publisher
         known = self._publishers.get(name)
-        if known is None or number > known.last:
+        if known is None:
             return None
         before = known.recent.get(number)
+        if before == []:  # it was not written then
+            return None
         if before is None:
+            if number > known.last:
+                return None
             raise ValueError(f"publish {number} comes after {known.last} of the same publisher, and is not remembered")
         self.counts["deduplicated"] += 1
         if isinstance(before, Publish) and not before.is_done:
@@ -235,26 +244,37 @@ class Queue:
         if known is None:
             if len(self._publishers) >= _PUBLISHERS_MAX:
                 gone, _old = self._publishers.popitem(last=False)
-                self.book.define(self._publisher_key(gone), None)
+                if not self.is_ephemeral:
+                    self.book.define(self.publisher_key(gone), None)
             known = self._publishers[name] = _Publisher()
         known.recent[number] = publish
-        known.last = number + count - 1
+        known.last = max(known.last, number + count - 1)
+        publish.publisher = name
         while len(known.recent) > _PUBLISHES_REMEMBERED:
             known.recent.popitem(last=False)
-        if not self.is_ephemeral:
-            runs = [
-                [first, [list(run) for run in (each.runs if isinstance(each, Publish) else each)]]
-                for first, each in known.recent.items()
-            ]
-            self.book.define(self._publisher_key(name), [known.last, runs])
+
+    def remembered(self, name: bytes, written: Mapping[Publish, None]) -> list[object] | None:
+        """What the store shall keep of a publisher: only what is written, or just being written."""
+        known = self._publishers.get(name)
+        if known is None:
+            return None
+        last = known.last
+        runs: list[object] = []
+        for number, each in known.recent.items():
+            if isinstance(each, Publish) and not each.is_done and each not in written:
+                last = min(last, number - 1)
+                runs.append((number, ()))
+            else:
+                of: list[Run] = each.runs if isinstance(each, Publish) else each
+                runs.append((number, tuple(tuple(run) for run in of)))
+        return [last, runs]
 
     def forget_publish(self, publish: Publish) -> None:
         """It was not committed: sent again, it is taken again."""
         for known in self._publishers.values():
             for number, each in list(known.recent.items()):
                 if each is publish:
-                    del known.recent[number]
-                    known.last = min(known.last, number - 1)
+                    known.recent[number] = []
 
     def restore_publisher(self, name: bytes, last: int, recent: Mapping[int, list[Run]]) -> None:
         """What the store has of a publisher."""
@@ -262,12 +282,13 @@ class Queue:
         known.last = last
         known.recent.update(recent)
 
-    def _publisher_key(self, name: bytes) -> str:
+    def publisher_key(self, name: bytes) -> str:
+        """Of the definition that tells of a publisher."""
         return f"publisher/{self.partition_ids[0]}/{name.hex()}"
 
     def publisher_keys(self) -> list[str]:
         """The keys of all definitions about publishers."""
-        return [self._publisher_key(name) for name in self._publishers]
+        return [self.publisher_key(name) for name in self._publishers]
 
     def _drop_overflow(self) -> None:
         for log in self.logs.values():
@@ -285,6 +306,8 @@ class Queue:
             if log is not None:
                 log.visible = max(log.visible, run.first_seq + run.items - 1)
         for channel in self.channels.values():
+            if channel.is_ephemeral:
+                channel.drop_overflow()
             channel.wake()
 
     def hidden(self, publish: Publish) -> None:
@@ -390,6 +413,7 @@ class Queue:
                     if message is None:
                         if not log.wanted:
                             log.wanted = last + 1
+                            log.wanted_to = log.visible
                             wants.append(Read(log.id, last + 1, _SWEEP_ITEMS, 1 << 20))
                         break
                     if not message.expires_us or message.expires_us > wall_us:
@@ -423,9 +447,13 @@ class Queue:
         self.counts["replayed"] += 1
         if self.is_ephemeral:
             self.book.publish_ephemeral(self, publish)
-        else:
+            self.book.unbury(self, channel.id, row.id)
+        elif is_ephemeral(channel.name):
             self.book.publish(self, publish)
-        self.book.unbury(self, channel.id, row.id)
+            self.book.unbury(self, channel.id, row.id)
+        else:
+            publish.replaces = (channel.id, row.id)
+            self.book.publish(self, publish)
         return publish
 
     def close(self, reason: str) -> None:
