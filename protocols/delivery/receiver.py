@@ -89,7 +89,9 @@ class ReceiverLane:
 
     def reject(self, number: int, reason: str) -> None:
         """It will not be handled."""
-        del self._working[number]
+        self._working.pop(number, None)
+        if number <= self.floor:  # the sender has settled it meanwhile
+            return
         # Never as done: the sender would take it for acknowledged. Only the text is bounded below the window.
         self._rejected[number] = reason if len(self._rejected) < _REASONS_MAX else REASON_UNKNOWN
 

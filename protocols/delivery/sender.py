@@ -72,6 +72,7 @@ class SenderLane:
         self._policy = policy
         self._on_state = on_state
         self._unsent: deque[Outgoing] = deque()
+        self._highest_sent = next_number - 1  # an earlier run may have sent all that it numbered
         self._linked = False
         self._told_settled = -1
         self._heard_s = 0.0
@@ -105,6 +106,7 @@ class SenderLane:
             raise LocalProtocolError("a new epoch while messages of the old one are unsettled")
         self.epoch = epoch
         self.next_number = 1
+        self._highest_sent = 0
         self._told_settled = -1
 
     def reserve(self) -> int:
@@ -184,6 +186,7 @@ class SenderLane:
             if not message.tries:
                 message.tries = 1
             message.sent_s = now
+            self._highest_sent = max(self._highest_sent, message.number)
             size += len(message.head) + len(message.body)
             self._set(message, State.SENDING)
             taken.append(message)
@@ -197,8 +200,8 @@ class SenderLane:
         highest = max(
             [ack.received, *[high for _low, high in ack.handled], *[number for number, _reason in ack.rejected]]
         )
-        if highest >= self.next_number:
-            raise ProtocolError(f"ACK of number {highest}: the last one sent is {self.next_number - 1}")
+        if highest > self._highest_sent:
+            raise ProtocolError(f"ACK of number {highest}: the last one sent is {self._highest_sent}")
         self._heard_s = now
         unsettled = self.unsettled
         for low, high in ack.handled:

@@ -26,7 +26,7 @@ class State(StrEnum):
 ENDS: Final = (State.ACKNOWLEDGED, State.FAILED, State.EXPIRED)
 
 FOLLOWS: Final[dict[State, tuple[State, ...]]] = {
-    State.CREATED: (State.SENDING, State.FAILED, State.EXPIRED),
+    State.CREATED: (State.SENDING, State.ACKNOWLEDGED, State.FAILED, State.EXPIRED),
     State.SENDING: (State.DELIVERED, State.ACKNOWLEDGED, State.RETRYING, State.FAILED, State.EXPIRED),
     State.DELIVERED: (State.ACKNOWLEDGED, State.RETRYING, State.FAILED, State.EXPIRED),
     State.RETRYING: (State.SENDING, State.DELIVERED, State.ACKNOWLEDGED, State.FAILED, State.EXPIRED),
@@ -34,4 +34,5 @@ FOLLOWS: Final[dict[State, tuple[State, ...]]] = {
     State.FAILED: (),
     State.EXPIRED: (),
 }
-"""What may follow each state. DELIVERED may be passed over: an acknowledgement says it too."""
+"""What may follow each state. DELIVERED may be passed over: an acknowledgement says it too. One of an earlier run may
+be acknowledged before this one has sent it again."""

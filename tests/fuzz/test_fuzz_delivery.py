@@ -1,0 +1,122 @@
+"""Hostile frames into both cores of reliable delivery: only protocol errors, bounded memory, nothing handled twice."""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+
+from dep2p.errors import ProtocolError
+from dep2p.protocols.delivery.receiver import ReceiverLane
+from dep2p.protocols.delivery.sender import DeliveryPolicy, Outgoing, SenderLane
+from dep2p.protocols.delivery.states import ENDS, FOLLOWS, State
+from dep2p.protocols.delivery.wire import (
+    NUMBER_MAX,
+    WINDOW_MAX,
+    Ack,
+    Hello,
+    decode_ack,
+    decode_hello,
+    encode_ack,
+    encode_hello,
+)
+from dep2p.protocols.frame import FrameDecoder, FrameType, encode_frame
+
+pytestmark = pytest.mark.fuzz
+
+FuzzRounds = Callable[[], Iterator[random.Random]]
+EPOCH = b"12345678"
+_EDGES = [0, 1, 2, 3, 9, WINDOW_MAX, WINDOW_MAX + 1, 2**31, NUMBER_MAX - 1, NUMBER_MAX]
+
+
+def number(rng: random.Random) -> int:
+    return rng.choice(_EDGES) if rng.random() < 0.4 else rng.randrange(40)
+
+
+def hostile_ack(rng: random.Random) -> bytes:
+    ranges = [(number(rng), number(rng)) for _ in range(rng.randrange(4))]
+    rejected = [(number(rng), "why" * rng.randrange(90)) for _ in range(rng.randrange(3))]
+    frame = encode_ack(Ack(number(rng), ranges, rejected))
+    if rng.random() < 0.2:
+        payload = bytearray(frame[12:])
+        if payload:
+            payload[rng.randrange(len(payload))] = rng.randrange(256)
+        frame = encode_frame(FrameType.ACK, bytes(payload[: rng.randrange(len(payload) + 1)]))
+    return frame
+
+
+def test_any_acknowledgement_ends_messages_rightly_or_is_refused(fuzz_rounds: FuzzRounds) -> None:
+    for rng in fuzz_rounds():
+        states: dict[int, State] = {}
+
+        def on_state(message: Outgoing, states: dict[int, State] = states) -> None:
+            assert message.state in FOLLOWS[states.get(message.number, State.CREATED)]
+            states[message.number] = message.state
+
+        lane = SenderLane(EPOCH, DeliveryPolicy(ack_timeout_s=1.0, age_max_s=50.0), on_state)
+        now = 0.0
+        for _ in range(rng.randrange(1, 60)):
+            now += rng.choice([0.0, 0.1, 1.5])
+            match rng.randrange(6):
+                case 0:
+                    message = Outgoing(b"", 0, b"x", now)
+                    message.number = lane.reserve()
+                    lane.add(message)
+                case 1:
+                    lane.link_up(now)
+                case 2:
+                    lane.link_down()
+                case 3:
+                    lane.take(now, 100)
+                case 4:
+                    lane.on_deadline(now)
+                case _:
+                    before = dict(lane.unsettled)
+                    [frame] = FrameDecoder(1 << 20).feed(hostile_ack(rng))
+                    try:
+                        lane.on_ack(decode_ack(frame), now)
+                    except ProtocolError:
+                        assert lane.unsettled == before
+        assert all((number in lane.unsettled) is (state not in ENDS) for number, state in states.items())
+
+
+@pytest.mark.parametrize("is_bytewise", [False, True])
+def test_any_frames_leave_the_receiver_bounded_and_handle_nothing_twice(
+    fuzz_rounds: FuzzRounds, is_bytewise: bool
+) -> None:
+    for rng in fuzz_rounds():
+        lane = ReceiverLane(EPOCH)
+        handled: dict[int, None] = {}
+        working: list[int] = []
+        raw = b"".join(
+            encode_hello(Hello(EPOCH if rng.random() < 0.95 else b"x" * 8, number(rng)))
+            if rng.random() < 0.3
+            else encode_frame(FrameType.ACK_REQUEST, rng.randbytes(rng.randrange(14)), req_id=number(rng))
+            for _ in range(rng.randrange(1, 60))
+        )
+        decoder = FrameDecoder(1 << 20)
+        pieces = [raw[at : at + 1] for at in range(len(raw))] if is_bytewise else [raw]
+        with suppress(ProtocolError):
+            for frame in [frame for piece in pieces for frame in decoder.feed(piece)]:
+                if not frame.req_id:
+                    lane.on_hello(decode_hello(frame))
+                elif lane.begin(frame.req_id) == "handle":
+                    assert frame.req_id not in handled
+                    working.append(frame.req_id)
+                if working and rng.random() < 0.6:
+                    one = working.pop(rng.randrange(len(working)))
+                    match rng.randrange(3):
+                        case 0:
+                            lane.reject(one, "no")
+                        case 1:
+                            lane.abandon(one)
+                        case _:
+                            handled[one] = None
+                            lane.finish(one)
+        floor, done = lane.dump()
+        assert all(low > floor for low, _high in done + lane.dump_rejected())
+        assert sum(high - low + 1 for low, high in done) <= 60
+        again = ReceiverLane(EPOCH, floor=floor, done=done)
+        with suppress(ProtocolError):
+            for one in handled:
+                assert again.begin(one) == "handled"
