@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from dep2p.control_wire import encode_headers, encode_line, encode_payload
 from dep2p.daemon.problems import Problem, problem_of, problem_response
 from dep2p.daemon.subscriptions import LineQueue, Subscriptions, cancel_on_disconnect
-from dep2p.errors import Dep2pError, NotInFlightError
+from dep2p.errors import Dep2pError, NotInFlightError, StreamClosedError
 from dep2p.io.queue_consumer import Consumer
 from dep2p.io.queue_items import Delivery, decode_attributes, message_id
 from dep2p.io.queue_places import Queues
@@ -58,14 +58,20 @@ class ConsumerTable:
     async def settle(self, consumer_id: str, results: Sequence[Result], *, durable: bool) -> dict[str, Any]:
         """Apply results; those of messages that are not held are told, not raised."""
         consumer = self.find(consumer_id)
-        settled = await consumer.confirm(results) if durable else Settled(0, consumer.settle(results), [])
+        try:
+            settled = await consumer.confirm(results) if durable else Settled(0, consumer.settle(results), [])
+        except StreamClosedError:  # the keeper was lost: it gives to others what it did not hear of
+            settled = Settled(0, [(each.partition, each.seq, 0) for each in results], [])
         self._counts["queue_results"] += len(results)
         self._counts["queue_results_refused"] += len(settled.refused)
         refused: dict[str, Any] = {}
         for partition, seq, _code in settled.refused:
             text = message_id(partition, seq)
             refused[text] = problem_of(
-                NotInFlightError(f"the message {text} is not held here any more: its time was over, or it was settled")
+                NotInFlightError(
+                    f"the message {text} is not held here any more: its time was over, it was settled, or the "
+                    "connection to its node was lost"
+                )
             )
         timeouts = {message_id(partition, seq): left_ms / 1000 for partition, seq, left_ms in settled.touched}
         return {"refused": refused, "timeouts_s": timeouts}

@@ -87,6 +87,7 @@ class PeerPublisher:
         self._room = trio.lowlevel.ParkingLot()
         self._wake = trio.Event()
         self._paused_until_s = 0.0
+        self._has_worked = False
 
     @property
     def is_idle(self) -> bool:
@@ -168,7 +169,10 @@ class PeerPublisher:
                 self._send(link)
                 retry_s = _RETRY_FIRST_S
             except _FATAL as error:
-                self._fail_all(error)
+                if not self._has_worked:  # else the node has just started, and may not know its members yet
+                    self._fail_all(error)
+                self._expire(error)
+                await trio.sleep(retry_s)
             except Dep2pError as error:
                 self._expire(error)
                 await trio.sleep(retry_s)
@@ -186,6 +190,7 @@ class PeerPublisher:
         frame = wire.encode_publish(link.new_id(), batch.queue, self._publisher, batch.first_number, messages)
         req_id = int.from_bytes(frame[4:8], "big")
         link.put(frame)
+        self._has_worked = True
         self._waiting.popleft()
         if self._open.get(batch.queue) is batch:
             del self._open[batch.queue]

@@ -40,6 +40,7 @@ _FATAL: Final = (
     ProtocolError,
 )
 """What another try would meet again."""
+_OF_A_START: Final = (NotMemberError, ProtocolNotSupportedError)
 _TICKET_MAX: Final = 0xFFFF_FFFF
 
 
@@ -94,6 +95,7 @@ class RemoteConsumer(Consumer):
         self._arrived = trio.Event()
         self._lost = trio.Event()
         self.error: Dep2pError | None = None
+        self._was_subscribed = False
 
     # For the app
 
@@ -185,10 +187,15 @@ class RemoteConsumer(Consumer):
                         await self._subscribe()
                         retry_s = _RETRY_FIRST_S
                         self.subscribed.set()
+                        self._was_subscribed = True
                         await self._send_results()
                     except _FATAL as error:
-                        self._close(error)
-                        return
+                        # A node that has just started may not know its members or protocols yet.
+                        if not (self._was_subscribed and isinstance(error, _OF_A_START)):
+                            self._close(error)
+                            return
+                        self._counters["consumers_reconnecting"] += 1
+                        self._forget(error)
                     except Dep2pError as error:
                         self._counters["consumers_reconnecting"] += 1
                         self._forget(error)

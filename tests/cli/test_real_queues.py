@@ -1,0 +1,81 @@
+"""Queues among real daemons and the command line: a command for each message, a member's queue, kill -9."""
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_real_daemons import Person, see_each_other, wait_for
+
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("cli-real"), pytest.mark.timeout(180)]
+
+Two = tuple[Person, Person]
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    """Ann keeps queues, Bob uses them; both in one realm."""
+    root = tmp_path_factory.mktemp("queues")
+    with ExitStack() as stack:
+        ann, bob = (stack.enter_context(Person(root, name)) for name in ("ann", "bob"))
+        ann.start()
+        bob.start()
+        ann.run("realm", "new", "team")
+        bob.run("realm", "join", "-", data=ann.run("realm", "invite", "team").stdout)
+        see_each_other(ann, bob)
+        yield ann, bob
+
+
+def test_what_a_command_does_not_do_comes_again_and_then_is_a_dead_letter(people: Two, tmp_path: Path) -> None:
+    ann, _ = people
+    ann.run("queue", "create", "work", "--max-attempts", "2")
+    put = [ann.json("queue", "put", "work", text)["id"] for text in ("good", "bad")]
+    script = tmp_path / "work.sh"
+    log = tmp_path / "log"
+    script.write_text(f'#!/bin/sh\nread x\necho "$DEP2P_MESSAGE_ID $DEP2P_ATTEMPTS $x" >>{log}\n[ "$x" = good ]\n')
+    script.chmod(0o755)
+    ann.run("queue", "consume", "work", "c", "--exec", str(script), "--count", "3", "--requeue-delay", "0", expect=1)
+    assert log.read_text().splitlines() == [f"{put[0]} 1 good", f"{put[1]} 1 bad", f"{put[1]} 2 bad"]
+    [dead] = [json.loads(line) for line in ann.run("queue", "dlq", "ls", "work", "c", "--json").stdout.splitlines()]
+    assert (dead["message_id"], dead["text"], dead["reasons"]) == (put[1], "bad", ["exit status 1", "exit status 1"])
+    assert ann.json("queue", "dlq", "replay", "work", "c", "--all")["replayed"] == 1
+    assert ann.run("queue", "consume", "work", "c", "--count", "1", "--raw").stdout == "bad"
+    assert ann.json("queue", "info", "work")["messages"] == 0
+
+
+def test_a_members_queue(people: Two) -> None:
+    ann, bob = people
+    there = ("--realm", "team", "--peer", ann.peer_id)
+    assert "D5201" in bob.run("queue", "put", "shared", "x", *there, expect=4).stderr
+    ann.run("queue", "create", "shared", "--realm", "team", "--administer", "owner")
+    assert bob.json("queue", "put", "shared", "job {{n}}", "--count", "500", *there)["messages"] == 500
+    lines = bob.run("queue", "consume", "shared", "c", "--count", "500", "--json", *there).stdout.splitlines()
+    assert [json.loads(line)["text"] for line in lines] == [f"job {number}" for number in range(1, 501)]
+    assert "D5207" in bob.run("queue", "rm", "shared", "--yes", *there, expect=6).stderr
+    assert [each["name"] for each in bob.json("queue", "ls", *there)["queues"]] == ["shared"]
+
+
+def test_kill_9_of_the_daemon_loses_nothing(people: Two) -> None:
+    ann, bob = people
+    ann.run("queue", "create", "safe", "--realm", "team")
+    there = ("--realm", "team", "--peer", ann.peer_id)
+    ann.run("queue", "put", "safe", "job {{n}}", "--count", "200", "--realm", "team")
+    reader = bob.background("queue", "consume", "safe", "c", "--json", "--max-in-flight", "5", *there)
+    assert reader.stdout is not None
+    first = reader.stdout.readline()
+    ann.kill(signal.SIGKILL)
+    ann.start()
+    ann.run("queue", "put", "safe", "job {{n}}", "--count", "100", "--realm", "team")
+
+    def is_done() -> bool:
+        return bool(ann.json("queue", "info", "safe", "--realm", "team")["messages"] == 0)
+
+    see_each_other(ann, bob)
+    wait_for("the consumer to come back and take the rest", is_done)
+    reader.send_signal(signal.SIGINT)
+    out, _ = reader.communicate(timeout=20)
+    seen = dict.fromkeys(json.loads(line)["id"] for line in (first + out).splitlines())
+    assert len(seen) == 300
