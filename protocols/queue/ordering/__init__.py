@@ -1,0 +1,1 @@
+"""Order by key: where a key goes, also while partitions are added. Pure."""
