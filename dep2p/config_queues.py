@@ -41,7 +41,7 @@ def check_store(value: object, where: str) -> None:
     """Raises :class:`ConfigError` for a store that no backend knows."""
     text = str(value)
     scheme, separator, _ = text.partition("://")
-    if not text or (separator and scheme not in ("postgresql", "postgres", "redis", "rediss", "unix")):
+    if not text or (separator and scheme not in ("postgresql", "postgres", "redis", "rediss")):
         raise ConfigError(
             f'{where}: "{text[:80]}" is no store. Write "auto", "memory", the path of a file, or an address that '
             "starts with postgresql:// or redis://."
