@@ -90,7 +90,18 @@ def test_a_table_is_the_same_after_the_store_and_damage_is_refused() -> None:
     table = RouteTable.first([1, 2, 3]).expanded([9], {1: 4, 2: 5, 3: 6})
     again = RouteTable.from_value(table.to_value())
     assert (again.version, again.routes) == (table.version, table.routes)
-    for wrong in (None, 3, [], [1, []], [0, [[0, 1_024, 1, []]]], [1, [[0, 1_023, 1, []]]], [1, [[0, 1_024, "1", []]]]):
+    none: list[object] = []
+    all_of: list[list[object]] = [[0, 1_024, 1, none]]
+    wrongs: list[object] = [
+        None,
+        3,
+        [],
+        [1, none],
+        [0, all_of],
+        [1, [[0, 1_023, 1, none]]],
+        [1, [[0, 1_024, "1", none]]],
+    ]
+    for wrong in wrongs:
         with pytest.raises(ProtocolError, match="route table"):
             RouteTable.from_value(wrong)
     with pytest.raises(ValueError, match="already"):
