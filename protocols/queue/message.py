@@ -9,8 +9,8 @@ from dep2p.protocols.queue.records import MessageRow
 
 _META: Final = struct.Struct(">QQQI")
 _ATTRIBUTE_ENTRIES_MAX: Final = 64
-OVERHEAD_BYTES: Final = 64
-"""What a message counts for besides its body."""
+OVERHEAD_BYTES: Final = 512
+"""What a message in memory counts for besides its body: its fields, and its places in the log and the cache."""
 
 
 class NewMessage(NamedTuple):
