@@ -22,34 +22,36 @@ class Edge(NamedTuple):
 
 
 def offsets(edges: Iterable[Edge], *, floor_us: int) -> dict[int, int]:
-    """How far each node's clock is ahead of the middle of all, in µs; only those beyond ``floor_us``.
+    """How far each node's clock is ahead of the middle of all, in µs; only those beyond ``floor_us`` and their error.
 
-    Nodes are reached over the most exact edges first. Parts without an edge between them keep their own middle.
+    The error adds up along the way, so paths that are slower one way than the other make no offsets. Nodes are
+    reached over the most exact edges first. Parts without an edge between them keep their own middle.
     """
     around: dict[int, list[Edge]] = {}
     for edge in edges:
         around.setdefault(edge.node, []).append(edge)
         around.setdefault(edge.other, []).append(Edge(edge.other, edge.node, -edge.ahead_us, edge.error_us))
-    found: dict[int, float] = {}
+    found: dict[int, tuple[float, float]] = {}
     result: dict[int, int] = {}
     for start in sorted(around, key=lambda node: (-len(around[node]), node)):
         if start in found:
             continue
         part: list[int] = []
-        heap: list[tuple[float, int, float]] = [(0.0, start, 0.0)]
+        heap: list[tuple[float, int, float, float]] = [(0.0, start, 0.0, 0.0)]
         while heap:
-            _, node, ahead = heapq.heappop(heap)
+            _, node, ahead, error = heapq.heappop(heap)
             if node in found:
                 continue
-            found[node] = ahead
+            found[node] = (ahead, error)
             part.append(node)
             for edge in around[node]:
                 if edge.other not in found:
-                    heapq.heappush(heap, (edge.error_us, edge.other, ahead + edge.ahead_us))
-        middle = statistics.median_low([found[node] for node in part])
+                    reached = (ahead + edge.ahead_us, error + edge.error_us)
+                    heapq.heappush(heap, (edge.error_us, edge.other, *reached))
+        middle, doubt = statistics.median_low([found[node] for node in part])
         for node in part:
-            ahead = found[node] - middle
-            if abs(ahead) >= floor_us:
+            ahead, error = found[node][0] - middle, found[node][1] + doubt
+            if abs(ahead) >= max(floor_us, error):
                 result[node] = round(ahead)
     return result
 
@@ -65,7 +67,7 @@ def edges_of_delays(links: Iterable[tuple[int, int, int]]) -> list[Edge]:
         back = delays.get((target, source))
         if back is None:
             if abs(delay) >= _ONE_WAY_FLOOR_US:
-                found.append(Edge(source, target, delay, abs(delay)))
+                found.append(Edge(source, target, delay, _ONE_WAY_FLOOR_US))
             else:
                 found.append(Edge(source, target, 0, _ONE_WAY_FLOOR_US))
         elif source < target:

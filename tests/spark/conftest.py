@@ -1,5 +1,6 @@
-"""One Spark session for all tests here. Without the extra (`make spark` installs it) they are not collected."""
+"""One Spark session for all tests here; they run when asked for, with the extra (`make spark` installs it)."""
 
+import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,13 +12,18 @@ _NEEDS_SPARK = ["test_bad_input.py", "test_cluster.py", "test_metrics.py", "test
 collect_ignore = _NEEDS_SPARK if find_spec("pyspark") is None else []
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Each worker would start a JVM of its own: these run when asked for, by ``-m spark`` or by their path."""
     here = Path(__file__).parent
-    for item in items:
-        if item.path.parent == here and item.path.name in _NEEDS_SPARK:
-            item.add_marker(pytest.mark.spark)
-            item.add_marker(pytest.mark.xdist_group("spark"))
-            item.add_marker(pytest.mark.timeout(400))
+    mine = [item for item in items if item.path.parent == here and item.path.name in _NEEDS_SPARK]
+    for item in mine:
+        item.add_marker(pytest.mark.spark)
+        item.add_marker(pytest.mark.xdist_group("spark"))
+        item.add_marker(pytest.mark.timeout(400))
+    expression = re.sub(r"not spark", "", str(config.getoption("markexpr")))
+    if "spark" not in expression and not any("spark" in argument for argument in config.args):
+        items[:] = [item for item in items if item not in mine]
+        config.hook.pytest_deselected(items=mine)
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,14 @@ def test_good_clocks_are_left_alone() -> None:
     assert offsets(edges_of_delays(links), floor_us=50_000) == {}
 
 
+def test_paths_that_are_slower_one_way_make_no_offsets() -> None:
+    rng = Random(2)
+    links: list[tuple[int, int, int]] = []
+    for node in range(60):
+        links += [(node, node + 1, rng.randrange(1_000, 4_000)), (node + 1, node, rng.randrange(30_000, 60_000))]
+    assert offsets(edges_of_delays(links), floor_us=50_000) == {}
+
+
 def test_a_leaf_that_only_receives_is_found_when_it_is_far_off() -> None:
     links = [(1, 2, 10_000), (2, 1, 12_000), (2, 3, 3_600_011_000)]
     assert offsets(edges_of_delays(links), floor_us=50_000).keys() == {3}
