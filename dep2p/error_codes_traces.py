@@ -18,7 +18,7 @@ TRACE_ROWS: Final = (
         "no Spark here",
         "The analysis runs on PySpark and a Java runtime, which dep2p installs only when asked for, or the Java runtime "
         "did not start.",
-        "pip install 'dep2p[spark]' brings both; an existing Java 17 or 21 is used when JAVA_HOME or PATH lead to it.",
+        "Install it with pip install 'dep2p[spark]'; a Java 17 or 21 is used when JAVA_HOME or PATH lead to it.",
         500,
         EXIT_USAGE,
     ),
