@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
@@ -124,7 +124,7 @@ class NsqWorld:
 @asynccontextmanager
 async def nsq_world(
     *, store: QueueStore | None = None, limits: NsqLimits | None = None, **options: Any
-) -> AsyncIterator[NsqWorld]:
+) -> AsyncGenerator[NsqWorld]:
     """Options are those of every queue."""
     engine = QueueEngine(store or MemoryStore(), defaults=replace(QueueOptions(), **options))
     await engine.open()

@@ -2,6 +2,7 @@
 # Installs the js-libp2p peer of the interop tests, exactly as locked, beside this script.
 set -eu
 cd "$(dirname "$0")"
+./nsq/install.sh
 # The development requirements bring Node.js along; a machine's own may be too old or absent.
 npm=../../.venv/bin/npm
 if [ ! -x "$npm" ]; then
