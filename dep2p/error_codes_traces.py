@@ -16,8 +16,8 @@ TRACE_ROWS: Final = (
     ErrorInfo(
         "D7002",
         "no Spark here",
-        "The analysis runs on PySpark and a Java runtime, which dep2p installs only when asked for, or the Java runtime "
-        "did not start.",
+        "The analysis runs on PySpark and a Java runtime, which dep2p installs only when asked for, or the Java "
+        "runtime did not start.",
         "Install it with pip install 'dep2p[spark]'; a Java 17 or 21 is used when JAVA_HOME or PATH lead to it.",
         500,
         EXIT_USAGE,

@@ -83,12 +83,8 @@ class SenderLane:
     @property
     def settled(self) -> int:
         """Everything up to this number is done with. What is reserved is not: it may be on its way to the disk."""
-        first = self.next_number
-        for first in self.unsettled:
-            break
-        for reserved in self._reserved:
-            return min(first, reserved) - 1
-        return first - 1
+        first = next(iter(self.unsettled), self.next_number)
+        return min(first, next(iter(self._reserved), first)) - 1
 
     @property
     def is_full(self) -> bool:
