@@ -172,9 +172,9 @@ def register(app: typer.Typer) -> None:
             ("dep2p send bob orders --file big.json --reliable --timeout 0", "accepted is enough: on disk, sent later"),
         ],
         notes="The handler is that of notifies of this name (`dep2p listen NAME`, node.on_notify). A reliable message "
-        "is kept in the daemon's outbox, on disk, until the receiver's handler has returned; at most 5 minutes. It comes "
-        "once, also when a connection is lost or either daemon is killed: docs/howto/delivery.md says exactly what is "
-        "promised. Without --reliable this is `dep2p notify`.",
+        "is kept in the outbox of the daemon, on disk, until the receiver's handler has returned; at most 5 minutes. "
+        "It comes once, also when a connection is lost or either daemon is killed; docs/howto/delivery.md says what "
+        "exactly is promised. Without --reliable this is `dep2p notify`.",
     )(send)
     box = group(app, "outbox", "Reliable messages that wait for their acknowledgement.")
     command(box, "ls", examples=[("dep2p outbox ls", "what waits for whom, and why")])(ls)

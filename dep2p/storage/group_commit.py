@@ -109,6 +109,7 @@ class GroupCommit:
         batch = owner.take_changes()
         self._is_writing = True
         started_s = trio.current_time()
+        may_go_on = True
         with trio.CancelScope(shield=True):
             error: StoreError | None = None
             if not batch.is_empty:
@@ -117,7 +118,6 @@ class GroupCommit:
                 except StoreError as raised:
                     error = raised
             if error is None:
-                may_go_on = True
                 self._count(batch, trio.current_time() - started_s)
                 owner.committed(batch)
             else:

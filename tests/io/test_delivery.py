@@ -272,6 +272,10 @@ async def test_after_a_restart_of_the_receiver_nothing_is_handled_twice(tmp_path
     network, realm = MemoryNetwork(), Realm.generate("team")
     got: list[int] = []
     identity = network.host().identity
+
+    async def take_it(notice: Notice) -> None:
+        got.append(int(notice.data))
+
     async with AsyncExitStack() as stack:
         host = network.host()
         a = await stack.enter_async_context(Node.open(realm, host=host, identity=host.identity))
@@ -279,11 +283,7 @@ async def test_after_a_restart_of_the_receiver_nothing_is_handled_twice(tmp_path
         for _ in range(4):
             again = network.host(identity)
             async with Node.open(realm, host=again, identity=identity, data_dir=tmp_path) as b:
-
-                @b.on_notify("news")
-                async def take_it(notice: Notice) -> None:
-                    got.append(int(notice.data))
-
+                b.on_notify("news")(take_it)
                 await b.connect(a.listen_addrs()[0])
                 for _ in range(100):
                     await a.send(b.peer_id, "news", b"%d" % sent, reliable=True)
