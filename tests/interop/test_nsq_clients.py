@@ -1,16 +1,19 @@
 """Unchanged NSQ clients on a real daemon: pynsq from PyPI and nsqjs from npm (tests/interop/nsq/install.sh)."""
 
 import os
+import re
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.interop.nsq_clients import INSTALLED, NsqDaemon, NsqProcess
+from tests.interop.nsq_clients import COMMANDS, FOLDER, INSTALLED, NsqDaemon, NsqProcess
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("nsq")]
 
 Client = Callable[..., NsqProcess]
+GUIDE = Path(__file__).parents[2] / "docs" / "howto" / "nsq-clients.md"
 
 
 @pytest.fixture(params=["pynsq", "nsqjs"])
@@ -166,3 +169,18 @@ def test_kill_9_with_messages_in_flight(client: Client, daemon: NsqDaemon) -> No
     assert all(bodies[each["body"]] >= 3 for each in held[1:])
     assert bodies["e"] == 1
     assert last.nothing()
+
+
+@pytest.mark.parametrize(("language", "topic"), [("python", "pyjobs"), ("js", "jsjobs")])
+def test_the_examples_of_the_guide_run_as_written(daemon: NsqDaemon, language: str, topic: str) -> None:
+    kind = {"python": "pynsq", "js": "nsqjs"}[language]
+    if not INSTALLED[kind].exists():
+        pytest.skip(f"{kind} is not installed: run tests/interop/nsq/install.sh")
+    (example,) = re.findall(rf"```{language}\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    port = daemon.address.rpartition(":")[2]
+    program = [COMMANDS[kind][0], "-c" if language == "python" else "-e", example.replace("4150", port)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, cwd=FOLDER)
+    assert done.returncode == 0, done.stderr
+    assert {"got one attempt 1", "got two attempt 1"} <= set(done.stdout.splitlines()), done.stdout + done.stderr
+    assert "published" in done.stdout
+    daemon.wait_stats(topic, "workers", in_flight_count=0, depth=0)

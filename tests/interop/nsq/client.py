@@ -1,6 +1,6 @@
 """pynsq, driven by lines of JSON: a reader when a channel is given, else a writer."""
 # mypy: ignore-errors
-# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false, reportOptionalMemberAccess=false
+# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 
 import json
 import sys
