@@ -1,10 +1,13 @@
-"""Metrics of NSQ clients; none while [nsq] lets none in."""
+"""Metrics of NSQ clients."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from dep2p.daemon.control import Control
+
+_ALWAYS: Final = ("published", "delivered", "finished", "requeued", "touched")
 
 
 def nsq_metrics(control: Control) -> Iterator[Metric]:
@@ -17,7 +20,8 @@ def nsq_metrics(control: Control) -> Iterator[Metric]:
     server = control.nsq
     connections.add_metric([], 0 if server is None else len(server.connections))
     consumers.add_metric([], 0 if server is None else server.consumer_count)
-    for event, count in sorted(server.counts.items()) if server is not None else ():
+    counts = dict.fromkeys(_ALWAYS, 0) | (dict(server.counts) if server is not None else {})
+    for event, count in sorted(counts.items()):
         events.add_metric([event], count)
     yield connections
     yield consumers
