@@ -192,9 +192,9 @@ _ROWS: Final = (
     ),
     ErrorInfo(
         "D3005",
-        "control API cannot listen",
-        "The control socket or the loopback TCP port cannot be opened.",
-        "Check [control] socket and tcp; another process may hold the port, or a file that is no socket "
+        "a local address cannot be listened on",
+        "The control socket, its loopback TCP port, or a port of [nsq] cannot be opened.",
+        "Check [control] socket and tcp, and [nsq]; another process may hold the port, or a file that is no socket "
         "lies at the path.",
         500,
         EXIT_FAILED,

@@ -17,6 +17,7 @@ from dep2p.daemon.routing import path_text, route
 from dep2p.errors import Dep2pError, MessageTooLargeError, StreamClosedError
 from dep2p.io.queue_items import Attributes, encode_attributes, message_id, parse_message_id
 from dep2p.io.queue_places import Queues
+from dep2p.protocols.queue.names import check_name
 from dep2p.protocols.queue_wire import Result, Settle, WireMessage
 
 _ITEMS: Final = "application/octet-stream"
@@ -337,12 +338,18 @@ async def consume(control: Control, request: Request) -> ASGIApp:
         raise query.wrong("from_start", "is neither 0 nor 1")
     count = query.integer_text("count", 0, low=0, high=10**15)
     query.finish()
+    queue, channel = path_text(request, "queue"), path_text(request, "channel")
+    try:
+        check_name(queue)
+        check_name(channel, "channel")
+    except ValueError as error:
+        raise Problem("D1005", str(error)) from error
     control.lifecycle.require_running()
     return control.queue_consumers.lines(
         Consuming(
             place,
-            path_text(request, "queue"),
-            path_text(request, "channel"),
+            queue,
+            channel,
             in_flight,
             from_start == "1",
             control.bounds.subscription_bytes_max,
