@@ -31,6 +31,9 @@ Sync = Literal["always", "interval", "never"]
 
 SCHEMA_VERSION: Final = 2
 SYNC_INTERVAL_S: Final = 1.0
+_SEQ_BITS: Final = 40
+"""The id of a row of messages is its partition and, in these bits, its number: appending costs a third so."""
+_SEQ_MASK: Final = (1 << _SEQ_BITS) - 1
 _TRIM_ROWS: Final = 4_000
 """Messages removed from the log in one commit; more of them go with later ones, so that no commit stalls."""
 _CHECKPOINT_PAGES: Final = 4_000
@@ -40,8 +43,7 @@ _BODY_BYTES_MAX: Final = 1 << 30
 
 _SCHEMA_1: Final = """
 create table definitions(key text primary key, value blob not null) without rowid;
-create table messages(partition integer not null, seq integer not null, packed integer not null, meta blob not null,
-    body blob not null, primary key (partition, seq)) without rowid;
+create table messages(id integer primary key, packed integer not null, meta blob not null, body blob not null);
 create table partitions(partition integer primary key, last_seq integer not null, trimmed integer not null,
     items integer not null, bytes integer not null);
 create table cursors(channel integer not null, partition integer not null, floor integer not null,
@@ -133,7 +135,7 @@ class SqliteStore:
         self._trimmed = dict(db.execute("select partition, trimmed from partitions"))
         for partition, trimmed in self._trimmed.items():
             # A trim that was cut short by the end of an earlier run goes on.
-            oldest = db.execute("select min(seq) from messages where partition = ?", (partition,)).fetchone()[0]
+            oldest = _oldest(db, partition)
             if oldest is not None and oldest <= trimmed:
                 self._trims[partition] = trimmed
 
@@ -231,11 +233,11 @@ class SqliteStore:
         found: list[MessageRow] = []
         size = 0
         try:
-            for seq, packed, meta, body in self._open_db.execute(
-                "select seq, packed, meta, body from messages where partition = ? and seq >= ? order by seq limit ?",
-                (partition, from_seq, items_max),
+            for row_id, packed, meta, body in self._open_db.execute(
+                "select id, packed, meta, body from messages where id between ? and ? order by id limit ?",
+                (_id(partition, from_seq), _id(partition, _SEQ_MASK), items_max),
             ):
-                row = MessageRow(partition, seq, meta, self._unpack(packed, body))
+                row = MessageRow(partition, row_id & _SEQ_MASK, meta, self._unpack(packed, body))
                 size += len(row.body)
                 if found and size > bytes_max:
                     break
@@ -251,7 +253,7 @@ class SqliteStore:
         try:
             for seq in sorted(seqs):
                 row = self._open_db.execute(
-                    "select packed, meta, body from messages where partition = ? and seq = ?", (partition, seq)
+                    "select packed, meta, body from messages where id = ?", (_id(partition, seq),)
                 ).fetchone()
                 if row is not None and seq > trimmed:
                     found.append(MessageRow(partition, seq, row[1], self._unpack(row[0], row[2])))
@@ -352,7 +354,8 @@ class SqliteStore:
             )
         self._trim(db, {**self._trims, **batch.trims})
         for partition in batch.partitions_removed:
-            for table in ("messages", "partitions", "cursors", "done", "states"):
+            db.execute("delete from messages where id between ? and ?", (_id(partition, 0), _id(partition, _SEQ_MASK)))
+            for table in ("partitions", "cursors", "done", "states"):
                 db.execute(f"delete from {table} where partition = ?", (partition,))
         for channel in batch.channels_removed:
             for table in ("cursors", "done", "states", "dead", "last_dead"):
@@ -369,7 +372,7 @@ class SqliteStore:
 
     def _append(self, db: sqlite3.Connection, appends: list[MessageRow]) -> None:
         least = self._compress_bytes_min
-        rows: list[tuple[int, int, int, bytes, bytes]] = []
+        rows: list[tuple[int, int, bytes, bytes]] = []
         sums: dict[int, list[int]] = {}
         for partition, seq, meta, body in appends:
             size = len(body)
@@ -381,7 +384,7 @@ class SqliteStore:
                     self._packed += 1
                     self._packed_from += size
                     self._packed_to += len(smaller)
-            rows.append((partition, seq, packed, meta, kept))
+            rows.append((partition << _SEQ_BITS | seq, packed, meta, kept))
             total = sums.get(partition)
             if total is None:
                 sums[partition] = [seq, 1, size]
@@ -389,7 +392,7 @@ class SqliteStore:
                 total[0] = seq
                 total[1] += 1
                 total[2] += size
-        db.executemany("insert into messages values(?,?,?,?,?)", rows)
+        db.executemany("insert into messages values(?,?,?,?)", rows)
         db.executemany(
             "insert into partitions values(?,?,0,?,?) on conflict(partition) do update set "
             "last_seq = excluded.last_seq, items = items + excluded.items, bytes = bytes + excluded.bytes",
@@ -422,7 +425,7 @@ class SqliteStore:
         for partition, up_to in trims.items():
             if left <= 0:
                 return
-            oldest = db.execute("select min(seq) from messages where partition = ?", (partition,)).fetchone()[0]
+            oldest = _oldest(db, partition)
             if oldest is None or oldest > up_to:
                 self._trims.pop(partition, None)
                 continue
@@ -432,7 +435,7 @@ class SqliteStore:
 
     def _forget(self, db: sqlite3.Connection, partition: int, end: int) -> None:
         count, size = self._sum(db, partition, end)
-        db.execute("delete from messages where partition = ? and seq <= ?", (partition, end))
+        db.execute("delete from messages where id between ? and ?", (_id(partition, 0), _id(partition, end)))
         db.execute(
             "update partitions set items = items - ?, bytes = bytes - ? where partition = ?", (count, size, partition)
         )
@@ -441,9 +444,8 @@ class SqliteStore:
         """Messages up to a number, and the bytes of their bodies."""
         count = size = 0
         for packed, body in db.execute(
-            "select packed, case packed when 0 then length(body) else body end from messages "
-            "where partition = ? and seq <= ?",
-            (partition, end),
+            "select packed, case packed when 0 then length(body) else body end from messages where id between ? and ?",
+            (_id(partition, 0), _id(partition, end)),
         ):
             count += 1
             size += body if not packed else len(self._unpack(1, body))
@@ -481,6 +483,18 @@ class SqliteStore:
             compressed_from_bytes=self._packed_from,
             compressed_to_bytes=self._packed_to,
         )
+
+
+def _id(partition: int, seq: int) -> int:
+    return partition << _SEQ_BITS | min(seq, _SEQ_MASK)
+
+
+def _oldest(db: sqlite3.Connection, partition: int) -> int | None:
+    """The lowest number that is still in the log."""
+    found = db.execute(
+        "select min(id) from messages where id between ? and ?", (_id(partition, 0), _id(partition, _SEQ_MASK))
+    ).fetchone()[0]
+    return None if found is None else int(found) & _SEQ_MASK
 
 
 def _merged(rows: "sqlite3.Cursor") -> list[tuple[int, int]]:
