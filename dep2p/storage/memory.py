@@ -3,6 +3,7 @@
 import bisect
 
 from dep2p.errors import StoreError
+from dep2p.protocols.queue.ranges import as_ranges
 from dep2p.protocols.queue.records import (
     Cursor,
     CursorChange,
@@ -166,14 +167,3 @@ class MemoryStore:
     def statistics(self) -> StoreStatistics:
         """Counts since it was made."""
         return StoreStatistics(commits=self._commits, rows_written=self._rows)
-
-
-def as_ranges(numbers: list[int]) -> list[tuple[int, int]]:
-    """Inclusive ranges of rising numbers, that do not touch."""
-    found: list[tuple[int, int]] = []
-    for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1] = (found[-1][0], number)
-        else:
-            found.append((number, number))
-    return found

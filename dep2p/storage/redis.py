@@ -19,6 +19,7 @@ from redis.exceptions import OutOfMemoryError
 from redis.retry import Retry
 
 from dep2p.errors import StoreError, StoreFullError, StoreLockedError
+from dep2p.protocols.queue.ranges import as_ranges
 from dep2p.protocols.queue.records import (
     Cursor,
     CursorChange,
@@ -29,7 +30,6 @@ from dep2p.protocols.queue.records import (
     StoreBatch,
     StoreStatistics,
 )
-from dep2p.storage.memory import as_ranges
 
 logger = logging.getLogger("dep2p.storage")
 
