@@ -49,14 +49,19 @@ class EngineBounds:
 class _Waiter:
     """A publisher that waits for its messages to become durable."""
 
-    __slots__ = ("publish", "task")
+    __slots__ = ("engine", "items", "publish", "size", "task")
 
-    def __init__(self) -> None:
+    def __init__(self, engine: "QueueEngine", items: int, size: int) -> None:
+        self.engine = engine
+        self.items = items
+        self.size = size
         self.task: trio.lowlevel.Task | None = None
         self.publish: Publish | None = None
 
     def __call__(self, publish: Publish) -> None:
+        """The publish is done with; also when nobody waits any more."""
         self.publish = publish
+        self.engine.settled(self.items, self.size)
         task, self.task = self.task, None
         if task is not None:
             trio.lowlevel.reschedule(task, Value(None))
@@ -215,14 +220,9 @@ class QueueEngine(QueueCommits):
         queue = self.book.find(namespace, name)
         if not queue.is_loaded:
             queue = await self.loaded(namespace, name)
-        size = sum([len(message.body) for message in messages])
-        waiter = _Waiter()
-
-        def done(publish: Publish) -> None:  # also when nobody waits any more
-            self._pending_items -= len(messages)
-            self._pending_bytes -= size
-            waiter(publish)
-
+        items = len(messages)
+        size = len(messages[0][0]) if items == 1 else sum([len(message[0]) for message in messages])
+        waiter = _Waiter(self, items, size)
         deadline = float("inf") if timeout_s is None else trio.current_time() + timeout_s
         while True:
             if self._closing:
@@ -230,7 +230,7 @@ class QueueEngine(QueueCommits):
             try:
                 if not self._has_room(len(messages), size):
                     raise QueueFullError("too much is waiting to become durable on this node")
-                self._take(queue, messages, size, done, publisher)
+                self._take(queue, messages, size, waiter, publisher)
                 break
             except QueueFullError:
                 if trio.current_time() >= deadline or (
@@ -247,6 +247,11 @@ class QueueEngine(QueueCommits):
         if publish.error is not None:
             raise type(publish.error)(*publish.error.args)
         return publish.points()
+
+    def settled(self, items: int, size: int) -> None:
+        """For publishes: so much does not wait any more."""
+        self._pending_items -= items
+        self._pending_bytes -= size
 
     def _take(
         self,

@@ -219,6 +219,7 @@ class QueueBook:
         """There at once: there is nothing to write."""
         publish.rows = []
         queue.shown(publish)
+        queue.wake()
         publish.finish()
 
     def bury(self, queue: Queue, row: DeadRow) -> None:
@@ -355,10 +356,11 @@ class QueueBook:
             if queue.is_deleted:
                 taken.deleted.append(publish)
                 continue
-            rows += len(publish.rows)
-            size += sum([len(row.body) for row in publish.rows])
-            batch.appends += publish.rows
-            batch.groups.append(len(publish.rows))
+            made = publish.rows
+            rows += len(made)
+            size += len(made[0][3]) if len(made) == 1 else sum([len(row[3]) for row in made])
+            batch.appends += made
+            batch.groups.append(len(made))
             taken.publishes.append((queue, publish))
             if publish.replaces is not None:
                 batch.dead_removed.append(publish.replaces)
@@ -403,13 +405,17 @@ class QueueBook:
     def committed(self, batch: StoreBatch) -> None:
         """It is durable: publishes are done, deliveries go out."""
         taken = self._taken.pop(id(batch))
+        shown: dict[Queue, None] = {}
         for queue, publish in taken.publishes:
             publish.rows = []
             if queue.is_deleted:
                 publish.finish(QueueNotFoundError(f"the queue {queue.name!r} was deleted"))
             else:
                 queue.shown(publish)
+                shown[queue] = None
                 publish.finish()
+        for queue in shown:
+            queue.wake()
         self._give_up_deleted(taken)
         self._hand_out(taken)
 

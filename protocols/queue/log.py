@@ -28,12 +28,13 @@ class LogCache:
 
     def put(self, log: "PartitionLog", message: Message) -> None:
         """Keep a message; others may go."""
-        key = (log.id, message.seq)
-        if message.seq in log.rows:
+        seq = message[0]
+        rows = log.rows
+        if seq in rows:
             return
-        log.rows[message.seq] = message
-        self._order[key] = log
-        self.bytes += len(message.body) + OVERHEAD_BYTES
+        rows[seq] = message
+        self._order[(log.id, seq)] = log
+        self.bytes += len(message[7]) + OVERHEAD_BYTES
         while self.bytes > self.bytes_max and len(self._order) > 1:
             (_partition, seq), old = self._order.popitem(last=False)
             if old.is_pinned:  # nowhere else: an ephemeral queue is bounded by its own options
@@ -101,14 +102,13 @@ class PartitionLog:
         self.last_seq += count
         return first
 
-    def add(self, messages: Iterable[Message]) -> None:
-        """New messages, not visible yet; in the order of their numbers."""
-        for message in messages:
-            size = len(message.body)
-            self._sizes.append(size)
-            self.items += 1
-            self.bytes += size
-            self.cache.put(self, message)
+    def add(self, message: Message) -> None:
+        """A new message, not visible yet; in the order of their numbers."""
+        size = len(message[7])
+        self._sizes.append(size)
+        self.items += 1
+        self.bytes += size
+        self.cache.put(self, message)
 
     def take_back(self, seqs: Iterable[int]) -> None:
         """These were not committed: their numbers stay unused."""

@@ -7,7 +7,9 @@ from dep2p.errors import ProtocolError
 from dep2p.protocols.bounded_cbor import decode_bounded
 from dep2p.protocols.queue.records import MessageRow
 
-_META: Final = struct.Struct(">QQQI")
+_META: Final = struct.Struct(">QQQIB")
+pack_meta = _META.pack
+"""published_us, due_us, expires_us, only_channel, priority: the beginning of a row's meta; attributes follow."""
 _ATTRIBUTE_ENTRIES_MAX: Final = 64
 OVERHEAD_BYTES: Final = 512
 """What a message in memory counts for besides its body: its fields, and its places in the log and the cache."""
@@ -42,8 +44,13 @@ class Message(NamedTuple):
 def encode_meta(message: Message) -> bytes:
     """All but the body; `decode_row` reads it."""
     return (
-        _META.pack(message.published_us, message.due_us, message.expires_us, message.only_channel)
-        + bytes((min(255, message.priority),))
+        pack_meta(
+            message.published_us,
+            message.due_us,
+            message.expires_us,
+            message.only_channel,
+            min(255, message.priority),
+        )
         + message.attributes
     )
 
@@ -51,11 +58,11 @@ def encode_meta(message: Message) -> bytes:
 def decode_row(row: MessageRow) -> Message:
     """A stored message. Raises :class:`ProtocolError` for a damaged one."""
     meta = row.meta
-    if len(meta) <= _META.size:
+    if len(meta) < _META.size:
         raise ProtocolError(f"message {row.seq} of partition {row.partition} is damaged")
-    published_us, due_us, expires_us, only_channel = _META.unpack_from(meta)
-    at = _META.size
-    return Message(row.seq, published_us, due_us, expires_us, only_channel, meta[at], meta[at + 1 :], row.body)
+    published_us, due_us, expires_us, only_channel, priority = _META.unpack_from(meta)
+    attributes = meta[_META.size :]
+    return Message(row.seq, published_us, due_us, expires_us, only_channel, priority, attributes, row.body)
 
 
 def tags_and_headers(attributes: bytes) -> tuple[tuple[str, ...], dict[str, object]]:

@@ -8,7 +8,7 @@ from dep2p.errors import ChannelNotFoundError, MessageTooLargeError, QueueFullEr
 from dep2p.protocols.queue.channel import Channel
 from dep2p.protocols.queue.filters import Filter
 from dep2p.protocols.queue.log import PartitionLog, Read
-from dep2p.protocols.queue.message import Message, NewMessage, encode_meta
+from dep2p.protocols.queue.message import Message, NewMessage, encode_meta, pack_meta
 from dep2p.protocols.queue.names import LOGICAL_PARTITIONS, check_name, is_ephemeral, logical_partition, ranges
 from dep2p.protocols.queue.options import QueueOptions
 from dep2p.protocols.queue.records import DeadRow, MessageRow, PartitionRecord
@@ -19,6 +19,10 @@ _PUBLISHES_REMEMBERED: Final = 64
 """Of one publisher: more than it has in flight."""
 _CHANNELS_MAX: Final = 1_000
 _SWEEP_ITEMS: Final = 1_024
+
+
+_new = tuple[object, ...].__new__
+"""A NamedTuple's own constructor costs twice as much."""
 
 
 class Run(NamedTuple):
@@ -48,6 +52,9 @@ class Publish:
 
     def points(self) -> list[tuple[int, int]]:
         """(partition, seq) of each message, in the order given."""
+        if len(self.runs) == 1:
+            partition, first, items = self.runs[0]
+            return [(partition, first)] if items == 1 else [(partition, first + n) for n in range(items)]
         return [(run.partition, run.first_seq + n) for run in self.runs for n in range(run.items)]
 
     def finish(self, error: Exception | None = None) -> None:
@@ -90,6 +97,8 @@ class Queue:
         self._partition_of = [index for index, each in enumerate(ranges(len(self.partition_ids))) for _lp in each]
         assert len(self._partition_of) == LOGICAL_PARTITIONS
         self._turn = 0
+        self._only: PartitionLog | None = None
+        """The log of a queue that has one partition."""
         self._publishers: OrderedDict[bytes, _Publisher] = OrderedDict()
 
     # Loading
@@ -102,6 +111,8 @@ class Queue:
         for partition in self.partition_ids:
             record = records.get(partition) or PartitionRecord()
             log = self.logs[partition] = PartitionLog(partition, record, self.book.cache, is_pinned=self.is_ephemeral)
+            if len(self.partition_ids) == 1:
+                self._only = log
             for channel in self.channels.values():
                 known = record if channel.id in record.cursors else None
                 channel.add_partition(log, known, log.trimmed)
@@ -111,19 +122,23 @@ class Queue:
     @property
     def items(self) -> int:
         """Messages in the log."""
+        if self._only is not None:
+            return self._only.items
         return sum(log.items for log in self.logs.values())
 
     @property
     def size_bytes(self) -> int:
         """Bytes of their bodies."""
+        if self._only is not None:
+            return self._only.bytes
         return sum(log.bytes for log in self.logs.values())
 
     def is_full(self, items: int, size: int) -> bool:
         """Whether so much more is too much. An ephemeral queue is never full: it drops."""
         if self.is_ephemeral:
             return False
-        options = self.options
-        return self.items + items > options.items_max or (self.items > 0 and self.size_bytes + size > options.bytes_max)
+        options, there = self.options, self.items
+        return there + items > options.items_max or (there > 0 and self.size_bytes + size > options.bytes_max)
 
     def publish(
         self,
@@ -156,16 +171,17 @@ class Queue:
             return publish
         ttl_us = round(self.options.ttl_s * 1e6)
         expires_us = wall_us + ttl_us if ttl_us else 0
-        for partition, group in self._by_partition(messages):
-            log = self.logs[partition]
+        only = self._only
+        for log, group in self._by_partition(messages) if only is None else ((only, messages),):
             first = log.reserve(len(group))
-            made: list[Message] = []
-            for seq, new in enumerate(group, first):
-                due_us = wall_us + round(new.delay_s * 1e6) if new.delay_s else 0
-                message = Message(seq, wall_us, due_us, expires_us, 0, new.priority, new.attributes, new.body)
-                made.append(message)
-                publish.rows.append(MessageRow(partition, seq, encode_meta(message), new.body))
-            log.add(made)
+            partition, rows = log.id, publish.rows
+            for seq, (body, attributes, _key, priority, delay_s) in enumerate(group, first):
+                due_us = wall_us + round(delay_s * 1e6) if delay_s else 0
+                meta = pack_meta(wall_us, due_us, expires_us, 0, priority)
+                if attributes:
+                    meta += attributes
+                rows.append(_new(MessageRow, (partition, seq, meta, body)))
+                log.add(_new(Message, (seq, wall_us, due_us, expires_us, 0, priority, attributes, body)))
             publish.runs.append(Run(partition, first, len(group)))
         self.counts["published"] += len(messages)
         if publisher is not None:
@@ -181,9 +197,13 @@ class Queue:
         if not messages:
             raise ValueError("nothing to publish")
         size = 0
+        options = self.options
         for message in messages:
-            size += len(message.body)
-            if len(message.body) > self.options.message_bytes_max:
+            body, _attributes, _key, priority, delay_s = message
+            size += len(body)
+            if len(body) <= options.message_bytes_max and not delay_s and 0 <= priority <= 255:
+                continue
+            if len(body) > options.message_bytes_max:
                 raise MessageTooLargeError(
                     f"a message of {len(message.body)} bytes: the queue {self.name!r} takes at most "
                     f"{self.options.message_bytes_max}"
@@ -197,17 +217,15 @@ class Queue:
                 raise ValueError(f"a priority of {message.priority}: it is 0 to 255")
         return size
 
-    def _by_partition(self, messages: Sequence[NewMessage]) -> list[tuple[int, list[NewMessage]]]:
+    def _by_partition(self, messages: Sequence[NewMessage]) -> list[tuple[PartitionLog, list[NewMessage]]]:
         """Runs in the order given; those without a key go to one partition, another one with each publish."""
         ids = self.partition_ids
-        if len(ids) == 1:
-            return [(ids[0], list(messages))]
         self._turn += 1
-        found: list[tuple[int, list[NewMessage]]] = []
+        found: list[tuple[PartitionLog, list[NewMessage]]] = []
         for message in messages:
             index = self._partition_of[logical_partition(message.key)] if message.key else self._turn % len(ids)
-            if not found or found[-1][0] != ids[index]:
-                found.append((ids[index], []))
+            if not found or found[-1][0].id != ids[index]:
+                found.append((self.logs[ids[index]], []))
             found[-1][1].append(message)
         return found
 
@@ -300,11 +318,14 @@ class Queue:
                 self._trim(log, log.trimmed + over)
 
     def shown(self, publish: Publish) -> None:
-        """The publish is committed: its messages are there for the channels."""
-        for run in publish.runs:
-            log = self.logs.get(run.partition)
-            if log is not None:
-                log.visible = max(log.visible, run.first_seq + run.items - 1)
+        """The publish is committed: its messages are there; `wake` tells the channels."""
+        for partition, first, items in publish.runs:
+            log = self.logs.get(partition)
+            if log is not None and log.visible < first + items - 1:
+                log.visible = first + items - 1
+
+    def wake(self) -> None:
+        """There are new messages."""
         for channel in self.channels.values():
             if channel.is_ephemeral:
                 channel.drop_overflow()
@@ -440,7 +461,7 @@ class Queue:
         seq = log.reserve(1)
         priority, attributes = row.meta[28], row.meta[29:]
         message = Message(seq, wall_us, 0, 0, channel.id, priority, attributes, row.body)
-        log.add([message])
+        log.add(message)
         publish.rows.append(MessageRow(log.id, seq, encode_meta(message), row.body))
         publish.runs.append(Run(log.id, seq, 1))
         channel.dead_items = max(0, channel.dead_items - 1)
