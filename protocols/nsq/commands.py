@@ -182,7 +182,7 @@ class CommandParser:
                         return
                     self._scanned = 0
                     line_end = end - 1 if end > at and buffer[end - 1] == 13 else end
-                    if line_end - at > self._limits.line_bytes_max:
+                    if end - at > self._limits.line_bytes_max:  # with its CR: it may come in another piece
                         raise NsqError("E_INVALID", "the command is too long")
                     parameters = bytes(buffer[at:line_end]).split(b" ")
                     at = end + 1

@@ -258,3 +258,13 @@ def test_closing_still_settles_and_ignores_rdy() -> None:
     assert session.accept(Finish(ID))
     assert not session.accept(Ready(9))
     assert session.ready == 0
+
+
+@pytest.mark.parametrize(("length", "text"), [(4_095, "invalid command x"), (4_096, "the command is too long")])
+def test_the_longest_line_counts_its_carriage_return_in_whatever_pieces(length: int, text: str) -> None:
+    data = b"  V2" + b"x" * length + b"\r\n"
+    for pieces in ([data], [data[:-1], data[-1:]], [data[:-2], data[-2:]]):
+        parser = CommandParser(LIMITS)
+        for piece in pieces:
+            assert parser.feed(piece) == []
+        assert str(parser.failure).startswith(f"E_INVALID {text}")
