@@ -222,7 +222,8 @@ class QueueCommits:
             await trio.sleep(_RETRY_S)
             self._unread(read)
         else:
-            self.book.loaded(read, rows)
+            for damage in self.book.loaded(read, rows):
+                logger.error("%s and was dropped: the others are delivered. Check the disk", damage)
         self.commits.kick()
 
     def _scan(self, read: Read) -> list[MessageRow]:

@@ -14,7 +14,7 @@ from dep2p.protocols.queue.channel import PAGE_BYTES, Channel
 from dep2p.protocols.queue.consumer import Consumer, Delivery
 from dep2p.protocols.queue.filters import Filter
 from dep2p.protocols.queue.log import LogCache, PartitionLog, Read
-from dep2p.protocols.queue.message import decode_row
+from dep2p.protocols.queue.message import Message, decode_row
 from dep2p.protocols.queue.names import check_name, is_ephemeral
 from dep2p.protocols.queue.options import QueueOptions, options_as_dict, options_from
 from dep2p.protocols.queue.queue import Publish, Queue, Run
@@ -24,6 +24,8 @@ CACHE_BYTES: Final = 67_108_864
 _COMMIT_ROWS: Final = 2_000
 _COMMIT_BYTES: Final = 8_388_608
 _EPHEMERAL_DEAD_MAX: Final = 10_000
+_LONG_AGO_US: Final = 1
+"""In the place of a damaged message is one that has expired: channels and the sweep pass it by."""
 
 QueueKey = tuple[str, str]
 """Namespace and name."""
@@ -278,16 +280,23 @@ class QueueBook:
             del self._reading[log]
         return len(self._reading) < max(1, self.cache.bytes_max // (2 * PAGE_BYTES))
 
-    def loaded(self, read: Read, rows: Sequence[MessageRow]) -> None:
-        """A page has come."""
+    def loaded(self, read: Read, rows: Sequence[MessageRow]) -> list[ProtocolError]:
+        """A page has come. Gives what is wrong with those of its messages that are damaged: they are dropped."""
+        damaged: list[ProtocolError] = []
         queue = self._queue_of.get(read.partition)
         if queue is None:
-            return
+            return damaged
         log = queue.logs[read.partition]
         up_to, log.wanted = log.wanted_to, 0
         for row in rows:
             if row.seq > log.trimmed and not log.is_gone(row.seq):
-                self.cache.put(log, decode_row(row))
+                try:
+                    message = decode_row(row)
+                except ProtocolError as error:
+                    damaged.append(error)
+                    message = Message(row.seq, 0, 0, _LONG_AGO_US, 0, 0, b"", b"")
+                self.cache.put(log, message)
+        queue.counts["dropped_damaged"] += len(damaged)
         # Numbers in front of and between what came are of messages that are gone.
         reached = read.from_seq - 1
         missing: list[int] = []
@@ -300,6 +309,7 @@ class QueueBook:
             for seq in missing:
                 channel.gone(log, seq)
             channel.wake()
+        return damaged
 
     def next_deadline(self) -> float | None:
         """When `on_deadline` has something to do."""
