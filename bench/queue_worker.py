@@ -17,6 +17,7 @@ import trio
 
 from bench.queue_peers import PEERS, Peer, run_for
 from bench.report import percentile
+from dep2p.garbage import collect_seldom
 from dep2p.io.queue_engine import QueueEngine
 from dep2p.io.queue_settings import QueueSettings
 from dep2p.node import Node
@@ -341,6 +342,7 @@ def main() -> None:
     parser.add_argument("side")
     parser.add_argument("--profile")
     options = parser.parse_args()
+    collect_seldom()  # as the daemon does
     if options.profile:
         with cProfile.Profile() as profile:
             trio.run(serve)

@@ -25,6 +25,7 @@ from dep2p.daemon.realm_files import RealmFiles
 from dep2p.daemon.service_manager import notify
 from dep2p.error_codes import ERRORS
 from dep2p.errors import Dep2pError
+from dep2p.garbage import collect_seldom
 
 _logger = logging.getLogger("dep2p.daemon")
 _OPEN_FILES_WANTED: Final = 65_536
@@ -55,6 +56,7 @@ def _run_locked(config: Config) -> int:
     try:
         _raise_open_files()
         daemon = _Daemon(config, sink)
+        collect_seldom()
         try:
             trio.run(daemon.run)
         except BaseException as error:

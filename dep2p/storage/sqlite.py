@@ -34,9 +34,14 @@ SYNC_INTERVAL_S: Final = 1.0
 _SEQ_BITS: Final = 40
 """The id of a row of messages is its partition and, in these bits, its number: appending costs a third so."""
 _SEQ_MASK: Final = (1 << _SEQ_BITS) - 1
+_ROWS_AT_ONCE: Final = (64, 8, 1)
+"""Messages in one statement: with each the interpreter's lock changes hands, and the event loop wants it too."""
+_INSERTS: Final = {many: f"insert into messages values {','.join(['(?,?,?,?)'] * many)}" for many in _ROWS_AT_ONCE}
 _TRIM_ROWS: Final = 4_000
 """Messages removed from the log in one commit; more of them go with later ones, so that no commit stalls."""
-_CHECKPOINT_PAGES: Final = 4_000
+_PAGE_BYTES: Final = 8_192
+_CHECKPOINT_PAGES: Final = 512
+"""Folded into the file after 4 MiB: larger steps save nothing, and make a commit now and then wait for 30 ms."""
 _QUICK_CHECK_BYTES_MAX: Final = 67_108_864
 """Up to this size a file is checked as a whole when its last owner did not close it."""
 _BODY_BYTES_MAX: Final = 1 << 30
@@ -106,6 +111,7 @@ class SqliteStore:
             raise
 
     def _prepare(self, db: sqlite3.Connection) -> None:
+        db.execute(f"pragma page_size={_PAGE_BYTES}")  # of a new file
         db.execute("pragma locking_mode=exclusive")
         db.execute("pragma auto_vacuum=incremental")
         db.execute("pragma journal_mode=wal")
@@ -372,7 +378,7 @@ class SqliteStore:
 
     def _append(self, db: sqlite3.Connection, appends: list[MessageRow]) -> None:
         least = self._compress_bytes_min
-        rows: list[tuple[int, int, bytes, bytes]] = []
+        rows: list[int | bytes] = []
         sums: dict[int, list[int]] = {}
         for partition, seq, meta, body in appends:
             size = len(body)
@@ -384,7 +390,7 @@ class SqliteStore:
                     self._packed += 1
                     self._packed_from += size
                     self._packed_to += len(smaller)
-            rows.append((partition << _SEQ_BITS | seq, packed, meta, kept))
+            rows += (partition << _SEQ_BITS | seq, packed, meta, kept)
             total = sums.get(partition)
             if total is None:
                 sums[partition] = [seq, 1, size]
@@ -392,7 +398,12 @@ class SqliteStore:
                 total[0] = seq
                 total[1] += 1
                 total[2] += size
-        db.executemany("insert into messages values(?,?,?,?)", rows)
+        at = 0
+        for many in _ROWS_AT_ONCE:
+            wanted = 4 * many
+            while len(rows) - at >= wanted:
+                db.execute(_INSERTS[many], rows[at : at + wanted])
+                at += wanted
         db.executemany(
             "insert into partitions values(?,?,0,?,?) on conflict(partition) do update set "
             "last_seq = excluded.last_seq, items = items + excluded.items, bytes = bytes + excluded.bytes",
