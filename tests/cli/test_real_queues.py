@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_real_daemons import Person, see_each_other, wait_for
+from tests.cli.test_real_daemons import Person, finish, see_each_other, wait_for
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("cli-real"), pytest.mark.timeout(180)]
 
@@ -79,3 +79,20 @@ def test_kill_9_of_the_daemon_loses_nothing(people: Two) -> None:
     out, _ = reader.communicate(timeout=20)
     seen = dict.fromkeys(json.loads(line)["id"] for line in (first + out).splitlines())
     assert len(seen) == 300
+
+
+def test_no_message_goes_to_two_of_eight_processes(people: Two) -> None:
+    """(39: litements/litequeue#2) Can two workers pop the same item? Each takes 40 and gives back the rest."""
+    ann, bob = people
+    ann.run("queue", "create", "pop", "--realm", "team")
+    ann.run("queue", "put", "pop", "job {{n}}", "--count", "320", "--realm", "team")
+    place = ("pop", "c", "--json", "--count", "40", "--max-in-flight", "7", "--realm", "team")
+    at_ann = ("--peer", ann.peer_id)
+    workers = [ann.background("queue", "consume", *place) for _ in range(4)]
+    workers += [bob.background("queue", "consume", *place, *at_ann) for _ in range(4)]
+    taken = [[json.loads(line) for line in finish(worker)[0].splitlines()] for worker in workers]
+    assert [len(each) for each in taken] == [40] * 8
+    everything = [message for each in taken for message in each]
+    assert len({message["id"] for message in everything}) == 320
+    assert {message["text"] for message in everything} == {f"job {number}" for number in range(1, 321)}
+    assert ann.json("queue", "info", "pop", "--realm", "team")["messages"] == 0
