@@ -174,6 +174,10 @@ async def test_22_what_a_consumer_finishes_while_it_stops_does_not_come_again(au
             rest = [await anext(messages) for _ in range(6)]
             assert [each.body for each in rest] == [b"4", b"5", b"6", b"7", b"8", b"9"]
             assert not any(each.is_redelivered for each in rest)
+            for message in rest:
+                await message.finish(durable=True)
+        await trio.sleep(1)  # what was sent has come
+        assert (await keeper.queues.info("jobs"))["messages"] == 0
 
 
 async def test_22_closing_is_bounded_and_keeps_what_was_finished(autojump_clock: Clock) -> None:
