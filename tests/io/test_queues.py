@@ -211,6 +211,7 @@ async def test_permissions_are_checked_for_each_operation(autojump_clock: trio.t
 
 
 async def test_a_full_queue_holds_its_publishers_and_no_others(autojump_clock: trio.testing.MockClock) -> None:
+    """apache/rocketmq#2542: no second try when the broker was busy."""
     async with queue_sides() as [keeper, other]:
         await keeper.queues.create("small", {"items_max": 2})
         await keeper.queues.create("large")

@@ -52,6 +52,7 @@ def _run(address: str, mode: str, seconds: float, wanted: dict[str, None] | None
 
 
 def test_nothing_acknowledged_is_lost_and_no_id_is_given_twice(address: str) -> None:
+    """nsqio/nsq#1386, #755: kill -9 lost what was queued or in flight."""
     rng = random.Random(5)
     acked: dict[str, None] = {}
     got: dict[str, None] = {}
