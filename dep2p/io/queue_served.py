@@ -98,6 +98,7 @@ class ServedQueueLink(Link):
         self._publishes = 0
         self._publish_bytes = 0
         self._administering = 0
+        self._is_draining = False
         self._nursery: trio.Nursery | None = None
 
     async def serve(self) -> None:
@@ -112,6 +113,18 @@ class ServedQueueLink(Link):
     def subscriptions(self) -> int:
         """How many consumers the peer has here."""
         return len(self._subscriptions)
+
+    def drain(self) -> None:
+        """Hand out nothing more; results are still taken."""
+        self._is_draining = True
+        for subscription in self._subscriptions.values():
+            if subscription.consumer is not None:
+                subscription.consumer.set_ready(0)
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether a consumer of the peer has messages that it has not settled."""
+        return any(each.consumer is not None and each.consumer.core.held for each in self._subscriptions.values())
 
     # Frames
 
@@ -136,7 +149,7 @@ class ServedQueueLink(Link):
             subscription = self._subscriptions.get(req_id)
             if subscription is not None and subscription.consumer is not None:
                 del size_bytes  # the bytes of a subscription stay as they were asked for
-                subscription.consumer.set_ready(min(items, _IN_FLIGHT_MAX))
+                subscription.consumer.set_ready(0 if self._is_draining else min(items, _IN_FLIGHT_MAX))
         elif kind == wire.SUBSCRIBE:
             self._subscribe(req_id, payload)
         elif kind == wire.UNSUBSCRIBE:
@@ -226,6 +239,8 @@ class ServedQueueLink(Link):
                     return
                 async with consumer:
                     subscription.consumer = consumer
+                    if self._is_draining:
+                        consumer.set_ready(0)
                     self._put(encode_frame(wire.SUBSCRIBED, b"", req_id=req_id))
                     try:
                         await self._deliver_all(req_id, consumer)

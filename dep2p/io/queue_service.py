@@ -91,10 +91,20 @@ class QueueService:
             self._host.remove_stream_handler(self.protocol)
 
     async def drain(self) -> None:
-        """Take no new streams, and wait until what was published to others is answered."""
+        """Take no new streams and hand out nothing more. Wait until what was published to others is answered, and what
+        others hold is settled, at most ``drain_timeout_s``."""
         self._is_draining = True
-        while any(not publisher.is_idle for publisher in self._publishers.values()):  # noqa: ASYNC110  (once in a life)
-            await trio.sleep(_DRAIN_STEP_S)
+        for link in self._served:
+            link.drain()
+        with trio.move_on_after(self._limits.drain_timeout_s):
+            while self._is_busy:  # noqa: ASYNC110  (once in a life)
+                await trio.sleep(_DRAIN_STEP_S)
+
+    @property
+    def _is_busy(self) -> bool:
+        return any(not publisher.is_idle for publisher in self._publishers.values()) or any(
+            link.is_holding for link in self._served
+        )
 
     def _on_unverified(self, connection: Connection) -> None:
         for link in [*self._served, *self._pool.links.values()]:

@@ -13,12 +13,14 @@ import trio.testing
 from dep2p.errors import NotInFlightError, StoreError
 from dep2p.io.queue_consumer import Messages
 from dep2p.io.queue_engine import QueueEngine
+from dep2p.limits import Limits
 from dep2p.protocols.queue.message import NewMessage
 from dep2p.protocols.queue.options import QueueOptions
 from dep2p.protocols.queue.records import MessageRow, StoreBatch
 from dep2p.storage.memory import MemoryStore
 from dep2p.storage.sqlite import SqliteStore
 from tests.io.queues_support import queue_sides, running_engine
+from tests.io.support import REALM
 
 Clock = trio.testing.MockClock
 
@@ -178,6 +180,30 @@ async def test_22_what_a_consumer_finishes_while_it_stops_does_not_come_again(au
                 await message.finish(durable=True)
         await trio.sleep(1)  # what was sent has come
         assert (await keeper.queues.info("jobs"))["messages"] == 0
+
+
+async def test_22_a_keeper_that_stops_takes_the_results_of_what_it_has_handed_out(autojump_clock: Clock) -> None:
+    """The same for the node that keeps the queue: no more is handed out, and the wait for results is bounded."""
+    async with queue_sides(limits=Limits(drain_timeout_s=10)) as [keeper, other]:
+        await keeper.queues.create("jobs")
+        await keeper.queues.publish_many("jobs", [b"done", b"late", b"not yet"])
+        async with other.at(keeper).consume("jobs", "c", max_in_flight=2) as messages:
+            done, late = [await anext(messages) for _ in range(2)]
+
+            async def work() -> None:
+                await trio.sleep(5)
+                await done.finish()
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(work)
+                began = trio.current_time()
+                await keeper.service.drain()
+                assert trio.current_time() - began == pytest.approx(10, abs=0.1)
+            channel = keeper.engine.book.find(REALM, "jobs").channel("c")
+            assert (channel.counts["delivered"], channel.counts["finished"]) == (2, 1)
+            with trio.fail_after(1):
+                await late.finish()
+                await keeper.service.drain()  # nothing is held any more
 
 
 async def test_22_closing_is_bounded_and_keeps_what_was_finished(autojump_clock: Clock) -> None:
