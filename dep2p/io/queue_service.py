@@ -99,6 +99,8 @@ class QueueService:
         with trio.move_on_after(self._limits.drain_timeout_s):
             while self._is_busy:  # noqa: ASYNC110  (once in a life)
                 await trio.sleep(_DRAIN_STEP_S)
+            for link in self._pool.links.copy().values():
+                await link.flush()  # results of consumers that were closed a moment ago
 
     @property
     def _is_busy(self) -> bool:

@@ -182,6 +182,20 @@ async def test_22_what_a_consumer_finishes_while_it_stops_does_not_come_again(au
         assert (await keeper.queues.info("jobs"))["messages"] == 0
 
 
+async def test_22_results_of_a_node_that_stops_at_once_are_sent_before(autojump_clock: Clock) -> None:
+    """The same for a whole node: its connections end right after its consumer was closed."""
+    async with queue_sides() as [keeper, other]:
+        await keeper.queues.create("jobs")
+        await keeper.queues.publish_many("jobs", [b"1", b"2", b"3"])
+        async with other.at(keeper).consume("jobs", "c", max_in_flight=3) as messages:
+            for _ in range(3):
+                await (await anext(messages)).finish()
+        await other.service.drain()
+        await other.cut(keeper)
+        await trio.sleep(1)
+        assert (await keeper.queues.info("jobs"))["messages"] == 0
+
+
 async def test_22_a_keeper_that_stops_takes_the_results_of_what_it_has_handed_out(autojump_clock: Clock) -> None:
     """The same for the node that keeps the queue: no more is handed out, and the wait for results is bounded."""
     async with queue_sides(limits=Limits(drain_timeout_s=10)) as [keeper, other]:
