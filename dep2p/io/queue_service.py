@@ -94,8 +94,8 @@ class QueueService:
         """Take no new streams and hand out nothing more. Wait until what was published to others is answered, and what
         others hold is settled, at most ``drain_timeout_s``."""
         self._is_draining = True
-        for link in self._served:
-            link.drain()
+        for served in self._served:
+            served.drain()
         with trio.move_on_after(self._limits.drain_timeout_s):
             while self._is_busy:  # noqa: ASYNC110  (once in a life)
                 await trio.sleep(_DRAIN_STEP_S)
