@@ -17,7 +17,6 @@ import trio
 
 from bench.report import percentile
 from bench.sides.interface import Client, Send, Server, Side
-from dep2p.garbage import collect_seldom
 
 _LINE_BYTES_MAX = 65_536
 _CONNECTING_MAX = 8
@@ -211,7 +210,6 @@ def run_worker(program: str, make: Callable[[str, AsyncExitStack], object]) -> N
     parser.add_argument("side")
     parser.add_argument("--profile")
     options = parser.parse_args()
-    collect_seldom()  # as the daemon does, for every side
     input_fd, output_fd = os.dup(0), os.dup(1)
     os.dup2(2, 1)
 

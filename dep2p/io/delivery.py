@@ -14,7 +14,7 @@ from dep2p.io.delivery_items import DeliveryStats, OutboxItem
 from dep2p.io.delivery_journal import Journal
 from dep2p.io.delivery_receipt import Receipt, Status, Statuses
 from dep2p.io.delivery_receiving import Receiving
-from dep2p.io.delivery_room import OutboxRoom, size_of
+from dep2p.io.delivery_room import OVERHEAD_BYTES, OutboxRoom, size_of
 from dep2p.io.delivery_sending import Sending
 from dep2p.io.messaging import Messaging
 from dep2p.io.sessions_due import DueTimes
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dep2p.io")
 
+_COUNTED: Final = {state: f"messages_{state}" for state in ENDS}
 _IDLE_CHECK_S: Final = 60.0
 _INBOUND_LINKS_PER_PEER_MAX: Final = 2
 """Two for a moment, when a peer reconnects."""
@@ -76,6 +77,7 @@ class Delivery:
         self.gate = gate
         self.messaging = messaging
         self.journal = journal
+        self._is_durable = journal.is_durable
         self.due = DueTimes()
         self.is_draining = False
         self.topic_receiver: TopicReceiver | None = None
@@ -216,8 +218,35 @@ class Delivery:
             check_body(data, self.limits.message_bytes_max)
         head = self._encoder.encode(name, 0, False, headers)
         receipt = Receipt(peer, name, "", head, HEADERS, data, trio.current_time())
-        await self.accept(receipt, wait=wait)
+        room, sending = self.room, self._sending.get(peer)
+        size = len(head) + len(data) + OVERHEAD_BYTES
+        if (
+            sending is None
+            or self._is_durable
+            or self.is_draining
+            or self._nursery is None
+            or room.is_full(size)
+            or sending.core.is_full
+        ):
+            await self.accept(receipt, wait=wait)
+            return receipt
+        self._accept_now(receipt, sending, size)  # nearly all: nothing to wait for
+        self._since_yield += 1
+        if self._since_yield >= _YIELD_ITEMS:
+            self._since_yield = 0
+            await trio.lowlevel.checkpoint()
+        else:
+            await trio.lowlevel.checkpoint_if_cancelled()
         return receipt
+
+    def _accept_now(self, receipt: Receipt, sending: Sending, size: int) -> None:
+        self.room.items += 1
+        self.room.bytes += size
+        sending.core.add_now(receipt)
+        self.counts["messages_accepted"] += 1
+        if self._watchers:
+            self._tell_watchers(receipt, State.CREATED)
+        sending.added()
 
     async def accept(self, receipt: Receipt, *, wait: bool = True) -> None:
         """Put a message into the outbox; see `send`."""
@@ -230,19 +259,13 @@ class Delivery:
             sending = self._new_sending(receipt.peer)
         if self._nursery is None or self.is_draining or room.is_full(size) or sending.core.is_full:
             await room.wait(size, lambda: self._may_accept(sending), wait=wait)
-        room.take(receipt)
-        receipt.number = sending.core.reserve()
-        if self.journal.is_durable:
+        if self._is_durable:
+            room.take(receipt)
+            receipt.number = sending.core.reserve()
             await self._write(receipt, sending)
             return
-        self._created(receipt)
-        sending.add(receipt)
-        self._since_yield += 1
-        if self._since_yield >= _YIELD_ITEMS:
-            self._since_yield = 0
-            await trio.lowlevel.checkpoint()
-        else:
-            await trio.lowlevel.checkpoint_if_cancelled()
+        self._accept_now(receipt, sending, size)
+        await trio.lowlevel.checkpoint()
 
     async def _write(self, receipt: Receipt, sending: Sending) -> None:
         row = OutboxRow(
@@ -291,18 +314,20 @@ class Delivery:
 
     def _make_sending(self, peer: PeerId, epoch: bytes, next_number: int) -> Sending:
         core = SenderLane(epoch, self._policy, self._changed, next_number=next_number)
+        core.tells_all = bool(self._watchers)
         return Sending(self, peer, core, self.counts)
 
     def _changed(self, message: Outgoing) -> None:
         """A message changed its state."""
         assert isinstance(message, Receipt)
         state = message.state
-        if state in ENDS:
-            self.counts[f"messages_{state}"] += 1
+        if state is State.ACKNOWLEDGED or state in ENDS:
+            self.counts[_COUNTED[state]] += 1
             self.room.give(message)
-            if self.journal.is_durable:
+            if self._is_durable:
                 self.journal.remove(self.realm_id, message.peer, message.number)
-            message.ended()
+            if message.is_awaited:
+                message.ended()
         elif state is State.RETRYING:
             self.counts["messages_retried"] += 1
         if self._watchers:
@@ -340,7 +365,12 @@ class Delivery:
 
     def statuses(self) -> Statuses:
         """Every change of state from now on, in one ordered stream: ``async with … as statuses``."""
-        return Statuses(self._watchers)
+        return Statuses(self._watchers, self._watched)
+
+    def _watched(self) -> None:
+        """Somebody looks from now on, or does not any more."""
+        for sending in self._sending.values():
+            sending.core.tells_all = bool(self._watchers)
 
     # Receiving
 

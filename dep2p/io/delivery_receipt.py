@@ -1,6 +1,7 @@
 """What a sender of a reliable message holds: its state, and its end to wait for."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -39,6 +40,11 @@ class Receipt(Outgoing):
     def has_ended(self) -> bool:
         """Acknowledged, failed or expired."""
         return self.state in ENDS
+
+    @property
+    def is_awaited(self) -> bool:
+        """Somebody waits for its end."""
+        return self._waiting is not None
 
     def ended(self) -> None:
         """For the service: wake who waits."""
@@ -104,18 +110,21 @@ class StatusesMissed:
 class Statuses:
     """All changes of state in their order: ``async with service.statuses() as statuses: async for …``."""
 
-    def __init__(self, watchers: dict["Statuses", None]) -> None:
+    def __init__(self, watchers: dict["Statuses", None], on_change: Callable[[], None]) -> None:
         self._watchers = watchers
+        self._on_change = on_change
         self._items: deque[Status | StatusesMissed] = deque()
         self._lot = trio.lowlevel.ParkingLot()
 
     async def __aenter__(self) -> Self:
         self._watchers[self] = None
+        self._on_change()
         await trio.lowlevel.checkpoint()
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
         self._watchers.pop(self, None)
+        self._on_change()
         self._lot.unpark_all()
         await trio.lowlevel.cancel_shielded_checkpoint()
 

@@ -17,6 +17,7 @@ from dep2p.protocols.frame import Frame, FrameType
 from dep2p.protocols.headers import HeaderMap, app_headers
 from dep2p.protocols.payload import PayloadReader, required_name
 from dep2p.storage.outbox import InboxRow
+from dep2p.types import Headers
 
 if TYPE_CHECKING:
     from dep2p.io.delivery import Delivery
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dep2p.io")
 
 _ACK_REQUEST: Final = int(FrameType.ACK_REQUEST)
-_ACK_ITEMS: Final = 256
-"""So many results are told together at the latest."""
+_ACK_ITEMS: Final = 32
+"""After so many results the sender hears of them, while the next ones are handled: it sends on meanwhile."""
 _SIGN_OF_LIFE_S: Final = 2.0
 """While a handler runs, the sender hears so often that its messages are here. Less than half its ack timeout."""
 _STEP_ITEMS: Final = 128
@@ -54,6 +55,10 @@ class Receiving:
         self._handled: list[int] = []
         self._rejected: list[tuple[int, str]] = []
         self._without_handler: dict[int, int] = {}
+        self._known: HeaderMap | None = None
+        self._known_name = ""
+        """Of the handler; empty for a message of a topic."""
+        self._known_app: Headers = {}
         self._received = 0
         self._told_received = 0
         self._told_s = 0.0
@@ -150,29 +155,30 @@ class Receiving:
                 self.link.resume(PAUSED_BY_INBOX)
             if len(self._handled) + len(self._rejected) >= _ACK_ITEMS:
                 self._tell()
+                if inbox:
+                    left = _STEP_ITEMS
+                    await trio.lowlevel.checkpoint()  # the writer's turn
 
     async def _take(self, frame: Frame) -> None:
         lane, service = self.lane, self._service
         assert lane is not None
         number = frame[2]
-        match lane.begin(number):
-            case "handle":
-                pass
-            case "working":
-                self._counters["messages_repeated"] += 1
-                return
-            case "handled":
-                self._counters["messages_repeated"] += 1
+        known = lane.begin(number)
+        if known != "handle":
+            self._counters["messages_repeated"] += 1
+            if known == "handled":
                 self._handled.append(number)
-                return
-            case "rejected":
-                self._counters["messages_repeated"] += 1
+            elif known == "rejected":
                 self._rejected.append((number, lane.reason(number)))
-                return
+            return
         reason: str | None = None
         try:
             headers, body = self._payloads.read(frame)
-            if service.is_for_topic(headers):
+            if headers is not self._known:
+                self._look_at(headers)
+            if self._known_name:
+                reason = await self._handle(body)
+            else:
                 verdict, why = await service.receive_for_topic(self.link.peer, number, headers, body)
                 if verdict == "absent":
                     lane.abandon(number)  # after the ack timeout it is sent again, with its data
@@ -181,8 +187,6 @@ class Receiving:
                     lane.wait(number)
                     return
                 reason = why if verdict == "rejected" else None
-            else:
-                reason = await self._handle(headers, body)
         except BaseException:
             lane.abandon(number)
             raise
@@ -194,7 +198,9 @@ class Receiving:
         if reason is None:
             lane.finish(number)
             self._counters["messages_handled"] += 1
-            if teller is not None:
+            if teller is self:
+                self._handled.append(number)
+            elif teller is not None:
                 teller.tell_handled(number)
         else:
             lane.reject(number, reason)
@@ -204,9 +210,15 @@ class Receiving:
         if teller is None:
             service.note_handled_later(self.link.peer, lane)
 
-    async def _handle(self, headers: HeaderMap, body: bytes) -> str | None:
+    def _look_at(self, headers: HeaderMap) -> None:
+        """Headers come again and again, and are the same object then. Raises ProtocolError."""
+        self._known_name = "" if self._service.is_for_topic(headers) else required_name(headers)
+        self._known_app = app_headers(headers)
+        self._known = headers
+
+    async def _handle(self, body: bytes) -> str | None:
         """Why it is rejected, or None."""
-        name = required_name(headers)
+        name, app = self._known_name, self._known_app
         entry = self._service.messaging.notify_entry(name)
         if entry is None:
             return NO_HANDLER
@@ -215,7 +227,7 @@ class Receiving:
         else:
             await entry.take_place()
         try:
-            await entry.fn(Notice(self.link.peer, name, body, app_headers(headers)))
+            await entry.fn(Notice(self.link.peer, name, body, dict(app) if app else {}))
         except HandlerError as error:
             return str(error) or "the handler failed"
         except Exception:

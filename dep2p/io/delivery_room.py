@@ -8,13 +8,13 @@ import trio
 from dep2p.errors import DeliveryQueueFullError
 from dep2p.protocols.delivery.sender import Outgoing
 
-_OVERHEAD_BYTES = 512
+OVERHEAD_BYTES = 512
 """What a waiting message counts for besides its head and body."""
 
 
 def size_of(message: Outgoing) -> int:
     """What a message takes of the bound in bytes."""
-    return len(message.head) + len(message.body) + _OVERHEAD_BYTES
+    return len(message.head) + len(message.body) + OVERHEAD_BYTES
 
 
 class OutboxRoom:

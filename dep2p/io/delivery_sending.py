@@ -47,8 +47,11 @@ class Sending:
 
     def add(self, receipt: Receipt) -> None:
         """Accepted: it goes out with whatever else waits."""
-        core = self.core
-        core.add(receipt)
+        self.core.add(receipt)
+        self.added()
+
+    def added(self) -> None:
+        """The core has one more."""
         link = self.link
         if link is not None:
             link.pulled.wake()
