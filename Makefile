@@ -13,12 +13,12 @@ setup:
 run: setup  ## set up, start a node and say what to type next
 	@exec packaging/run.sh
 
-test: setup services interop-peer check  ## set up, then everything that CI runs, the fast tests first
+test: setup services interop-peer check spark  ## set up, then everything that CI runs, the fast tests first
 	$(PY) -m pytest -q -n 2 --dist loadgroup -m "not real and not interop and not fuzz and not spark"
 	$(PY) -m pytest -q -n 2 --dist loadgroup -m "(real or interop or fuzz) and not spark"
 	$(PY) -m pytest -q -m spark
 
-check: setup spark  ## ruff, mypy --strict, pyright, import-linter
+check: setup  ## ruff, mypy --strict, pyright, import-linter
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy

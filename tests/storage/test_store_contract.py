@@ -164,11 +164,11 @@ def test_any_sequence_of_batches_gives_what_the_reference_gives_also_reopened(
     floors: dict[tuple[int, int], int] = {}
     for step in plan:
         batch = StoreBatch(definitions=dict(step["define"]))  # type: ignore[call-overload]  # pyright: ignore
-        for partition, body in step["appends"]:  # type: ignore[attr-defined]  # pyright: ignore
+        for partition, body in cast("list[tuple[int, bytes]]", step["appends"]):
             seq = last[partition] = last.get(partition, 0) + 1
             batch.appends.append(MessageRow(partition, seq, b"m", body))
         batch.groups = [1] * len(batch.appends)
-        for channel, partition, seq in step["done"]:  # type: ignore[attr-defined]  # pyright: ignore
+        for channel, partition, seq in cast("list[tuple[int, int, int]]", step["done"]):
             floor = floors.get((channel, partition), 0)
             if seq <= floor:
                 continue
