@@ -8,6 +8,7 @@ import trio
 from dep2p.io.queue_engine import QueueEngine
 from dep2p.io.queue_settings import QueueSettings
 from dep2p.protocols.queue.message import NewMessage
+from dep2p.protocols.queue.options import QueueOptions
 
 
 def _say(*words: object) -> None:
@@ -20,7 +21,8 @@ async def main(address: str, mode: str) -> None:
     await engine.open()
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
-        await engine.create_queue("", "q")
+        # No limit of deliveries: what is never finished would be a dead letter after five lives of this process.
+        await engine.create_queue("", "q", QueueOptions(max_attempts=0))
         await engine.create_channel("", "q", "c", from_start=True)
 
         async def publish() -> None:

@@ -35,7 +35,7 @@ def _run(address: str, mode: str, seconds: float, wanted: dict[str, None] | None
         assert process.stdout is not None
         left = None if wanted is None else dict(wanted)
         until_s, said, rest = None, list[str](), b""
-        give_up_s = time.monotonic() + 60
+        give_up_s = time.monotonic() + 60 + 3 * ROUNDS
         while time.monotonic() < (until_s or give_up_s) and left != {}:
             if select.select([process.stdout], [], [], 0.01)[0]:
                 chunk = os.read(process.stdout.fileno(), 1 << 20)
