@@ -87,6 +87,12 @@ def consume(
     from_start: Annotated[
         bool, typer.Option("--from-start", help="A new channel gets the messages that are there already, too.")
     ] = False,
+    filter_text: Annotated[
+        str,
+        typer.Option(
+            "--filter", help="A new channel gets only these: 'tag in (a, b) and header.size != 3'.", metavar="FILTER"
+        ),
+    ] = "",
     raw: Annotated[bool, typer.Option("--raw", help="Write the messages' bytes and nothing else.")] = False,
     nul: Annotated[bool, typer.Option("-0", "--null", help="End each message with a NUL byte.")] = False,
     realm: QueueRealmOption = None,
@@ -108,7 +114,13 @@ def consume(
         where = await place(client, realm, peer)
         tally = _Tally()
         async with client.queue_consume(
-            queue, channel, max_in_flight=plan.in_flight, from_start=from_start, count=count, **where
+            queue,
+            channel,
+            max_in_flight=plan.in_flight,
+            from_start=from_start,
+            count=count,
+            filter=filter_text,
+            **where,
         ) as consumer:
             run.say(f"waiting for messages of {printable(queue)}, channel {printable(channel)}; Ctrl-C ends")
             if plan.execute is None:

@@ -291,6 +291,7 @@ class QueueCalls:
         max_in_flight: int = 1,
         from_start: bool = False,
         count: int | None = None,
+        filter: str = "",
         realm: str | None = None,
         peer: str | None = None,
     ) -> AsyncGenerator[QueueConsumer, None]:
@@ -299,15 +300,17 @@ class QueueCalls:
         At most ``max_in_flight`` messages are held without a result. A new channel starts with what is published from
         now on, or with everything that is there (``from_start``); the first channel of a queue always gets everything.
         No more than ``count`` messages are taken in all. When this block or the connection ends, what is held goes to
-        other consumers at once.
+        other consumers at once. A new channel gets only what its ``filter`` lets through.
 
-        Raises QueueNotFoundError, QueueAccessError.
+        Raises QueueNotFoundError, QueueAccessError, QueueExistsError when the channel has another filter.
         """
         params = _params(realm, peer) | {"max_in_flight": str(max_in_flight)}
         if from_start:
             params["from_start"] = "1"
         if count is not None:
             params["count"] = str(count)
+        if filter:
+            params["filter"] = filter
         path = f"{_path(name)}/channels/{quote(channel, safe='')}/consume"
         async with self._transport.opened("POST", path, params=params) as answer:
             lines = NdjsonLines(answer)

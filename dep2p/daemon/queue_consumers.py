@@ -35,6 +35,7 @@ class Consuming:
     bytes_max: int
     count: int
     """After so many nothing more is taken; 0: no end."""
+    filter_text: str = ""
 
 
 class ConsumerTable:
@@ -122,6 +123,7 @@ class ConsumerLines:
                 max_in_flight=wanted.max_in_flight,
                 from_start=wanted.from_start,
                 bytes_max=wanted.bytes_max,
+                filter_text=wanted.filter_text,
             )
             async with consumer:
                 consumer_id = self._table.add(consumer)

@@ -17,6 +17,7 @@ from dep2p.daemon.routing import path_text, route
 from dep2p.errors import Dep2pError, MessageTooLargeError, StreamClosedError
 from dep2p.io.queue_items import Attributes, encode_attributes, message_id, parse_message_id
 from dep2p.io.queue_places import Queues
+from dep2p.protocols.queue.filters import Filter
 from dep2p.protocols.queue.names import check_name
 from dep2p.protocols.queue_wire import Result, Settle, WireMessage
 
@@ -337,11 +338,14 @@ async def consume(control: Control, request: Request) -> ASGIApp:
     if from_start not in ("0", "1"):
         raise query.wrong("from_start", "is neither 0 nor 1")
     count = query.integer_text("count", 0, low=0, high=10**15)
+    filter_text = query.text("filter", "")
     query.finish()
     queue, channel = path_text(request, "queue"), path_text(request, "channel")
     try:
         check_name(queue)
         check_name(channel, "channel")
+        if filter_text:
+            Filter(filter_text)
     except ValueError as error:
         raise Problem("D1005", str(error)) from error
     control.lifecycle.require_running()
@@ -354,6 +358,7 @@ async def consume(control: Control, request: Request) -> ASGIApp:
             from_start == "1",
             control.bounds.subscription_bytes_max,
             count,
+            filter_text,
         )
     )
 

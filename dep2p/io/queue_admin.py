@@ -104,7 +104,13 @@ async def _create(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -
 
 
 async def _create_channel(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
-    await engine.create_channel(ns, asked.text("queue"), asked.text("channel"), from_start=asked.flag("from_start"))
+    await engine.create_channel(
+        ns,
+        asked.text("queue"),
+        asked.text("channel"),
+        from_start=asked.flag("from_start"),
+        filter_text=asked.optional_text("filter") or "",
+    )
     return {}
 
 

@@ -14,6 +14,7 @@ from outcome import Value
 from dep2p.errors import (
     ChannelNotFoundError,
     Dep2pError,
+    QueueExistsError,
     QueueFullError,
     QueueMessageNotFoundError,
     StoreError,
@@ -154,9 +155,12 @@ class QueueEngine(QueueCommits):
     async def create_channel(
         self, namespace: str, name: str, channel: str, *, from_start: bool = False, filter_text: str = ""
     ) -> None:
-        """Durable on return. One that is there is left as it is."""
+        """Durable on return. One that is there is left as it is.
+
+        Raises ``ValueError`` (name, filter), QueueExistsError when it is there with another filter.
+        """
         queue = await self.loaded(namespace, name)
-        queue.create_channel(channel, from_start=from_start, filter_text=filter_text)
+        _channel(queue, channel, from_start, filter_text)
         await self.flush()
 
     async def delete_channel(self, namespace: str, name: str, channel: str) -> None:
@@ -334,13 +338,14 @@ class QueueEngine(QueueCommits):
         """A consumer of a channel, which is made when it is new. The caller closes it.
 
         ``max_in_flight`` may be 0 until `LocalConsumer.set_ready`. ``msg_timeout_s`` is the queue's when None.
-        ``owner`` is for people.
+        ``owner`` is for people. Raises ``ValueError`` (name, filter), QueueExistsError when the channel is there with
+        another filter than a given one.
         """
         if len(self._consumers) >= self._bounds.consumers_max:
             raise QueueFullError(f"{len(self._consumers)} consumers are connected: no more")
         queue = await self.loaded(namespace, name)
         is_new = channel not in queue.channels
-        found = queue.create_channel(channel, from_start=from_start, filter_text=filter_text)
+        found = _channel(queue, channel, from_start, filter_text)
         if is_new:
             await self.flush()
         timeout_s = queue.options.msg_timeout_s if msg_timeout_s is None else msg_timeout_s
@@ -448,3 +453,16 @@ class QueueEngine(QueueCommits):
 
 
 __all__ = ["DeadLetter", "EngineBounds", "QueueEngine", "StoredMessage"]
+
+
+def _channel(queue: Queue, name: str, from_start: bool, filter_text: str) -> Channel:
+    """The channel; a filter that is given is the channel's own, or the consumer would get what it did not ask for."""
+    found = queue.create_channel(name, from_start=from_start, filter_text=filter_text)
+    has = found.filter.text if found.filter is not None else ""
+    if filter_text and has != filter_text:
+        raise QueueExistsError(
+            f"the channel {name!r} of {queue.name!r} is there with "
+            + (f"the filter {has!r}" if has else "no filter")
+            + ": take another channel, or delete this one first"
+        )
+    return found

@@ -40,7 +40,7 @@ class Queues(ABC):
 
     @abstractmethod
     async def open_consumer(
-        self, name: str, channel: str, *, max_in_flight: int, from_start: bool, bytes_max: int | None
+        self, name: str, channel: str, *, max_in_flight: int, from_start: bool, bytes_max: int | None, filter_text: str
     ) -> Consumer:
         """A consumer; the caller closes it."""
 
@@ -103,23 +103,32 @@ class Queues(ABC):
         max_in_flight: int = DEFAULT_IN_FLIGHT,
         from_start: bool = False,
         bytes_max: int | None = None,
+        filter: str = "",
     ) -> AbstractAsyncContextManager[Messages]:
         """Take messages: ``async with queues.consume("jobs", "workers") as messages: async for m in messages: …``.
 
         The channel is made when it is new; then it gets what is published from now on, or everything that is there
         (``from_start``). The first channel of a queue always gets everything. At most ``max_in_flight`` messages, and
         about ``bytes_max`` bytes, are held without a result. What is held when the block ends goes to others at once.
+        A new channel gets only what its ``filter`` lets through: ``tag in (a, b) and header.size != 3``.
 
-        Raises QueueNotFoundError; later, while iterating, QueueConsumerClosedError when queue or channel is deleted.
+        Raises QueueNotFoundError, ``ValueError`` (ProtocolError from another member) for a malformed filter,
+        QueueExistsError when the channel is there with another one; later, while iterating, QueueConsumerClosedError
+        when queue or channel is deleted.
         """
-        return self._consume(name, channel, max_in_flight, from_start, bytes_max)
+        return self._consume(name, channel, max_in_flight, from_start, bytes_max, filter)
 
     @asynccontextmanager
     async def _consume(
-        self, name: str, channel: str, max_in_flight: int, from_start: bool, bytes_max: int | None
+        self, name: str, channel: str, max_in_flight: int, from_start: bool, bytes_max: int | None, filter_text: str
     ) -> AsyncGenerator[Messages, None]:
         consumer = await self.open_consumer(
-            name, channel, max_in_flight=max_in_flight, from_start=from_start, bytes_max=bytes_max
+            name,
+            channel,
+            max_in_flight=max_in_flight,
+            from_start=from_start,
+            bytes_max=bytes_max,
+            filter_text=filter_text,
         )
         async with consumer:
             yield Messages(consumer)
@@ -165,9 +174,12 @@ class Queues(ABC):
         """Delete a queue with all that is in it. Raises QueueNotFoundError."""
         await self.ask("delete", {"queue": name})
 
-    async def create_channel(self, name: str, channel: str, *, from_start: bool = False) -> None:
-        """Make a channel before anybody consumes from it. Idempotent. Raises QueueNotFoundError."""
-        await self.ask("create_channel", {"queue": name, "channel": channel, "from_start": from_start})
+    async def create_channel(self, name: str, channel: str, *, from_start: bool = False, filter: str = "") -> None:
+        """Make a channel before anybody consumes from it. Idempotent. Raises what `consume` raises."""
+        fields: dict[str, object] = {"queue": name, "channel": channel, "from_start": from_start}
+        if filter:
+            fields["filter"] = filter
+        await self.ask("create_channel", fields)
 
     async def delete_channel(self, name: str, channel: str) -> None:
         """Delete a channel with its dead letters. Raises QueueNotFoundError, ChannelNotFoundError."""

@@ -14,6 +14,7 @@ from dep2p.errors import (
     ProtocolNotSupportedError,
     QueueAccessError,
     QueueConsumerClosedError,
+    QueueExistsError,
     QueueNotFoundError,
     StreamClosedError,
 )
@@ -34,6 +35,7 @@ _FATAL: Final = (
     NotMemberError,
     ProtocolNotSupportedError,
     QueueAccessError,
+    QueueExistsError,
     QueueNotFoundError,
     ChannelNotFoundError,
     QueueConsumerClosedError,

@@ -61,7 +61,15 @@ class QueueHost(Protocol):
         ...
 
     async def subscribe(
-        self, peer: PeerId, name: str, channel: str, *, max_in_flight: int, bytes_max: int, from_start: bool
+        self,
+        peer: PeerId,
+        name: str,
+        channel: str,
+        *,
+        max_in_flight: int,
+        bytes_max: int,
+        from_start: bool,
+        filter_text: str,
     ) -> LocalConsumer:
         """A consumer for a member."""
         ...
@@ -204,15 +212,17 @@ class ServedQueueLink(Link):
         options = cast(dict[object, object], fields) if isinstance(fields, dict) else {}
         queue, channel = options.get("q"), options.get("c")
         items, size_bytes, from_start = options.get("n"), options.get("b"), options.get("s", False)
+        filter_text = options.get("f", "")
         if (
             not isinstance(queue, str)
             or not isinstance(channel, str)
             or not isinstance(items, int)
             or not isinstance(size_bytes, int)
             or not isinstance(from_start, bool)
+            or not isinstance(filter_text, str)
             or not 0 <= items <= _IN_FLIGHT_MAX
             or not 0 < size_bytes <= _IN_FLIGHT_BYTES_MAX
-            or not all(name in ("q", "c", "n", "b", "s") for name in options)
+            or not all(name in ("q", "c", "n", "b", "s", "f") for name in options)
         ):
             raise ProtocolError("SUBSCRIBE is malformed")
         if req_id in self._subscriptions:
@@ -222,17 +232,23 @@ class ServedQueueLink(Link):
             self._refuse(req_id, OverloadedError(f"{len(self._subscriptions)} subscriptions: no more"), _RETRY_AFTER_MS)
             return
         self._subscriptions[req_id] = _Subscription()
-        nursery.start_soon(self._serve_subscription, req_id, queue, channel, items, size_bytes, from_start)
+        nursery.start_soon(self._serve_subscription, req_id, queue, channel, items, size_bytes, from_start, filter_text)
 
     async def _serve_subscription(
-        self, req_id: int, queue: str, channel: str, items: int, size_bytes: int, from_start: bool
+        self, req_id: int, queue: str, channel: str, items: int, size_bytes: int, from_start: bool, filter_text: str
     ) -> None:
         subscription = self._subscriptions[req_id]
         try:
             with subscription.scope:
                 try:
                     consumer = await self._host.subscribe(
-                        self.peer, queue, channel, max_in_flight=items, bytes_max=size_bytes, from_start=from_start
+                        self.peer,
+                        queue,
+                        channel,
+                        max_in_flight=items,
+                        bytes_max=size_bytes,
+                        from_start=from_start,
+                        filter_text=filter_text,
                     )
                 except (Dep2pError, ValueError) as error:
                     self._refuse(req_id, _public(error))

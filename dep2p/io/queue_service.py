@@ -158,7 +158,15 @@ class QueueService:
         self._engine.publish_soon(self._realm_id, name, new_messages(messages), publisher, on_done)
 
     async def subscribe(
-        self, peer: PeerId, name: str, channel: str, *, max_in_flight: int, bytes_max: int, from_start: bool
+        self,
+        peer: PeerId,
+        name: str,
+        channel: str,
+        *,
+        max_in_flight: int,
+        bytes_max: int,
+        from_start: bool,
+        filter_text: str = "",
     ) -> LocalConsumer:
         """See `QueueHost`."""
         self._rights.require(self._realm_id, name, peer, Right.CONSUME)
@@ -169,6 +177,7 @@ class QueueService:
             max_in_flight=max_in_flight,
             bytes_max=bytes_max,
             from_start=from_start,
+            filter_text=filter_text,
             owner=f"peer {peer}",
         )
 
@@ -214,7 +223,15 @@ class QueueService:
             await publisher.run()
 
     async def consume(
-        self, peer: PeerId, name: str, channel: str, *, max_in_flight: int, from_start: bool, bytes_max: int | None
+        self,
+        peer: PeerId,
+        name: str,
+        channel: str,
+        *,
+        max_in_flight: int,
+        from_start: bool,
+        bytes_max: int | None,
+        filter_text: str = "",
     ) -> RemoteConsumer:
         """From a member's queue."""
         nursery = self._nursery
@@ -223,6 +240,8 @@ class QueueService:
         options: dict[str, object] = {"q": name, "c": channel, "n": max_in_flight, "b": bytes_max or _BYTES_MAX_DEFAULT}
         if from_start:
             options["s"] = True
+        if filter_text:
+            options["f"] = filter_text
         consumer = RemoteConsumer(self._pool, peer, name, channel, options, self._limits, self._counters)
         self._consumers[consumer] = None
         nursery.start_soon(self._run_consumer, consumer)
@@ -320,10 +339,16 @@ class RemoteQueues(Queues):
         return await self._service.publish(self.peer, name, messages, timeout_s)
 
     async def open_consumer(
-        self, name: str, channel: str, *, max_in_flight: int, from_start: bool, bytes_max: int | None
+        self, name: str, channel: str, *, max_in_flight: int, from_start: bool, bytes_max: int | None, filter_text: str
     ) -> Consumer:
         return await self._service.consume(
-            self.peer, name, channel, max_in_flight=max_in_flight, from_start=from_start, bytes_max=bytes_max
+            self.peer,
+            name,
+            channel,
+            max_in_flight=max_in_flight,
+            from_start=from_start,
+            bytes_max=bytes_max,
+            filter_text=filter_text,
         )
 
 
@@ -346,8 +371,14 @@ class LocalQueues(Queues):
         return await self._engine.publish(self._namespace, name, new_messages(messages), timeout_s=timeout_s)
 
     async def open_consumer(
-        self, name: str, channel: str, *, max_in_flight: int, from_start: bool, bytes_max: int | None
+        self, name: str, channel: str, *, max_in_flight: int, from_start: bool, bytes_max: int | None, filter_text: str
     ) -> Consumer:
         return await self._engine.subscribe(
-            self._namespace, name, channel, max_in_flight=max_in_flight, bytes_max=bytes_max, from_start=from_start
+            self._namespace,
+            name,
+            channel,
+            max_in_flight=max_in_flight,
+            bytes_max=bytes_max,
+            from_start=from_start,
+            filter_text=filter_text,
         )

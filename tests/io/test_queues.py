@@ -8,6 +8,7 @@ from dep2p.errors import (
     ChannelNotFoundError,
     MessageTooLargeError,
     NotInFlightError,
+    ProtocolError,
     QueueAccessError,
     QueueConsumerClosedError,
     QueueExistsError,
@@ -276,3 +277,28 @@ async def test_pause_peek_empty_and_export(autojump_clock: trio.testing.MockCloc
             await message.finish(durable=True)
             assert await there.empty("jobs", "c") > 0
         assert (await there.info("jobs"))["messages"] == 0
+
+
+async def test_a_channel_with_a_filter_gets_what_it_asked_for(autojump_clock: trio.testing.MockClock) -> None:
+    async with queue_sides() as [keeper, other]:
+        await keeper.queues.create("jobs")
+        there = other.at(keeper)
+        await there.create_channel("jobs", "reds", filter="tag = red")
+        for body, tag in ((b"1", "red"), (b"2", "blue"), (b"3", "red")):
+            await there.publish("jobs", body, tags=[tag])
+        async with (
+            there.consume("jobs", "reds", max_in_flight=5, filter="tag = red") as reds,
+            there.consume("jobs", "blues", max_in_flight=5, from_start=True, filter="not tag in (red)") as blues,
+        ):
+            assert [each.body for each in await take(reds, 2)] == [b"1", b"3"]
+            [blue] = await take(blues, 1)
+            assert blue.body == b"2"
+            with pytest.raises(QueueExistsError, match="'tag = red': take another channel"):
+                async with there.consume("jobs", "reds", filter="tag = blue"):
+                    pass
+        with pytest.raises(ProtocolError, match="wrong at 'tagged': expected tag or header"):
+            async with there.consume("jobs", "new", filter="tagged = red"):
+                pass
+        with pytest.raises(ValueError, match="ends too early"):
+            await keeper.queues.create_channel("jobs", "new", filter="tag in (a")
+        assert [each["name"] for each in (await there.info("jobs"))["channels"]] == ["reds", "blues"]
