@@ -43,11 +43,12 @@ class Person:
         self.children: list[subprocess.Popen[str]] = []
         self.daemon: subprocess.Popen[bytes] | None = None
         self.peer_id = ""
+        self.listen = "/ip4/127.0.0.1/tcp/0"
 
     def start(self, *options: str) -> None:
         with (self.directory / "daemon.log").open("ab") as log:
             self.daemon = subprocess.Popen(
-                [*DEP2P, "daemon", "--listen", "/ip4/127.0.0.1/tcp/0", *options],
+                [*DEP2P, "daemon", "--listen", self.listen, *options],
                 env=self.environment, stdout=log, stderr=log,
             )  # fmt: skip
         wait_for("the daemon's start", self._answers)
