@@ -89,6 +89,10 @@ class GroupCommit:
                 continue
             if await self._write_one():
                 retry_s = _RETRY_FIRST_S
+                # Who waited for it has a step each (in any order, hence two turns): what they publish and finish now
+                # goes together with what is handed out now, in one commit instead of two.
+                await trio.lowlevel.checkpoint()
+                await trio.lowlevel.checkpoint()
             else:
                 # What must not be lost (acknowledgements, attempts) stays in line; it is tried again for ever.
                 self.kick()
