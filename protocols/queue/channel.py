@@ -313,8 +313,9 @@ class Channel(ChannelPlaces):
         held = self._drop(consumer, key)
         self.counts["rejected"] += 1
         place = self._places[key[0]]
-        history = self._history(place, key[1])
-        self._die(place, held.message, held.attempts, history, reason or "rejected", self.queue.book.wall_us)
+        wall_us = self.queue.book.wall_us
+        history = add_failure(self._history(place, key[1]), wall_us, held.attempts, reason or "rejected")
+        self._die(place, held.message, held.attempts, history, reason or "rejected", wall_us)
         self._settled(consumer)
 
     def touch(self, consumer: Consumer, key: tuple[int, int], now: float) -> float:

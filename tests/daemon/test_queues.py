@@ -1,0 +1,92 @@
+"""Queues through the control API, over a real engine: publish, consume, settle, filters, and what is refused."""
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from tests.daemon.harness import Served
+
+CHANNEL = "/v1/queues/jobs/channels/c"
+CONSUME = f"{CHANNEL}/consume"
+
+
+@pytest.fixture
+def queues(served: Served) -> Served:
+    engine = served.node.queues.engine
+    served.call(served.control.nursery.start, engine.run)
+    answer = served.http.post("/v1/queues", json={"name": "jobs"})
+    assert answer.status_code == 201, answer.text
+    return served
+
+
+def _post(served: Served, path: str, **body: object) -> dict[str, Any]:
+    answer = served.http.post(path, json=body)
+    assert answer.status_code < 300, answer.text
+    return cast(dict[str, Any], answer.json())
+
+
+def _put(served: Served, *messages: dict[str, object]) -> None:
+    for message in messages:
+        _post(served, "/v1/queues/jobs/messages", **message)
+
+
+def _lines(answer: httpx.Response) -> Iterator[dict[str, Any]]:
+    assert answer.status_code == 200
+    for line in answer.iter_lines():
+        fields = cast(dict[str, Any], json.loads(line))
+        if fields.get("encoding") == "base64":
+            fields["data"] = base64.b64decode(fields["data"]).decode()
+        yield fields
+
+
+def _result(message: dict[str, Any], do: str, **more: object) -> dict[str, object]:
+    return {"id": message["id"], "do": do, **more}
+
+
+def test_a_message_is_published_taken_and_settled(queues: Served) -> None:
+    _put(queues, {"data": "one", "encoding": "utf-8"}, {"data": "two", "encoding": "utf-8", "key": "k", "tags": ["a"]})
+    with queues.http.stream("POST", CONSUME, params={"max_in_flight": "2"}) as answer:
+        lines = _lines(answer)
+        results = f"/v1/queue-consumers/{next(lines)['consumer']}/results"
+        one, two = next(lines), next(lines)
+        assert [one["data"], two["data"], two["key"], two["tags"], one["attempts"]] == ["one", "two", "k", ["a"], 1]
+        wanted = [_result(one, "finish"), _result(two, "requeue", reason="later")]
+        assert _post(queues, results, results=wanted, durable=True)["refused"] == {}
+        again = next(lines)
+        assert (again["id"], again["attempts"]) == (two["id"], 2)
+        late = _post(queues, results, results=[_result(one, "finish")])
+        assert late["refused"][one["id"]]["code"] == "D5206"
+        assert _post(queues, results, results=[_result(again, "touch")])["timeouts_s"][two["id"]] > 0
+        _post(queues, results, results=[_result(again, "reject", reason="bad")], durable=True)
+    dead = queues.http.get(f"{CHANNEL}/dead").json()["dead"]
+    assert [(each["message_id"], each["reasons"]) for each in dead] == [(two["id"], ["later", "bad"])]
+
+
+def test_a_consumer_that_hangs_up_gives_back_what_it_held(queues: Served) -> None:
+    _put(queues, {"data": "x", "encoding": "utf-8"})
+    for attempts in (1, 2):
+        with queues.http.stream("POST", CONSUME) as answer:
+            lines = _lines(answer)
+            consumer = next(lines)["consumer"]
+            assert next(lines)["attempts"] == attempts
+    queues.wait_until(lambda: len(queues.control.queue_consumers) == 0, "no consumer is connected")
+    gone = queues.http.post(
+        f"/v1/queue-consumers/{consumer}/results", json={"results": [{"id": "0" * 16, "do": "finish"}]}
+    )
+    assert gone.json()["code"] == "D5208"
+
+
+def test_filters(queues: Served) -> None:
+    _put(queues, {"data": "r", "encoding": "utf-8", "tags": ["red"]}, {"data": "b", "encoding": "utf-8", "tags": ["b"]})
+    with queues.http.stream("POST", CONSUME, params={"filter": "tag = b", "max_in_flight": "2"}) as answer:
+        lines = _lines(answer)
+        next(lines)
+        assert next(lines)["data"] == "b"
+    other = queues.http.post(CONSUME, params={"filter": "tag = red"})
+    assert other.json()["code"] == "D5204" and "take another channel" in other.json()["detail"]
+    malformed = queues.http.post(CONSUME, params={"filter": "tagged = b"})
+    assert malformed.json()["code"] == "D1005" and "expected tag or header.NAME" in malformed.json()["detail"]
