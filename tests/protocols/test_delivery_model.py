@@ -103,7 +103,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.to_receiver)
     @rule(data=st.data(), again=st.booleans())
     def arrive(self, data: Any, again: bool) -> None:
-        at = data.draw(st.integers(0, min(4, len(self.to_receiver) - 1)))
+        at = int(data.draw(st.integers(0, min(4, len(self.to_receiver) - 1))))
         frame = _frame(self.to_receiver[at] if again else self.to_receiver.pop(at))
         if not frame.req_id:
             self.receiver.on_hello(decode_hello(frame))
@@ -149,7 +149,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.to_sender)
     @rule(data=st.data(), again=st.booleans())
     def hear(self, data: Any, again: bool) -> None:
-        at = data.draw(st.integers(0, min(4, len(self.to_sender) - 1)))
+        at = int(data.draw(st.integers(0, min(4, len(self.to_sender) - 1))))
         self.sender.on_ack(decode_ack(_frame(self.to_sender[at] if again else self.to_sender.pop(at))), self.now)
 
     @rule(seconds=st.sampled_from([0.5, 5.5, 61.0]))
