@@ -1,9 +1,11 @@
 """Durable queues: publish, consume, fan out, over a connection; beside other queue systems in the same run."""
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from bench import servers
 from bench.compare import Run, alternate
 from bench.processes import Crew, Worker
 from bench.queue_peers import PEERS, missing
@@ -25,8 +27,32 @@ class _Sides:
 
 async def queue(run: Run) -> list[Result]:
     """queue/publish, queue/consume, queue/fanout and queue/p2p; 1 KiB, durable before it is acknowledged."""
+    with _servers() as addresses:
+        return await _queue(run, addresses)
+
+
+@contextmanager
+def _servers() -> Generator[dict[str, str], None, None]:
+    """Addresses of Redis and PostgreSQL: those named in the environment, or servers of this run where installed."""
+    addresses: dict[str, str] = {}
+    with ExitStack() as stack:
+        for name, make in (("redis", servers.redis), ("postgres", servers.postgres)):
+            addresses[name] = os.environ.get(f"DEP2P_BENCH_{name.upper()}", "")
+            if addresses[name]:
+                continue
+            try:
+                server = make()
+            except servers.NotInstalledError:
+                continue
+            stack.callback(server.remove)
+            server.start()
+            addresses[name] = server.url
+        yield addresses
+
+
+async def _queue(run: Run, addresses: dict[str, str]) -> list[Result]:
     async with run.crew() as crew:
-        sides = await _start(crew)
+        sides = await _start(crew, addresses)
         ours, seconds = sides.ours, run.effort.seconds
 
         def mine(command: str, **options: object) -> Measure:
@@ -94,10 +120,9 @@ def _one(value: float) -> list[Sample]:
     return [Sample(value)]
 
 
-async def _start(crew: Crew) -> _Sides:
+async def _start(crew: Crew, addresses: dict[str, str]) -> _Sides:
     ours = await crew.start("dep2p", "engine", _MODULE)
     await ours.call("open")
-    addresses = {name: os.environ.get(f"DEP2P_BENCH_{name.upper()}", "") for name in ("redis", "postgres")}
     peers: dict[str, Worker] = {}
     absent: dict[str, str] = {}
     for name, kind in PEERS.items():

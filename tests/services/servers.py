@@ -1,95 +1,36 @@
-"""PostgreSQL and Redis servers of a test run: on free loopback ports, in temporary directories, stopped at its end."""
+"""PostgreSQL and Redis for tests: skipped with the reason where they are not installed; where CI=true that fails."""
 
 import os
-import shutil
-import signal
-import socket
-import subprocess
-import tempfile
-import time
-from pathlib import Path
+from collections.abc import Callable
+from typing import NoReturn
 
 import pytest
 
+from bench import servers
+from bench.servers import NotInstalledError, Server, free_port
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+__all__ = ["Server", "free_port", "missing", "postgres", "redis"]
 
 
-def missing(what: str) -> None:
+def missing(reason: str) -> NoReturn:
     """Skips, with the reason; where CI=true it fails."""
-    reason = f"{what} is not installed here: run packaging/services.sh"
     if os.environ.get("CI") == "true":
         pytest.fail(reason)
     pytest.skip(reason)
 
 
-class Server:
-    """A server that can be killed and started again on its port and data."""
-
-    def __init__(self, url: str, command: list[str], port: int, folder: Path) -> None:
-        self.url = url
-        self._command = command
-        self._port = port
-        self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
-        for _ in range(300):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self._port)) == 0:
-                    return
-            if self._process.poll() is not None:
-                break
-            time.sleep(0.05)
-        raise RuntimeError((self._folder / "log").read_text())
-
-    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        if self._process is not None:
-            os.kill(self._process.pid, how)
-            self._process.wait(20)
-            self._process = None
-
-    def remove(self) -> None:
-        self.stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
 def postgres() -> Server:
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    program = str(found[-1]) if found else shutil.which("initdb")
-    if program is None:
-        missing("PostgreSQL")
-    assert program is not None
-    folder = Path(tempfile.mkdtemp(prefix="dep2p-postgres-", dir="/tmp"))
-    as_user: list[str] = []
-    if os.geteuid() == 0:  # postgres refuses root
-        shutil.chown(folder, "postgres")
-        as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
-    data = folder / "data"
-    subprocess.run(
-        [*as_user, program, "-D", str(data), "-A", "trust", "-U", "dep2p", "-E", "UTF8", "--no-sync"],
-        check=True,
-        capture_output=True,
-        cwd=folder,
-    )
-    port = free_port()
-    command = [*as_user, str(Path(program).with_name("postgres")), "-D", str(data), "-p", str(port)]
-    command += ["-c", "listen_addresses=127.0.0.1", "-k", str(folder)]
-    return Server(f"postgresql://dep2p@127.0.0.1:{port}/postgres", command, port, folder)
+    """A new server, not started."""
+    return _made(servers.postgres)
 
 
 def redis() -> Server:
-    program = shutil.which("redis-server")
-    if program is None:
-        missing("Redis")
-    assert program is not None
-    folder = Path(tempfile.mkdtemp(prefix="dep2p-redis-", dir="/tmp"))
-    port = free_port()
-    command = [program, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", ""]
-    command += ["--appendonly", "yes", "--appendfsync", "always"]
-    return Server(f"redis://127.0.0.1:{port}/0", command, port, folder)
+    """A new server, not started."""
+    return _made(servers.redis)
+
+
+def _made(make: Callable[[], Server]) -> Server:
+    try:
+        return make()
+    except NotInstalledError as error:
+        missing(str(error))
