@@ -54,7 +54,9 @@ class Receiving:
         self._inbox_bytes = 0
         self._handled: list[int] = []
         self._rejected: list[tuple[int, str]] = []
+        self._peer = self.link.peer
         self._without_handler: dict[int, int] = {}
+        self._handled_count = 0
         self._known: HeaderMap | None = None
         self._known_name = ""
         """Of the handler; empty for a message of a topic."""
@@ -197,7 +199,7 @@ class Receiving:
         teller = self if not self._is_over else service.receiving_of(self.link.peer, lane)
         if reason is None:
             lane.finish(number)
-            self._counters["messages_handled"] += 1
+            self._handled_count += 1
             if teller is self:
                 self._handled.append(number)
             elif teller is not None:
@@ -227,7 +229,7 @@ class Receiving:
         else:
             await entry.take_place()
         try:
-            await entry.fn(Notice(self.link.peer, name, body, dict(app) if app else {}))
+            await entry.fn(Notice(self._peer, name, body, dict(app) if app else {}))
         except HandlerError as error:
             return str(error) or "the handler failed"
         except Exception:
@@ -263,6 +265,8 @@ class Receiving:
             self._tell()
 
     def _tell(self) -> None:
+        self._counters["messages_handled"] += self._handled_count
+        self._handled_count = 0
         if not self._handled and not self._rejected:
             return
         if self._is_durable:

@@ -63,7 +63,12 @@ class ReceiverLane:
 
         Raises :class:`ProtocolError` for a number outside the window.
         """
-        if number > self.floor + WINDOW_MAX:
+        floor = self.floor
+        if number == floor + 1 and number not in self._working and not self._rejected and not self._waiting:
+            if not self._done:  # nearly always
+                self._working[number] = None
+                return "handle"
+        if number > floor + WINDOW_MAX:
             raise ProtocolError(f"message {number} is more than {WINDOW_MAX} above the settled {self.floor}")
         if number <= self.floor or number in self._done:
             self.repeated += 1
@@ -81,11 +86,13 @@ class ReceiverLane:
     def finish(self, number: int) -> None:
         """Its handler took it."""
         self._working.pop(number, None)
-        self._waiting.pop(number, None)
-        if number <= self.floor:
-            return
-        self._done[number] = None
-        self._raise_floor()
+        if self._waiting:
+            self._waiting.pop(number, None)
+        if number == self.floor + 1 and not self._done:  # nearly always
+            self.floor = number
+        elif number > self.floor:
+            self._done[number] = None
+            self._raise_floor()
 
     def reject(self, number: int, reason: str) -> None:
         """It will not be handled."""
