@@ -17,7 +17,8 @@ class QueuesConfig:
     path, or postgresql://… or redis://…, whose drivers come with dep2p[postgres] and dep2p[redis]."""
     sync: Literal["always", "interval", "never"] = "always"
     """When a publish is acknowledged: "always" when it is on the disk; "interval" and "never" sooner, so that a power
-    failure, but not a crash of the daemon, may lose the last messages."""
+    failure, but not a crash of the daemon, may lose the last messages ("interval" syncs at most once a second, with a
+    later commit: what precedes a pause waits for the system)."""
     msg_timeout_s: float = 60.0
     """A message that its consumer has not settled or touched for so long goes to another one (NSQ: 60 s)."""
     max_attempts: int = 5

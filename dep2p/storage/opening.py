@@ -1,14 +1,27 @@
 """A queue store by its address; the drivers of servers are imported only when they are asked for."""
 
+import re
+from typing import Final
+from urllib.parse import urlsplit
+
 from dep2p.errors import StoreError
 from dep2p.storage.interface import QueueStore
 from dep2p.storage.sqlite import Sync
 
+_RAW: Final = re.compile(r"[/?#\[\]\s@]|:.*:|%(?![0-9a-fA-F]{2})")
+"""What cannot stand in a user's name or password as it is."""
+
 
 def open_url(url: str, sync: Sync) -> QueueStore:
-    """A store on a server, not opened. Raises ``ValueError`` for an unknown scheme, StoreError without its driver."""
+    """A store on a server, not opened.
+
+    Raises ``ValueError`` for an unknown scheme or a malformed address (whose text may hold a password and is never
+    shown), StoreError without its driver.
+    """
     scheme = url.partition("://")[0]
     is_synced = sync == "always"
+    if scheme in ("postgresql", "postgres", "redis", "rediss"):
+        _check_address(scheme, url)
     if scheme in ("postgresql", "postgres"):
         try:
             from dep2p.storage.postgres import PostgresStore
@@ -22,6 +35,22 @@ def open_url(url: str, sync: Sync) -> QueueStore:
             raise _no_driver("Redis", "redis") from None
         return RedisStore(url, is_synced=is_synced)
     raise ValueError(f"{scheme}:// is no store: use memory, a path, postgresql://… or redis://…")
+
+
+def _check_address(scheme: str, url: str) -> None:
+    """Drivers quote what they cannot parse, with the password in it: so they never get to see such an address."""
+    rest = url.partition("://")[2]
+    who, at, where = rest.rpartition("@")
+    try:
+        is_right = not (at and _RAW.search(who)) and urlsplit(f"{scheme}://{where}").port != 0
+    except ValueError:  # the port
+        is_right = False
+    if not is_right:
+        raise ValueError(
+            f"the address of the store, {scheme}://…, is malformed (it is not shown: it may hold a password). Write "
+            f"{scheme}://USER:PASSWORD@HOST:PORT/NAME, and @ : / ? # % and spaces in a password as %40 %3A %2F %3F %23 "
+            "%25 %20"
+        )
 
 
 def _no_driver(name: str, extra: str) -> StoreError:

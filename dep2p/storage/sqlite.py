@@ -27,7 +27,8 @@ from dep2p.protocols.queue.records import (
 )
 
 Sync = Literal["always", "interval", "never"]
-"""When a commit is on disk: before it returns; within ``SYNC_INTERVAL_S``; or when the system thinks so."""
+"""When a commit is on disk: before it returns; with the first commit ``SYNC_INTERVAL_S`` after the last fsync
+(so the last commits before a pause when the system thinks so); or always when the system thinks so."""
 
 SCHEMA_VERSION: Final = 2
 SYNC_INTERVAL_S: Final = 1.0
