@@ -6,6 +6,7 @@ process's environment: it comes in as a mapping.
 """
 
 import hashlib
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -177,19 +178,22 @@ class Config:
         return Path(self.control.socket).expanduser()
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
-        """Plain values by section and key, ready for JSON."""
+        """Plain values by section and key, ready for JSON; a password in a URL is shown as ``***``."""
         return {
-            section: {name: _plain(getattr(getattr(self, section), name)) for name in keys}
+            section: {name: _plain(_shown(getattr(getattr(self, section), name))) for name in keys}
             for section, keys in KEYS.items()
         }
 
     def to_toml(self, *, origin: bool = False) -> str:
-        """The effective configuration as TOML; with ``origin``, a comment after each value tells its origin."""
+        """The effective configuration as TOML; with ``origin``, a comment after each value tells its origin.
+
+        A password in a URL is shown as ``***``.
+        """
         lines: list[str] = []
         for section, keys in KEYS.items():
             lines += ["", f"[{section}]"] if lines else [f"[{section}]"]
             for name, key in keys.items():
-                line = f"{name} = {as_toml(getattr(getattr(self, section), name))}"
+                line = f"{name} = {as_toml(_shown(getattr(getattr(self, section), name)))}"
                 lines.append(f"{line}  # {self.origins.get(key.path, 'default')}" if origin else line)
         return "\n".join(lines) + "\n"
 
@@ -412,6 +416,10 @@ def _check_relations(config: Config) -> None:
             f"{origins['control.socket']}: [control] socket: {socket} is longer than the {SOCKET_PATH_BYTES_MAX} bytes "
             "of a Unix socket's path. Choose a shorter one."
         )
+
+
+def _shown(value: object) -> object:
+    return re.sub(r"^(\w+://[^:@/]*):.*@", r"\1:***@", value) if isinstance(value, str) else value
 
 
 def _plain(value: object) -> object:

@@ -75,6 +75,16 @@ def test_what_is_shown_can_be_read_back(tmp_path: Path) -> None:
     assert "#" not in config.to_toml()
 
 
+@pytest.mark.parametrize("password", ["hush", "hu/sh", "hu@sh", "hu%23sh"])
+def test_a_password_in_a_url_is_not_shown(tmp_path: Path, password: str) -> None:
+    store = f"postgresql://me:{password}@host:5432/x"
+    config = load_config(flags={"node.data_dir": str(tmp_path), "queues.store": store})
+    assert config.queues.store == store
+    assert config.as_dict()["queues"]["store"] == "postgresql://me:***@host:5432/x"
+    assert 'store = "postgresql://me:***@host:5432/x"' in config.to_toml()
+    assert "sh@" not in config.to_toml()
+
+
 def test_the_data_directory() -> None:
     assert default_data_dir({"XDG_DATA_HOME": "/x"}) == Path("/x/dep2p")
     assert default_data_dir({"XDG_DATA_HOME": "relative"}) == Path("~/.local/share/dep2p").expanduser()
