@@ -239,8 +239,10 @@ class QueueCommits:
                     channel.wake()
 
     async def flush(self) -> None:
-        """Return when everything that was said until now is durable. Raises StoreError when it cannot be written now;
-        it is tried again then."""
+        """Return when everything that was said until now is durable, but for publishes, whose callers know.
+
+        Raises StoreError when it cannot be written now; it is tried again then.
+        """
         if self._closing:
             raise StreamClosedError("the queues are closed")
         flush = _Flush()
@@ -251,7 +253,7 @@ class QueueCommits:
             raise StoreError(str(flush.error)) from flush.error
 
     def when_durable(self, call: Callable[[], None]) -> None:
-        """Call when everything that was said until now is durable."""
+        """Call when everything that was said until now, but for publishes, is durable."""
         self._durable.append(call)
         self.commits.kick()
 

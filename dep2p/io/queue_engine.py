@@ -33,6 +33,9 @@ from dep2p.protocols.queue.queue import Publish, Queue
 from dep2p.storage.interface import QueueStore
 
 _BYTES_MAX: Final = 67_108_864
+_REPLAY_ITEMS: Final = 256
+_REPLAY_BYTES: Final = 4_194_304
+"""Dead letters are replayed in steps of so many."""
 
 OnPublished = Callable[[Sequence[tuple[int, int]], Dep2pError | None], None]
 
@@ -67,18 +70,24 @@ class _Waiter:
         if task is not None:
             trio.lowlevel.reschedule(task, Value(None))
 
-    async def wait(self) -> None:
-        """Until it was called. Cancelled, the publish goes on: its outcome is not known then."""
-        if self.publish is not None:
+    async def wait(self) -> list[tuple[int, int]]:
+        """Until it was called; gives the ids, or raises why not. Cancelled, the publish goes on: its outcome is not
+        known then."""
+        if self.publish is None:
+            self.task = trio.lowlevel.current_task()
+
+            def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+                self.task = None
+                return trio.lowlevel.Abort.SUCCEEDED
+
+            await trio.lowlevel.wait_task_rescheduled(abort)
+        else:
             await trio.lowlevel.checkpoint()
-            return
-        self.task = trio.lowlevel.current_task()
-
-        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-            self.task = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
+        publish = self.publish
+        assert publish is not None
+        if publish.error is not None:
+            raise type(publish.error)(*publish.error.args)
+        return publish.points()
 
 
 class QueueEngine(QueueCommits):
@@ -245,12 +254,7 @@ class QueueEngine(QueueCommits):
                     await self._room.park()
                 if queue.is_deleted:
                     queue = await self.loaded(namespace, name)
-        await waiter.wait()
-        publish = waiter.publish
-        assert publish is not None
-        if publish.error is not None:
-            raise type(publish.error)(*publish.error.args)
-        return publish.points()
+        return await waiter.wait()
 
     def settled(self, items: int, size: int) -> None:
         """For publishes: so much does not wait any more."""
@@ -406,18 +410,31 @@ class QueueEngine(QueueCommits):
         return await self._reader.dead_letters(namespace, name, channel, after_id=after_id, items_max=items_max)
 
     async def replay(self, namespace: str, name: str, channel: str, ids: Sequence[int] | None) -> int:
-        """Give dead letters (all, or these) to their channel again; returns how many."""
+        """Give dead letters (all that are there now, or these) to their channel again; returns how many.
+
+        Raises StoreError (StoreFullError) when they cannot be written: those that were not are dead letters still.
+        """
         queue = await self.loaded(namespace, name)
         found = queue.channel(channel)
-        count = 0
+        count = size = 0
+        waiters: list[_Waiter] = []
         async for row in self._reader.dead_rows(queue, found, ids):
-            queue.replay(found, row, lambda _publish: None, self.wall_us())
+            waiter = _Waiter(self, 1, len(row.body))
+            self._pending_items += 1
+            self._pending_bytes += waiter.size
+            waiters.append(waiter)
+            queue.replay(found, row, waiter, self.wall_us())
+            self.changed()
             count += 1
-            if not count % 256:
-                await self.flush()
+            size += waiter.size
+            if len(waiters) >= _REPLAY_ITEMS or size >= _REPLAY_BYTES:
+                for each in waiters:
+                    await each.wait()
+                waiters, size = [], 0
         if ids is not None and not count:
             raise QueueMessageNotFoundError(f"channel {channel!r} has none of these dead letters")
-        await self.flush()
+        for each in waiters:
+            await each.wait()
         return count
 
     async def forget_dead(self, namespace: str, name: str, channel: str, ids: Sequence[int] | None) -> int:

@@ -155,8 +155,9 @@ class QueueReader:
         return [_dead_letter(row) for row in rows]
 
     async def dead_rows(self, queue: Queue, channel: Channel, ids: Sequence[int] | None) -> AsyncIterator[DeadRow]:
-        """All dead letters, or those with these ids."""
+        """All dead letters that are there now, or those with these ids. What dies meanwhile does not come."""
         wanted = None if ids is None else dict.fromkeys(sorted(ids))
+        last = channel.last_dead_id
         after = 0
         while True:
             if wanted is not None:
@@ -169,6 +170,8 @@ class QueueReader:
                 return
             for row in rows:
                 after = row.id
+                if after > last:
+                    return
                 if wanted is None or row.id in wanted:
                     yield row
 

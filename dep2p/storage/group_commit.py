@@ -156,7 +156,9 @@ class GroupCommit:
             self.counters["batches_split"] += 1
         self.counters["publishes_failed"] += len(bad)
         self._owner.failed(batch, error, publishes=bad)
-        # Without them the rest may pass at once; when there was nothing to give up, only time can help.
+        # Without them the rest (acknowledgements, who waits in a flush) may pass at once; when there was nothing to
+        # give up, only time can help.
+        self.kick()
         return bool(bad)
 
     async def _find_bad(self, batch: StoreBatch) -> list[int]:

@@ -49,7 +49,7 @@ class ChannelPlaces:
         self.is_paused = is_paused
         self.consumers: dict[str, Consumer] = {}
         self.counts: Counter[str] = Counter()
-        self.last_dead_id = 0
+        self.last_dead_id: int = 0
         self.dead_items = 0
         self.is_awake = False
         self._places: dict[int, Place] = {}

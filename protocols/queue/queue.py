@@ -455,8 +455,21 @@ class Queue:
             self.book.unbury(self, channel.id, over)
 
     def replay(self, channel: Channel, row: DeadRow, on_done: Callable[[Publish], None], wall_us: int) -> Publish:
-        """A dead letter is given to its channel again, as a new message that no other channel sees."""
-        publish = Publish(on_done)
+        """A dead letter is given to its channel again, as a new message that no other channel sees.
+
+        It is gone when that is written.
+        """
+        is_unwritten = self.is_ephemeral or is_ephemeral(channel.name)
+
+        def done(publish: Publish) -> None:
+            if publish.error is None:
+                channel.dead_items = max(0, channel.dead_items - 1)
+                self.counts["replayed"] += 1
+                if is_unwritten:
+                    self.book.unbury(self, channel.id, row.id)
+            on_done(publish)
+
+        publish = Publish(done)
         log = self.logs.get(row.partition) or next(iter(self.logs.values()))
         seq = log.reserve(1)
         priority, attributes = row.meta[28], row.meta[29:]
@@ -464,16 +477,11 @@ class Queue:
         log.add(message)
         publish.rows.append(MessageRow(log.id, seq, encode_meta(message), row.body))
         publish.runs.append(Run(log.id, seq, 1))
-        channel.dead_items = max(0, channel.dead_items - 1)
-        self.counts["replayed"] += 1
+        if not is_unwritten:
+            publish.replaces = (channel.id, row.id)
         if self.is_ephemeral:
             self.book.publish_ephemeral(self, publish)
-            self.book.unbury(self, channel.id, row.id)
-        elif is_ephemeral(channel.name):
-            self.book.publish(self, publish)
-            self.book.unbury(self, channel.id, row.id)
         else:
-            publish.replaces = (channel.id, row.id)
             self.book.publish(self, publish)
         return publish
 

@@ -1,7 +1,7 @@
 """The engine on real stores: restarts, full disks, failing stores, clocks that jump, bounds. Bug reports by name."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,8 @@ import trio.testing
 
 from dep2p.errors import NotInFlightError, QueueFullError, StoreError, StoreFullError, StoreLockedError
 from dep2p.io.queue_engine import EngineBounds, QueueEngine
+from dep2p.io.queue_items import Delivery
+from dep2p.io.queue_local import LocalConsumer
 from dep2p.io.queue_settings import QueueSettings
 from dep2p.protocols.queue.message import NewMessage
 from dep2p.protocols.queue.options import QueueOptions
@@ -144,6 +146,66 @@ async def test_a_poison_message_ends_as_a_dead_letter(autojump_clock: trio.testi
         assert (delivery.body, delivery.attempts) == (b"poison", 1)
 
 
+def _reject(consumer: LocalConsumer, got: Sequence[Delivery]) -> None:
+    consumer.apply([Result(Settle.REJECT, each.partition, each.seq) for each in got])
+
+
+async def _make_dead_letters(engine: QueueEngine, consumer: LocalConsumer, count: int) -> None:
+    await engine.publish("", "jobs", messages(*[b"%d" % number for number in range(count)]))
+    while count:
+        got = await consumer.receive()
+        count -= len(got)
+        _reject(consumer, got)
+    await engine.flush()
+
+
+@pytest.mark.parametrize("channel", ["c", "c#ephemeral"])
+async def test_a_replay_that_finds_no_room_says_so_and_loses_no_letter(
+    channel: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    """It told how many were replayed, and the letters of an ephemeral channel were gone."""
+    store = KeptStore()
+
+    def full(batch: StoreBatch) -> None:
+        if batch.appends:
+            raise StoreFullError("no room: free some space")
+
+    async with running_engine(store) as engine:
+        await engine.create_queue("", "jobs")
+        async with await engine.subscribe("", "jobs", channel, max_in_flight=9) as consumer:
+            await _make_dead_letters(engine, consumer, 3)
+            store.trouble = full
+            with pytest.raises(StoreFullError, match="no room"):
+                await engine.replay("", "jobs", channel, None)
+            assert len(await engine.dead_letters("", "jobs", channel)) == 3
+            queue = engine.book.find("", "jobs")
+            assert (queue.channel(channel).dead_items, queue.counts["replayed"]) == (3, 0)
+            assert engine.statistics()["pending_items"] == 0
+            store.trouble = lambda _batch: None
+            assert await engine.replay("", "jobs", channel, None) == 3
+            assert await engine.dead_letters("", "jobs", channel) == []
+            assert (queue.channel(channel).dead_items, queue.counts["replayed"]) == (0, 3)
+            assert len(await consumer.receive()) == 3
+
+
+async def test_a_replay_does_not_run_after_letters_that_die_again(autojump_clock: trio.testing.MockClock) -> None:
+    async with running_engine() as engine:
+        await engine.create_queue("", "jobs")
+        async with await engine.subscribe("", "jobs", "c", max_in_flight=900) as consumer:
+            await _make_dead_letters(engine, consumer, 900)
+
+            async def reject_all() -> None:
+                while True:
+                    _reject(consumer, await consumer.receive())
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(reject_all)
+                assert await engine.replay("", "jobs", "c", None) == 900
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+        assert engine.book.find("", "jobs").channel("c").dead_items == 900
+
+
 async def test_a_queue_without_consumers_is_bounded(autojump_clock: trio.testing.MockClock) -> None:
     """nsqio/nsq#302: a topic without consumers grew until the disk was full."""
     async with running_engine() as engine:
@@ -162,9 +224,12 @@ async def test_a_queue_without_consumers_is_bounded(autojump_clock: trio.testing
 
 
 async def test_what_waits_to_become_durable_is_bounded(autojump_clock: trio.testing.MockClock) -> None:
-    async with running_engine(bounds=EngineBounds(pending_bytes_max=1_000)) as engine:
+    store = KeptStore()
+    peaks: list[int] = []
+    async with running_engine(store, bounds=EngineBounds(pending_bytes_max=1_500)) as engine:
         await engine.create_queue("", "jobs")
         done: list[int] = []
+        store.trouble = lambda _batch: peaks.append(engine.statistics()["pending_bytes"])
 
         async def publish(number: int) -> None:
             await engine.publish("", "jobs", messages(bytes(600)))
@@ -176,6 +241,7 @@ async def test_what_waits_to_become_durable_is_bounded(autojump_clock: trio.test
             await trio.testing.wait_all_tasks_blocked()
         assert len(done) == 20
         assert engine.statistics()["pending_bytes"] == 0
+    assert max(peaks) == 1_200  # two of 600
 
 
 async def test_a_cancelled_publish_can_be_repeated_without_harm(autojump_clock: trio.testing.MockClock) -> None:
@@ -212,6 +278,26 @@ async def test_a_full_store_refuses_publishes_and_nothing_else(autojump_clock: t
             await engine.publish("", "jobs", messages(b"5"))
             [last] = await consumer.receive()
             assert last.body == b"5"
+
+
+async def test_a_flush_in_one_batch_with_a_publish_that_finds_no_room_returns(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """It waited until something else was to be written: a replay, a new channel, an acknowledgement hung."""
+    store = KeptStore()
+
+    def full(batch: StoreBatch) -> None:
+        if batch.appends:
+            raise StoreFullError("no room: free some space")
+
+    async with running_engine(store) as engine:
+        await engine.create_queue("", "jobs")
+        store.trouble = full
+        failures: list[Exception | None] = []
+        engine.publish_soon("", "jobs", messages(b"1"), None, lambda _points, error: failures.append(error))
+        with trio.fail_after(10):
+            await engine.flush()
+        assert [type(each) for each in failures] == [StoreFullError]
 
 
 async def test_a_store_that_comes_back_goes_on_by_itself(autojump_clock: trio.testing.MockClock) -> None:
