@@ -9,7 +9,7 @@ TRACE_ROWS: Final = (
         "D7001",
         "no trace there",
         "The place holds no trace files (*.ndjson.zst), no readable event, or no report to compare.",
-        "Check the path; a node writes files there once they are complete, `dep2p simulate --trace DIR` at its end.",
+        "Check the path; `dep2p simulate --trace DIR` and `dep2p trace import` write files, each when it is complete.",
         404,
         EXIT_NOT_FOUND,
     ),

@@ -25,12 +25,12 @@ from dep2p.protocols.queue.records import (
     StoreBatch,
     StoreStatistics,
 )
+from dep2p.storage.sqlite_schema import MIGRATIONS, SCHEMA_VERSION
 
 Sync = Literal["always", "interval", "never"]
 """When a commit is on disk: before it returns; with the first commit ``SYNC_INTERVAL_S`` after the last fsync
 (so the last commits before a pause when the system thinks so); or always when the system thinks so."""
 
-SCHEMA_VERSION: Final = 2
 SYNC_INTERVAL_S: Final = 1.0
 _SEQ_BITS: Final = 40
 """The id of a row of messages is its partition and, in these bits, its number: appending costs a third so."""
@@ -46,31 +46,6 @@ _CHECKPOINT_PAGES: Final = 512
 _QUICK_CHECK_BYTES_MAX: Final = 67_108_864
 """Up to this size a file is checked as a whole when its last owner did not close it."""
 _BODY_BYTES_MAX: Final = 1 << 30
-
-_SCHEMA_1: Final = """
-create table definitions(key text primary key, value blob not null) without rowid;
-create table messages(id integer primary key, packed integer not null, meta blob not null, body blob not null);
-create table partitions(partition integer primary key, last_seq integer not null, trimmed integer not null,
-    items integer not null, bytes integer not null);
-create table cursors(channel integer not null, partition integer not null, floor integer not null,
-    handed_out integer not null, primary key (channel, partition)) without rowid;
-create table done(channel integer not null, partition integer not null, low integer not null, high integer not null,
-    primary key (channel, partition, low)) without rowid;
-create table states(channel integer not null, partition integer not null, seq integer not null,
-    attempts integer not null, due_us integer not null, history blob not null,
-    primary key (channel, partition, seq)) without rowid;
-create table dead(channel integer not null, id integer not null, partition integer not null, seq integer not null,
-    died_us integer not null, attempts integer not null, meta blob not null, body blob not null, history blob not null,
-    primary key (channel, id)) without rowid;
-"""
-_SCHEMA_2: Final = """
-create table last_dead(channel integer primary key, id integer not null);
-insert into last_dead select channel, max(id) from dead group by channel;
-create table owner(clean integer not null);
-insert into owner values (1);
-"""
-_MIGRATIONS: Final = (_SCHEMA_1, _SCHEMA_2)
-"""Statements that lead from version n to n + 1."""
 
 
 class SqliteStore:
@@ -127,24 +102,29 @@ class SqliteStore:
                 f"the queues' file {self.path} was written by a newer dep2p (schema {version}, this one knows "
                 f"{SCHEMA_VERSION}): start that version again, or move the file away to begin with empty queues"
             )
-        for script in _MIGRATIONS[version:]:
+        if version:
+            self._check_pages(db, version)  # before anything is written
+        for script in MIGRATIONS[version:]:
             for statement in script.split(";"):
                 if statement.strip():
                     db.execute(statement)
         db.execute(f"pragma user_version={SCHEMA_VERSION}")
-        was_clean = bool(db.execute("select clean from owner").fetchone()[0])
         db.execute("update owner set clean = 0")
         db.execute("commit")
-        if not was_clean and self.path.stat().st_size <= _QUICK_CHECK_BYTES_MAX:
-            found = db.execute("pragma quick_check(1)").fetchone()[0]
-            if found != "ok":
-                raise self._damaged(str(found))
         self._trimmed = dict(db.execute("select partition, trimmed from partitions"))
         for partition, trimmed in self._trimmed.items():
             # A trim that was cut short by the end of an earlier run goes on.
             oldest = _oldest(db, partition)
             if oldest is not None and oldest <= trimmed:
                 self._trims[partition] = trimmed
+
+    def _check_pages(self, db: sqlite3.Connection, version: int) -> None:
+        was_clean = version > 1 and bool(db.execute("select clean from owner").fetchone()[0])
+        if not was_clean and self.path.stat().st_size <= _QUICK_CHECK_BYTES_MAX:
+            found = db.execute("pragma quick_check(1)").fetchone()[0]
+            if found != "ok":
+                db.execute("rollback")
+                raise self._damaged(str(found))
 
     def _damaged(self, detail: str) -> StoreError:
         return StoreError(

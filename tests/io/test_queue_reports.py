@@ -122,7 +122,7 @@ def test_13_a_damaged_file_is_told_and_left_as_it_is(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(StoreError, match="damaged"):
         SqliteStore(path).open()
-    assert path.read_bytes()[page_bytes:] == content[page_bytes:]
+    assert path.read_bytes()[100:] == content[100:]  # all but the header, where SQLite counts who opened it
 
 
 async def test_17_a_second_delivery_says_so_and_has_the_same_id(autojump_clock: Clock) -> None:

@@ -1,0 +1,29 @@
+"""The tables of a queues' file, version by version."""
+
+from typing import Final
+
+SCHEMA_1: Final = """
+create table definitions(key text primary key, value blob not null) without rowid;
+create table messages(id integer primary key, packed integer not null, meta blob not null, body blob not null);
+create table partitions(partition integer primary key, last_seq integer not null, trimmed integer not null,
+    items integer not null, bytes integer not null);
+create table cursors(channel integer not null, partition integer not null, floor integer not null,
+    handed_out integer not null, primary key (channel, partition)) without rowid;
+create table done(channel integer not null, partition integer not null, low integer not null, high integer not null,
+    primary key (channel, partition, low)) without rowid;
+create table states(channel integer not null, partition integer not null, seq integer not null,
+    attempts integer not null, due_us integer not null, history blob not null,
+    primary key (channel, partition, seq)) without rowid;
+create table dead(channel integer not null, id integer not null, partition integer not null, seq integer not null,
+    died_us integer not null, attempts integer not null, meta blob not null, body blob not null, history blob not null,
+    primary key (channel, id)) without rowid;
+"""
+_SCHEMA_2: Final = """
+create table last_dead(channel integer primary key, id integer not null);
+insert into last_dead select channel, max(id) from dead group by channel;
+create table owner(clean integer not null);
+insert into owner values (1);
+"""
+MIGRATIONS: Final = (SCHEMA_1, _SCHEMA_2)
+"""Statements that lead from version n to n + 1."""
+SCHEMA_VERSION: Final = len(MIGRATIONS)

@@ -1,0 +1,55 @@
+"""Files of other versions: an older one is brought up to date with all it holds, a newer one is left as it is."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from dep2p.errors import StoreError
+from dep2p.protocols.queue.records import StoreBatch
+from dep2p.storage.sqlite import SqliteStore
+from dep2p.storage.sqlite_schema import SCHEMA_1, SCHEMA_VERSION
+
+
+def _first_version(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.executescript(SCHEMA_1)
+        db.execute("pragma user_version=1")
+        db.execute("insert into definitions values ('queue', x'01')")
+        db.execute("insert into messages values (?, 0, x'02', x'03')", (1 << 40 | 5,))
+        db.execute("insert into partitions values (1, 5, 4, 1, 1)")
+        db.execute("insert into dead values (7, 9, 1, 4, 0, 5, x'04', x'05', x'06')")
+    db.close()
+
+
+def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / "queues.sqlite"
+    _first_version(path)
+    for _ in range(2):  # the second time there is nothing to do
+        store = SqliteStore(path)
+        store.open()
+        assert store.load() == {"queue": b"\x01"}
+        assert [(row.seq, row.meta, row.body) for row in store.scan(1, 1, items_max=9, bytes_max=99)] == [
+            (5, b"\x02", b"\x03")
+        ]
+        assert [row.id for row in store.scan_dead(7, 0, items_max=9)] == [9]
+        store.commit(StoreBatch())
+        store.close()
+    with sqlite3.connect(path) as db:
+        assert db.execute("pragma user_version").fetchone() == (SCHEMA_VERSION,)
+        assert db.execute("select id from last_dead where channel = 7").fetchone() == (9,)
+    db.close()
+
+
+def test_a_file_of_a_newer_version_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "queues.sqlite"
+    store = SqliteStore(path)
+    store.open()
+    store.close()
+    with sqlite3.connect(path) as db:
+        db.execute(f"pragma user_version={SCHEMA_VERSION + 1}")
+    db.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="newer dep2p"):
+        SqliteStore(path).open()
+    assert path.read_bytes()[100:] == before[100:]
