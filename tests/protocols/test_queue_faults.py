@@ -55,6 +55,21 @@ def test_a_publish_that_waits_for_the_next_batch_is_not_remembered_before_it_is_
     assert [row.body for row in world.store.scan(1, 2_001, items_max=9, bytes_max=999)] == [b"late"]
 
 
+def test_a_batch_ends_with_the_publish_that_fills_it() -> None:
+    """8 MiB of bodies, and at most one publish more: a commit is bounded, whoever waits in line."""
+    world = World()
+    queue = world.create()
+    world.channel(queue)
+    done = [world.publish(queue, bytes(1_000_000), settle=False) for _ in range(20)]
+    sizes: list[int] = []
+    while world.book.has_changes:
+        batch = world.book.take_changes()
+        sizes.append(sum(len(row.body) for row in batch.appends))
+        world.book.committed(batch)
+    assert sizes == [9_000_000, 9_000_000, 2_000_000]
+    assert all(each.is_done for each in done)
+
+
 def test_a_replay_that_is_not_written_leaves_the_dead_letter_where_it_is() -> None:
     world = World()
     queue = world.create()
