@@ -173,7 +173,10 @@ async def test_a_thousand_hostile_handshakes_leave_bounded_state(autojump_clock:
         async with trio.open_nursery() as nursery:
             for number in range(1000):
                 nursery.start_soon(attack, number)
-        assert 0 < most <= 3 and handshakes.at_work == 0 and handshakes.verified == {}
+        # The attacker has its answer, or hung up, before the node's task for it has ended.
+        with trio.fail_after(30):
+            await handshakes.all_over()
+        assert 0 < most <= 3 and handshakes.verified == {}
         member = await nodes.add()
         assert member.membership.is_verified(await member.connect(node))
 
