@@ -9,6 +9,7 @@ from pathlib import Path
 import trio
 
 from bench.compare import FULL, QUICK, TINY, Run
+from bench.crash import STORES, crash
 from bench.delivery import delivery
 from bench.delivery_session import session
 from bench.dialing import dial
@@ -32,6 +33,7 @@ BENCHES: Mapping[str, tuple[Callable[[Run], Awaitable[list[Result]]], str]] = {
     "delivery": (delivery, "100 B reliably, outbox in memory and on disk, and pushed in order, against notifies"),
     "queue": (queue, "durable queues, 1 KiB: publish, consume, fan out, over a connection, against other queues"),
     "queue-scale": (queue_scale, "a backlog of a million messages, and 10,000 idle queues"),
+    "crash": (crash, "kill -9 of a process with queues, many times: nothing acknowledged is lost, no id given twice"),
     "session": (session, "100 B pushed in order through a session and taken, against plain notifies"),
     "simulator": (simulator, "simulated events a second of one core, against a bare heapq loop with flooding nodes"),
     "spark": (spark, "reports over a synthetic trace, warm and cold, against DuckDB; needs `make spark`"),
@@ -47,10 +49,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("name", metavar="NAME", choices=[*BENCHES, "all", "list"], help=", ".join(BENCHES))
     parser.add_argument("--quick", action="store_true", help="a shorter run, within 25 seconds for each benchmark")
     parser.add_argument("--json", action="store_true", help="one object on the last line of the output")
+    parser.add_argument("--store", choices=STORES, help="crash: only this store; else each that is installed")
+    parser.add_argument("--rounds", type=int, metavar="N", help="crash: how often to kill, 100 by default")
     parser.add_argument("--profile", metavar="DIR", type=Path, help="write a cProfile file for each process; slower")
     parser.add_argument("--tiny", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--ours", default="dep2p", help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.name not in ("crash", "all") and (options.store is not None or options.rounds is not None):
+        parser.error("--store and --rounds are options of crash")
+    if options.rounds is not None and options.rounds < 1:
+        parser.error(f"--rounds is {options.rounds}: at least 1")
+    return options
 
 
 def main(arguments: list[str]) -> int:
@@ -64,6 +73,7 @@ def main(arguments: list[str]) -> int:
     if options.profile is not None:
         options.profile.mkdir(parents=True, exist_ok=True)
     run = Run(effort, profile_dir=options.profile, ours=options.ours)
+    run.store, run.crash_rounds = options.store or "", options.rounds or 0
     report = Report(options.name, describe())
     failed = False
     for name in BENCHES if options.name == "all" else [options.name]:

@@ -43,6 +43,10 @@ class Run:
     profile_dir: Path | None = None
     ours: str = "dep2p"
     """The side measured as ours; another one only to try the benchmarks themselves."""
+    store: str = ""
+    """Of ``crash``: the one store to try; all when empty."""
+    crash_rounds: int = 0
+    """Of ``crash``: how often a process is killed; as the effort says when 0."""
 
     def crew(self) -> Crew:
         """The processes of one benchmark, as an async context manager."""

@@ -1,9 +1,12 @@
 """Durable queues: publish, consume, fan out, over a connection; beside other queue systems in the same run."""
 
 import os
+import signal
+import tempfile
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench import servers
 from bench.compare import Run, alternate
@@ -15,6 +18,8 @@ CHANNELS = 16
 _MODULE = "bench.queue_worker"
 _BACKLOG = 1_000_000
 _IDLE = 10_000
+_SMALL = 50_000
+"""Messages that are consumed from both backlogs, and all that the small one has."""
 Measure = Callable[[], Awaitable[Sample]]
 
 
@@ -84,40 +89,47 @@ async def _queue(run: Run, addresses: dict[str, str]) -> list[Result]:
 
 
 async def queue_scale(run: Run) -> list[Result]:
-    """queue/backlog and queue/idle: start-up, memory and speed with a million messages, and with 10,000 queues."""
+    """queue/backlog and queue/idle: start-up, memory and speed with a million messages, and with 10,000 queues.
+
+    Who fills a store is killed, not closed; each figure is of a new process.
+    """
     quick = run.effort.rounds < 9
     backlog = _BACKLOG // 10 if quick else _BACKLOG
     idle = _IDLE // 10 if quick else _IDLE
-    async with run.crew() as crew:
-        worker = await crew.start("dep2p", "scale", _MODULE)
-        empty = await worker.call("open")
-        before = await worker.call("consume", seconds=1.0)
-        await worker.call("fill", count=backlog, timeout_s=600)
-        await worker.call("close")
-        opened = await worker.call("open")
-        drained = await worker.call("drain_backlog", seconds=3.0, timeout_s=120)
-        await worker.call("close")
-        await worker.call("open", name="idle.sqlite")
-        await worker.call("idle", count=idle, timeout_s=600)
-        await worker.call("close")
-        reopened = await worker.call("open", name="idle.sqlite")
-    rate = drained["count"] / drained["elapsed_s"]
+    root = Path(__file__).parent.parent / ".run"
+    root.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="dep2p-bench-scale-", dir=root) as folder:
+        async with run.crew() as crew:
+            for name, command, count in (
+                ("empty", "fill", 0),
+                ("small", "fill", _SMALL),
+                ("large", "fill", backlog),
+                ("idle", "idle", idle),
+            ):
+                filler = await crew.start("dep2p", f"fills {name}", _MODULE)
+                await filler.call("open", name=f"{folder}/{name}.sqlite")
+                await filler.call(command, count=count, timeout_s=900)
+                os.kill(filler.pid, signal.SIGKILL)
+                await crew.end(filler)
+            opened: dict[str, dict[str, float]] = {}
+            drained: dict[str, dict[str, float]] = {}
+            for name in ("empty", "small", "large", "idle"):
+                reader = await crew.start("dep2p", f"reads {name}", _MODULE)
+                opened[name] = await reader.call("open", name=f"{folder}/{name}.sqlite", timeout_s=120)
+                if name in ("small", "large"):
+                    drained[name] = await reader.call("drain_backlog", count=_SMALL, timeout_s=300)
+                await crew.end(reader)
+    start_ms = {name: [Sample(each["elapsed_s"] * 1e3)] for name, each in opened.items()}
+    memory = {name: [Sample(each["rss_mb"])] for name, each in {**opened, **drained}.items()}
+    rate = {name: [Sample(_rate(each), cpu_us=each["cpu_us"])] for name, each in drained.items()}
+    empty, few = "an empty store", f"a backlog of {_SMALL:,}"
     return [
-        Result(
-            "queue/backlog/start",
-            "ms",
-            "an empty store",
-            _one(opened["elapsed_s"] * 1e3),
-            _one(empty["elapsed_s"] * 1e3),
-        ),
-        Result("queue/backlog/memory", "MB", "an empty store", _one(drained["rss_mb"]), _one(empty["rss_mb"])),
-        Result("queue/backlog", "1/s", "publish and consume without one", _one(rate), _one(_rate(before))),
-        Result("queue/idle", "ms", "an empty store", _one(reopened["elapsed_s"] * 1e3), _one(empty["elapsed_s"] * 1e3)),
+        Result("queue/backlog/start", "ms", empty, start_ms["large"], start_ms["empty"]),
+        Result("queue/backlog/memory", "MB", few, memory["large"], memory["small"]),
+        Result("queue/backlog", "1/s", few, rate["large"], rate["small"]),
+        Result("queue/idle", "ms", empty, start_ms["idle"], start_ms["empty"]),
+        Result("queue/idle/memory", "MB", empty, memory["idle"], memory["empty"]),
     ]
-
-
-def _one(value: float) -> list[Sample]:
-    return [Sample(value)]
 
 
 async def _start(crew: Crew, addresses: dict[str, str]) -> _Sides:

@@ -155,20 +155,24 @@ class Commands:
         async with trio.open_nursery() as nursery:
             for _ in range(4):
                 nursery.start_soon(publish, count // 4)
+        await engine.flush()
         return {"bytes_on_disk": engine.store.statistics().bytes_on_disk}
 
-    async def drain_backlog(self, seconds: float) -> dict[str, object]:
-        """Consume from the backlog for some seconds."""
+    async def drain_backlog(self, count: int) -> dict[str, object]:
+        """Consume so many from the backlog; durably."""
         engine = self._ours
-        count = 0
+        taken = 0
+        cpu_s = time.process_time()
         began_s = time.perf_counter()
         async with await engine.subscribe("", "backlog", "c", max_in_flight=1_024) as consumer:
-            while time.perf_counter() - began_s < seconds:
+            while taken < count:
                 got = await consumer.receive(256)
-                count += len(got)
+                taken += len(got)
                 consumer.finish([(each.partition, each.seq) for each in got])
             await engine.flush()
-        return {"count": count, "elapsed_s": time.perf_counter() - began_s, "rss_mb": _rss_mb()}
+        elapsed_s = time.perf_counter() - began_s
+        used_us = (time.process_time() - cpu_s) / taken * 1e6
+        return {"count": taken, "elapsed_s": elapsed_s, "rss_mb": _rss_mb(), "cpu_us": used_us}
 
     async def idle(self, count: int) -> dict[str, object]:
         """Queues with one message and one channel each."""
@@ -184,12 +188,6 @@ class Commands:
         async with trio.open_nursery() as nursery:
             for number in range(count):
                 nursery.start_soon(make, number)
-        return {}
-
-    async def close(self) -> dict[str, object]:
-        """Close the engine, as the end of a process does."""
-        await self._ours.aclose()
-        self._engine = None
         return {}
 
     @property

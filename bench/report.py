@@ -29,6 +29,8 @@ class Result:
     peer: str
     ours: Sequence[Sample]
     theirs: Sequence[Sample]
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    """What was counted beside it."""
 
     @property
     def value(self) -> float:
@@ -55,7 +57,7 @@ class Result:
             if value is not None:
                 made[key] = _round(value)
         made |= {"peer": self.peer, "peer_value": _round(self.peer_value), "ratio": _round(self.ratio)}
-        return made
+        return made | dict(self.counts)
 
 
 @dataclass(slots=True)
@@ -102,7 +104,9 @@ class Report:
             ).rstrip()
             for row in rows
         ]
-        return "\n".join([*(f"{key}: {_flat(value)}" for key, value in self.environment.items()), "", *lines])
+        counted = [f"{result.name}: {_flat(result.counts)}" for result in self.results if result.counts]
+        about = [f"{key}: {_flat(value)}" for key, value in self.environment.items()]
+        return "\n".join([*about, "", *lines, *counted])
 
 
 def percentile(ordered: Sequence[float], fraction: float) -> float:

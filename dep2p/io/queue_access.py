@@ -83,12 +83,15 @@ class Rights:
         """Set by the engine: what changes is committed with the next batch."""
 
     def restore(self, definitions: Mapping[str, bytes]) -> None:
-        """What was kept."""
+        """What was kept. Raises ``ValueError``, ProtocolError for a damaged definition."""
         for key, raw in definitions.items():
             if key.startswith(_PREFIX):
                 namespace, _, name = key[len(_PREFIX) :].partition("/")
                 value = decode_bounded(raw, f"the definition {key}", depth_max=3, entries_max=_PEERS_MAX)
-                self._by_queue[namespace, name] = parse_access(value, self.default)
+                try:
+                    self._by_queue[namespace, name] = parse_access(value, self.default)
+                except ValueError as error:
+                    raise ValueError(f"the store's definition {key[:120]!r} is damaged ({error})") from None
 
     def of(self, namespace: str, name: str) -> Access:
         """That of a queue."""

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 import trio
 
-from dep2p.errors import StoreError, StreamClosedError
+from dep2p.errors import ProtocolError, StoreError, StreamClosedError
 from dep2p.io.queue_access import Rights
 from dep2p.protocols.queue.book import QueueBook
 from dep2p.protocols.queue.log import Read
@@ -78,9 +78,17 @@ class QueueCommits:
         """Open the store and know its queues; none is loaded. Raises StoreError."""
         definitions = await self.call(self._open)
         self.book.at(self.wall_us())
-        self.book.restore(definitions)
+        try:
+            self.book.restore(definitions)
+            if self._rights is not None:
+                self._rights.restore(definitions)
+        except (ProtocolError, ValueError) as error:
+            await self.call(self.store.close)
+            raise StoreError(
+                f"the queues in {self.store.place} are damaged: {error}. Nothing was changed: bring back a backup, or "
+                "move them away to begin with none"
+            ) from error
         if self._rights is not None:
-            self._rights.restore(definitions)
             self._rights.save = self._define
 
     def _open(self) -> dict[str, bytes]:

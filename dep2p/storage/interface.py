@@ -16,6 +16,11 @@ class QueueStore(Protocol):
         """Whether what was committed outlives the process."""
         ...
 
+    @property
+    def place(self) -> str:
+        """Where it is, for people: without a password."""
+        ...
+
     def open(self) -> None:
         """Create or migrate what is kept, lock it, and check that it is sound. Raises StoreError with what to do."""
         ...

@@ -36,6 +36,7 @@ class MemoryStore:
     """Nothing outlives the process; its bounds are those of the queues (`QueueOptions.items_max`, ``bytes_max``)."""
 
     is_durable = False
+    place = "memory"
 
     def __init__(self) -> None:
         self._definitions: dict[str, bytes] = {}

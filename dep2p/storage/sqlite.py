@@ -55,6 +55,7 @@ class SqliteStore:
 
     def __init__(self, path: Path, *, sync: Sync = "always", compress_bytes_min: int = 4_096) -> None:
         self.path = path
+        self.place = str(path)
         self.sync: Sync = sync
         self._compress_bytes_min = compress_bytes_min
         self._db: sqlite3.Connection | None = None

@@ -27,6 +27,8 @@ _EPHEMERAL_DEAD_MAX: Final = 10_000
 _LONG_AGO_US: Final = 1
 """In the place of a damaged message is one that has expired: channels and the sweep pass it by."""
 
+_OPTION_NAMES: Final = frozenset(options_as_dict(QueueOptions()))
+
 QueueKey = tuple[str, str]
 """Namespace and name."""
 
@@ -85,27 +87,39 @@ class QueueBook:
 
     def restore(self, definitions: Mapping[str, bytes]) -> None:
         """Know the queues that the store has. Cheap: none of them is loaded. Raises ProtocolError for a damaged one."""
+        options: dict[bytes, QueueOptions] = {}
         for key, raw in definitions.items():
-            kind, _, rest = key.partition("/")
-            if kind == "ids":
-                partition, channel = cast(list[int], _decode(raw, key))
-                self._next_partition = max(self._next_partition, partition)
-                self._next_channel = max(self._next_channel, channel)
-            elif kind == "queue":
-                namespace, _, name = rest.rpartition("/")
-                self._restore_queue(namespace, name, cast(dict[str, Any], _decode(raw, key)))
-            elif kind == "publisher":
-                partition_text, _, publisher = rest.partition("/")
-                last, runs = cast(list[Any], _decode(raw, key))
-                recent = {int(first): [Run(*run) for run in each] for first, each in runs}
-                self._publishers.setdefault(int(partition_text), []).append(
-                    (bytes.fromhex(publisher), int(last), recent)
-                )
+            try:
+                self._restore(key, raw, options)
+            except (ProtocolError, KeyError, TypeError, ValueError, AttributeError) as error:
+                raise ProtocolError(f"the store's definition {key[:120]!r} is damaged ({error})") from None
 
-    def _restore_queue(self, namespace: str, name: str, fields: dict[str, Any]) -> None:
-        known = {key: value for key, value in fields["options"].items() if key in options_as_dict(QueueOptions())}
-        # Floats travel as text: CBOR of ours has none.
-        options = options_from({key: float(v) if isinstance(v, str) else v for key, v in known.items()})
+    def _restore(self, key: str, raw: bytes, options: dict[bytes, QueueOptions]) -> None:
+        kind, _, rest = key.partition("/")
+        if kind == "ids":
+            partition, channel = cast(list[int], _decode(raw, key))
+            self._next_partition = max(self._next_partition, partition)
+            self._next_channel = max(self._next_channel, channel)
+        elif kind == "queue":
+            namespace, _, name = rest.rpartition("/")
+            self._restore_queue(namespace, name, cast(dict[str, Any], _decode(raw, key)), options)
+        elif kind == "publisher":
+            partition_text, _, publisher = rest.partition("/")
+            last, runs = cast(list[Any], _decode(raw, key))
+            recent = {int(first): [Run(*run) for run in each] for first, each in runs}
+            self._publishers.setdefault(int(partition_text), []).append((bytes.fromhex(publisher), int(last), recent))
+
+    def _restore_queue(
+        self, namespace: str, name: str, fields: dict[str, Any], known_options: dict[bytes, QueueOptions]
+    ) -> None:
+        # Nearly all queues have the options of others: looked at once, thousands of queues hold no start up.
+        as_written = encode_canonical(fields["options"])
+        options = known_options.get(as_written)
+        if options is None:
+            known = {key: value for key, value in fields["options"].items() if key in _OPTION_NAMES}
+            # Floats travel as text: CBOR of ours has none.
+            options = options_from({key: float(v) if isinstance(v, str) else v for key, v in known.items()})
+            known_options[as_written] = options
         queue = self.queues[(namespace, name)] = Queue(self, namespace, name, options, fields["partitions"])
         queue.is_paused = bool(fields["paused"])
         for channel_name, (channel_id, filter_text, paused) in fields["channels"].items():
@@ -484,7 +498,4 @@ class QueueBook:
 
 
 def _decode(raw: bytes, key: str) -> object:
-    try:
-        return decode_bounded(raw, f"the definition {key}", depth_max=6, entries_max=100_000)
-    except ProtocolError:
-        raise ProtocolError(f"the store's definition {key!r} is damaged") from None
+    return decode_bounded(raw, f"the definition {key}", depth_max=6, entries_max=100_000)

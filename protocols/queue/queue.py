@@ -2,6 +2,7 @@
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from dep2p.errors import ChannelNotFoundError, MessageTooLargeError, QueueFullError
@@ -23,6 +24,14 @@ _SWEEP_ITEMS: Final = 1_024
 
 _new = tuple[object, ...].__new__
 """A NamedTuple's own constructor costs twice as much."""
+
+
+@lru_cache(maxsize=64)
+def _partition_of(count: int) -> tuple[int, ...]:
+    """The partition of each logical one, of a queue that has so many."""
+    found = tuple(index for index, each in enumerate(ranges(count)) for _lp in each)
+    assert len(found) == LOGICAL_PARTITIONS
+    return found
 
 
 class Run(NamedTuple):
@@ -94,8 +103,7 @@ class Queue:
         self.counts: Counter[str] = Counter()
         self.channels: dict[str, Channel] = {}
         self.logs: dict[int, PartitionLog] = {}
-        self._partition_of = [index for index, each in enumerate(ranges(len(self.partition_ids))) for _lp in each]
-        assert len(self._partition_of) == LOGICAL_PARTITIONS
+        self._partition_of = _partition_of(len(self.partition_ids))
         self._turn = 0
         self._only: PartitionLog | None = None
         """The log of a queue that has one partition."""

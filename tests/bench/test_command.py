@@ -65,3 +65,36 @@ def test_an_unknown_benchmark_is_a_usage_error(capsys: pytest.CaptureFixture[str
         main(["nothing"])
     assert exit_info.value.code == 2
     assert "invalid choice" in capsys.readouterr().err
+
+
+@pytest.mark.real
+def test_a_crash_run_counts_what_was_promised() -> None:
+    done = run_bench("crash", "--store", "sqlite", "--rounds", "2", "--json", "--tiny")
+    assert done.returncode == 0, done.stderr
+    [result] = json.loads(done.stdout.splitlines()[-1])["results"]
+    assert (result["name"], result["rounds"], result["lost"], result["ids_given_twice"]) == (
+        "queue/crash/sqlite",
+        2,
+        0,
+        0,
+    )
+    assert result["value"] == result["peer_value"] > result["done"] > 0
+    assert result["in_flight_back"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["crash", "--store", "memory"], "invalid choice"),
+        (["crash", "--rounds", "0"], "at least 1"),
+        (["queue", "--store", "sqlite"], "options of crash"),
+        (["dial", "--rounds", "3"], "options of crash"),
+    ],
+)
+def test_options_of_a_crash_run_are_checked(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    assert exit_info.value.code == 2
+    assert said in capsys.readouterr().err

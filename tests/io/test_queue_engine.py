@@ -9,6 +9,7 @@ import trio
 import trio.testing
 
 from dep2p.errors import NotInFlightError, QueueFullError, StoreError, StoreFullError, StoreLockedError
+from dep2p.io.queue_access import Access, Rights
 from dep2p.io.queue_engine import EngineBounds, QueueEngine
 from dep2p.io.queue_items import Delivery
 from dep2p.io.queue_local import LocalConsumer
@@ -364,6 +365,31 @@ async def test_a_consumer_cannot_settle_what_others_hold(autojump_clock: trio.te
             assert other.apply([Result(Settle.TOUCH, *batches[0])]).refused
             assert holder.finish(batches) == []
             assert holder.finish(batches) == batches  # twice
+
+
+@pytest.mark.parametrize("key", ["queue//jobs", "ids", "publisher/1/00", "access//jobs"])
+@pytest.mark.parametrize("value", [b"", b"\xff", b"\xa0", b"\x80", b"\x01", b"\x82\x01\x02", b"\xa1\x61a\x01"])
+async def test_a_damaged_definition_is_an_error_that_names_it(
+    key: str, value: bytes, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A KeyError or TypeError came out, and the store was left open."""
+    closed: list[None] = []
+
+    class Closed(KeptStore):
+        place = "the place"
+
+        def close(self) -> None:
+            closed.append(None)
+
+    store = Closed()
+    store.commit(StoreBatch(definitions={key: value}))
+    engine = QueueEngine(store, rights=Rights(Access(), "members"))
+    if (key, value) in (("ids", b"\x82\x01\x02"), ("access//jobs", b"\xa0")):
+        await engine.open()  # that is what they look like
+        return
+    with pytest.raises(StoreError, match=rf"the place are damaged.*{key}"):
+        await engine.open()
+    assert closed
 
 
 def test_a_setting_that_no_backend_knows() -> None:
