@@ -109,9 +109,9 @@ async def _live(
     rest = b""
     left = None if wanted is None else {f"got {each}": None for each in wanted}
 
-    def hear(chunk: bytes) -> None:
+    def hear(chunk: bytes | bytearray) -> None:
         nonlocal rest
-        *lines, rest = (rest + chunk).split(b"\n")
+        *lines, rest = (rest + bytes(chunk)).split(b"\n")
         for line in lines:
             said.append(line.decode())
             if left is not None:

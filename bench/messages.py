@@ -42,12 +42,12 @@ async def stream(run: Run) -> list[Result]:
     """stream: bulk one way, counted at the receiver."""
     async with run.crew() as crew:
         ours, stock = await start_pairs(run, crew, (run.ours, "libp2p"))
-        samples = await alternate(
+        [bulk, theirs] = await alternate(
             run,
             crew,
             [sending(run, ours, "bulk", OUR_PIECE_BYTES), sending(run, stock, "bulk", PEER_PIECE_BYTES)],
         )
-    return [Result("stream", "MB/s", "libp2p stream", *samples)]
+    return [Result("stream", "MB/s", "libp2p stream", bulk, theirs)]
 
 
 async def _ask(run: Run, pair: Pair, in_flight: int) -> Sample:
