@@ -1,7 +1,8 @@
 """What one sender has for one receiver: numbers, tries, ages and ends of its messages. Pure.
 
 Numbers count per receiver from 1 and are contiguous, so that what the receiver has to remember is a floor and a few
-ranges. Sent again is what was unsettled when a link ended, and what was not heard of for the ack timeout.
+ranges. Sent again is what was unsettled when a link ended, what was not heard of for the ack timeout, and what the
+receiver has passed over: something that was sent behind it is settled.
 """
 
 from collections import deque
@@ -80,6 +81,8 @@ class SenderLane:
         self._told_settled = -1
         self._heard_s = 0.0
         self._received = 0
+        self._answered_s = float("-inf")  # when the latest was sent that the receiver has settled
+        self._passed: dict[int, int] = {}  # number -> how often it was sent again because it was passed over
 
     # The app's side
 
@@ -221,14 +224,18 @@ class SenderLane:
                 numbers: Iterable[int] = [number for number in unsettled if low <= number <= high]
             else:
                 numbers = range(low, high + 1)
+            message: Outgoing | None = None
             for number in numbers:
                 message = unsettled.pop(number, None)
                 if message is not None:
                     message.state = State.ACKNOWLEDGED
                     self._on_state(message)
+            if message is not None and message.sent_s > self._answered_s:
+                self._answered_s = message.sent_s
         for number, reason in ack.rejected:
             message = unsettled.get(number)
             if message is not None:
+                self._answered_s = max(self._answered_s, message.sent_s)
                 self._end(message, State.FAILED, f"rejected: {reason}")
         if ack.received > self._received:
             self._received = ack.received
@@ -252,8 +259,10 @@ class SenderLane:
         if self._linked:
             for message in self.unsettled.values():
                 if message.state is State.SENDING or message.state is State.DELIVERED:
-                    return min(oldest, self._timeout_of(message))
-                if message.state is State.CREATED:
+                    oldest = min(oldest, self._timeout_of(message))
+                    if message.sent_s >= self._answered_s:
+                        break  # what was passed over is in front, and has a time of its own each
+                elif message.state is State.CREATED:
                     break
         return oldest
 
@@ -274,8 +283,14 @@ class SenderLane:
         for message in aged:
             self._end(message, State.EXPIRED, TOO_OLD)
         again: list[Outgoing] = []
+        if self._passed:
+            self._passed = {number: times for number, times in self._passed.items() if number in self.unsettled}
         for message in late:
-            if message.tries > policy.retries_max:
+            passed = self._passed.get(message.number, 0)
+            is_passed_over = message.sent_s < self._answered_s
+            if is_passed_over:
+                self._passed[message.number] = passed + 1
+            if not is_passed_over and message.tries - passed > policy.retries_max:
                 self._end(message, State.FAILED, RETRIES_USED_UP)
             else:
                 message.tries += 1
@@ -286,6 +301,10 @@ class SenderLane:
             self._told_settled = -1
 
     def _timeout_of(self, message: Outgoing) -> float:
+        if message.sent_s < self._answered_s:
+            # Messages are handled in the order of the link, so a word about others says nothing of this one. It was
+            # left, or waits for its app: asked after again and again, ever more seldom.
+            return message.sent_s + self._policy.ack_timeout_s * 2.0 ** self._passed.get(message.number, 0)
         return max(self._heard_s, message.sent_s) + self._policy.ack_timeout_s
 
     def _set(self, message: Outgoing, state: State) -> None:

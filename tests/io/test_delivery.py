@@ -96,6 +96,36 @@ async def test_an_app_that_is_just_starting_gets_the_message_when_its_handler_is
         assert receipt.tries == 2
 
 
+async def test_an_app_that_is_just_starting_gets_the_message_also_while_others_are_acknowledged(
+    autojump_clock: MockClock,
+) -> None:
+    async with pubsub_nodes(2) as (a, b):
+        got: list[bytes] = []
+
+        async def take_it(notice: Notice) -> None:
+            got.append(notice.data)
+
+        b.on_notify("busy")(take_it)
+        receipt = await _send(a, b, b"early")
+        async with trio.open_nursery() as nursery:
+
+            async def others() -> None:
+                while True:
+                    await (await a.send(b.peer_id, "busy", b"", reliable=True)).wait()
+                    await trio.sleep(0.5)
+
+            nursery.start_soon(others)
+            await trio.sleep(3)
+            b.on_notify("news")(take_it)
+            with trio.fail_after(10):
+                await receipt.wait()
+            nobody = await a.send(b.peer_id, "nobody", b"", reliable=True)
+            with trio.fail_after(120), pytest.raises(DeliveryFailedError, match="no handler"):
+                await nobody.wait()
+            nursery.cancel_scope.cancel()
+        assert got.count(b"early") == 1
+
+
 async def test_many_arrive_in_order_and_once_while_the_connection_is_cut_again_and_again(
     autojump_clock: MockClock,
 ) -> None:
@@ -425,6 +455,37 @@ async def test_who_did_not_get_it_by_pubsub_gets_it_directly_and_once(autojump_c
                 pytest.fail(f"a second copy: {await anext(messages)}")
             await receipt.wait()
         assert _count(nodes[1], "topic_messages_delivered_direct") == 1
+
+
+async def test_who_did_not_get_it_by_pubsub_gets_it_directly_also_while_others_are_acknowledged(
+    autojump_clock: MockClock,
+) -> None:
+    async with pubsub_nodes(2) as nodes:
+        topics = await joined(nodes)
+
+        @nodes[1].on_notify("busy")
+        async def busy(notice: Notice) -> None: ...
+
+        del busy
+        await topics[1].leave()
+        await until(lambda: not topics[0].peers())
+        async with trio.open_nursery() as nursery:
+
+            async def others() -> None:
+                while True:
+                    await (await nodes[0].send(nodes[1].peer_id, "busy", b"", reliable=True)).wait()
+                    await trio.sleep(0.5)
+
+            nursery.start_soon(others)
+            receipt = await topics[0].publish(b"early", reliable=True, critical_peers=[nodes[1].peer_id])
+            await trio.sleep(12)  # past the gossip about it
+            again = await nodes[1].join("chat")
+            async with again.subscribe() as messages:
+                assert await take(messages, 1, within_s=60) == [b"early"]
+                with trio.move_on_after(20):
+                    pytest.fail(f"a second copy: {await anext(messages)}")
+                await receipt.wait()
+            nursery.cancel_scope.cancel()
 
 
 async def test_any_critical_peer_is_enough_when_so_asked(autojump_clock: MockClock) -> None:

@@ -1,5 +1,7 @@
 """Reliable delivery: the numbering, the frames, and what each end does with bad ones."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -165,6 +167,48 @@ def test_a_word_from_the_receiver_puts_the_timeout_off() -> None:
     for at in (4.0, 8.0, 12.0):
         lane.on_ack(Ack(received=1), at)
     assert lane.next_deadline() == 17.0
+
+
+def test_a_message_that_the_receiver_has_passed_over_is_sent_again_while_it_acknowledges_others() -> None:
+    lane, _seen = _lane(DeliveryPolicy(ack_timeout_s=5.0, retries_max=3, age_max_s=300.0))
+    left = _add(lane)
+    lane.link_up(0.0)
+    lane.take(0.0, 100)
+    sent_at: list[float] = []
+    for second in range(1, 300):
+        now = float(second)
+        following = _add(lane, now)
+        if left in lane.take(now, 1_000)[1]:
+            sent_at.append(now)
+        lane.on_ack(Ack(following.number, [(following.number, following.number)]), now)
+        deadline = lane.next_deadline()
+        assert deadline is not None
+        if deadline <= now:
+            lane.on_deadline(now)
+    # Later and later, and without using up tries: the receiver is there, and may be at work on it all the same.
+    assert [later - earlier for earlier, later in itertools.pairwise([0.0, *sent_at])] == [6, 11, 21, 41, 81]
+    assert left.state is State.DELIVERED
+    assert left.tries == 6
+    lane.on_deadline(300.0)
+    assert left.state is State.EXPIRED
+
+
+def test_what_was_passed_over_has_all_its_tries_when_the_receiver_falls_silent() -> None:
+    lane, _seen = _lane(DeliveryPolicy(ack_timeout_s=5.0, retries_max=1, age_max_s=300.0))
+    left = _add(lane)
+    lane.link_up(0.0)
+    lane.take(0.0, 100)
+    other = _add(lane, 1.0)
+    lane.take(1.0, 100)
+    lane.on_ack(Ack(2, [(other.number, other.number)]), 1.0)
+    lane.on_deadline(5.0)
+    assert lane.take(5.0, 100)[1] == [left]
+    for now in (10.0, 15.0):
+        assert left.state is State.SENDING
+        lane.on_deadline(now)
+        lane.take(now, 100)
+    assert left.state is State.FAILED
+    assert left.reason == RETRIES_USED_UP
 
 
 def test_links_that_end_cost_no_try() -> None:
