@@ -1,0 +1,1 @@
+"""The client flows: producer, push consumer with its process queues. Pure."""
