@@ -53,7 +53,7 @@ class DeliveryGate(RealmGate, Protocol):
 
 TopicVerdict = Literal["handled", "here", "absent", "rejected"]
 """Of a message for a topic: ``here`` says that `Delivery.topic_handled` follows, ``absent`` that it should be sent."""
-TopicReceiver = Callable[[PeerId, int, HeaderMap, bytes], Awaitable[tuple[TopicVerdict, str]]]
+TopicReceiver = Callable[[PeerId, ReceiverLane, int, HeaderMap, bytes], Awaitable[tuple[TopicVerdict, str]]]
 """Gives the verdict, and why it is rejected."""
 
 
@@ -126,6 +126,7 @@ class Delivery:
             self._host.remove_stream_handler(self.protocol)
             for each in unsubscribe:
                 each()
+            self._let_go()
 
     async def _restore(self) -> None:
         if not self.journal.is_durable:
@@ -154,6 +155,19 @@ class Delivery:
         if stored.rows:
             self.counts["messages_restored"] += len(stored.rows)
             logger.info("the outbox has %d messages from before for %d peers", len(stored.rows), len(by_peer))
+
+    def _let_go(self) -> None:
+        """Nobody waits for what will not happen any more."""
+        for sending in self._sending.values():
+            for receipt in list(sending.core.unsettled.values()):
+                assert isinstance(receipt, Receipt)
+                if self._is_durable:
+                    receipt.left()
+                else:
+                    sending.core.drop(receipt.number, "this node has stopped, and its outbox is in memory")
+        for watcher in list(self._watchers):
+            watcher.close()
+        self.room.wake_all()
 
     async def _close_idle(self) -> None:
         idle_s = self.limits.link_idle_timeout_s or _IDLE_CHECK_S
@@ -285,10 +299,13 @@ class Delivery:
         def accepted() -> None:
             self._created(receipt)
             sending.add(receipt)
+            if self._nursery is None:
+                receipt.left()
 
         def refused() -> None:
             core.release(receipt.number)
             self.room.give(receipt)
+            self.room.let_in()
 
         await self.journal.add(row, LaneRow(core.epoch, core.next_number), accepted, refused)
 
@@ -429,6 +446,10 @@ class Delivery:
             lane = self._inboxes[peer] = ReceiverLane(epoch)
         return lane
 
+    def is_current(self, peer: PeerId, lane: ReceiverLane) -> bool:
+        """Whether the sender has not begun to count anew since."""
+        return self._inboxes.get(peer) is lane
+
     def receiving_of(self, peer: PeerId, lane: ReceiverLane) -> Receiving | None:
         """The live link of a sender on which this numbering is used."""
         for receiving in self._receiving:
@@ -438,7 +459,7 @@ class Delivery:
 
     def note_handled_later(self, peer: PeerId, lane: ReceiverLane) -> None:
         """A handler ended when its sender was gone: write it down all the same."""
-        if self.journal.is_durable:
+        if self.journal.is_durable and self.is_current(peer, lane):
             self.journal.note_soon(self.realm_id, peer, InboxRow(lane.epoch, *lane.dump(), lane.dump_rejected()))
 
     def is_for_topic(self, headers: HeaderMap) -> bool:
@@ -446,17 +467,16 @@ class Delivery:
         return Key.TOPIC in headers
 
     async def receive_for_topic(
-        self, peer: PeerId, number: int, headers: HeaderMap, body: bytes
+        self, peer: PeerId, lane: ReceiverLane, number: int, headers: HeaderMap, body: bytes
     ) -> tuple[TopicVerdict, str]:
         """What becomes of it, and why it is rejected."""
         if self.topic_receiver is None:
             return "rejected", "this node has no pub/sub"
-        return await self.topic_receiver(peer, number, headers, body)
+        return await self.topic_receiver(peer, lane, number, headers, body)
 
-    def topic_handled(self, peer: PeerId, number: int) -> None:
-        """An app here has handled a message of a topic that ``peer`` has asked about."""
-        lane = self._inboxes.get(peer)
-        if lane is None:
+    def topic_handled(self, peer: PeerId, lane: ReceiverLane, number: int) -> None:
+        """An app here has handled a message of a topic that ``peer`` has asked about, in this numbering."""
+        if not self.is_current(peer, lane):
             return
         lane.finish(number)
         receiving = self.receiving_of(peer, lane)

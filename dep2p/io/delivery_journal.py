@@ -1,7 +1,6 @@
 """Group commit of reliable delivery: whatever came during one commit is the next one."""
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable
 
@@ -51,11 +50,15 @@ class Journal:
         """Write what is pending, and close the store; whoever cancels."""
         with trio.CancelScope(shield=True):
             if self._kicked.is_set():
-                batch = self._pending.batch
+                pending, self._pending = self._pending, _Pending()
                 try:
-                    await trio.to_thread.run_sync(self.store.commit, batch, limiter=self._limiter)
+                    await trio.to_thread.run_sync(self.store.commit, pending.batch, limiter=self._limiter)
                 except StoreError as error:
                     logger.error("%s", error)
+                    pending.error = error
+                for tell in pending.accepted if pending.error is None else pending.refused:
+                    tell()
+                pending.done.set()
             await trio.to_thread.run_sync(self.store.close, limiter=self._limiter)
 
     async def _commit(self) -> None:
@@ -87,9 +90,10 @@ class Journal:
         following.lanes = {**batch.lanes, **following.lanes}
         following.inboxes = {**batch.inboxes, **following.inboxes}
         if following.removed or following.inboxes:
-            with trio.move_on_after(_RETRY_S):
-                await trio.sleep(math.inf)
-            self._kick()
+            try:
+                await trio.sleep(_RETRY_S)
+            finally:  # also for `aclose`, which tries once more
+                self._kick()
 
     def _kick(self) -> None:
         self._kicked.set()

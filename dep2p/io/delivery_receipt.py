@@ -8,12 +8,14 @@ from typing import Final, Self
 import trio
 from outcome import Value
 
-from dep2p.errors import DeliveryExpiredError, DeliveryFailedError
+from dep2p.errors import DeliveryExpiredError, DeliveryFailedError, StreamClosedError
 from dep2p.protocols.delivery.sender import Outgoing
 from dep2p.protocols.delivery.states import ENDS, State
 from dep2p.types import PeerId
 
 _STATUSES_MAX: Final = 65_536
+_LEFT: Final[list[trio.lowlevel.Task]] = []
+"""Instead of those who wait: the node has stopped, and keeps the message for its next run."""
 
 
 class Receipt(Outgoing):
@@ -59,9 +61,18 @@ class Receipt(Outgoing):
             for task in waiting:
                 trio.lowlevel.reschedule(task, Value(None))
 
+    def left(self) -> None:
+        """For the service, when it stops and the message is kept: wake who waits."""
+        waiting, self._waiting = self._waiting, _LEFT
+        for task in waiting or ():
+            trio.lowlevel.reschedule(task, Value(None))
+
     async def until_ended(self) -> State:
-        """Wait for the end and give it; never raises for what became of the message."""
-        if self.state in ENDS:
+        """Wait for the end and give it; never raises for what became of the message.
+
+        When the node stops and keeps the message, gives the state that it has then.
+        """
+        if self.state in ENDS or self._waiting is _LEFT:
             await trio.lowlevel.checkpoint()
             return self.state
         task = trio.lowlevel.current_task()
@@ -80,8 +91,8 @@ class Receipt(Outgoing):
     async def wait(self) -> None:
         """Return when the receiver's handler took the message.
 
-        Raises DeliveryFailedError (rejected, tries used up, dropped) or DeliveryExpiredError. Giving up the wait does
-        not give up the message.
+        Raises DeliveryFailedError (rejected, tries used up, dropped), DeliveryExpiredError, or StreamClosedError when
+        the node stops and keeps the message for its next run. Giving up the wait does not give up the message.
         """
         raise_unless_acknowledged(await self.until_ended(), self.peer, self.reason)
 
@@ -90,6 +101,8 @@ def raise_unless_acknowledged(state: State, peer: str, reason: str) -> None:
     """The end of a message as an error, unless it is the good one."""
     if state is State.EXPIRED:
         raise DeliveryExpiredError(f"{peer} did not acknowledge the message: {reason}")
+    if state not in ENDS:
+        raise StreamClosedError("this node has stopped: the message is kept in its outbox, and sent when it runs again")
     if state is not State.ACKNOWLEDGED:
         raise DeliveryFailedError(f"{peer} did not take the message: {reason or state}")
 
@@ -129,10 +142,14 @@ class Statuses:
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
-        self._watchers.pop(self, None)
+        self.close()
         self._on_change()
-        self._lot.unpark_all()
         await trio.lowlevel.cancel_shielded_checkpoint()
+
+    def close(self) -> None:
+        """Nothing more comes; what has come can still be read."""
+        self._watchers.pop(self, None)
+        self._lot.unpark_all()
 
     def put(self, status: Status) -> None:
         """For the service."""

@@ -151,7 +151,7 @@ class Receiving:
             try:
                 await self._take(frame)
             except ProtocolError as error:
-                self.link.violate(error)
+                self.link.violate(error, frame[2])
                 return
             if len(inbox) * 2 <= limits.link_in_items_max and self._inbox_bytes * 2 <= limits.link_in_bytes_max:
                 self.link.resume(PAUSED_BY_INBOX)
@@ -181,7 +181,7 @@ class Receiving:
             if self._known_name:
                 reason = await self._handle(body)
             else:
-                verdict, why = await service.receive_for_topic(self.link.peer, number, headers, body)
+                verdict, why = await service.receive_for_topic(self.link.peer, lane, number, headers, body)
                 if verdict == "absent":
                     lane.abandon(number)  # after the ack timeout it is sent again, with its data
                     return
@@ -286,6 +286,8 @@ class Receiving:
             assert lane is not None
             handled, self._handled = self._handled, []
             rejected, self._rejected = self._rejected, []
+            if not service.is_current(self.link.peer, lane):
+                continue  # the sender counts anew: nobody waits for these
             row = InboxRow(lane.epoch, *lane.dump(), lane.dump_rejected())
             if await service.journal.note_handled(service.realm_id, self.link.peer, row):
                 self._put(handled, rejected)

@@ -27,6 +27,8 @@ class OutboxRoom:
         self.bytes_max = bytes_max
         self.refused = 0
         self.waiting: deque[trio.lowlevel.Task] = deque()
+        self.held: deque[trio.lowlevel.Task] = deque()
+        """Those who wait for something else than room, and hold up nobody behind them."""
 
     def is_full(self, size: int) -> bool:
         """Whether ``size`` bytes more are too much, or somebody stands in line already."""
@@ -44,6 +46,8 @@ class OutboxRoom:
 
     def let_in(self) -> None:
         """Who waits may look again, as many as there are places."""
+        while self.held:
+            trio.lowlevel.reschedule(self.held.popleft())
         places = self.items_max - self.items if self.bytes < self.bytes_max else 0
         while self.waiting and places > 0:
             trio.lowlevel.reschedule(self.waiting.popleft())
@@ -51,8 +55,9 @@ class OutboxRoom:
 
     def wake_all(self) -> None:
         """Everybody looks again: there will be no more room."""
-        while self.waiting:
-            trio.lowlevel.reschedule(self.waiting.popleft())
+        for line in (self.held, self.waiting):
+            while line:
+                trio.lowlevel.reschedule(line.popleft())
 
     async def wait(self, size: int, check: Callable[[], bool], *, wait: bool) -> None:
         """Until ``size`` bytes fit and ``check`` agrees; in line. ``check`` may raise.
@@ -61,7 +66,8 @@ class OutboxRoom:
         """
         in_line = False
         while True:
-            fits = check() and self.items < self.items_max and self.bytes + size <= self.bytes_max
+            may = check()
+            fits = may and self.items < self.items_max and self.bytes + size <= self.bytes_max
             if fits and (in_line or not self.waiting):
                 return
             if not wait:
@@ -71,14 +77,19 @@ class OutboxRoom:
                     "raise delivery_queue_items_max and delivery_queue_bytes_max in [limits]"
                 )
             task = trio.lowlevel.current_task()
-            if in_line:  # let in, but there was no room after all: still the first
-                self.waiting.appendleft(task)
+            line = self.waiting if may else self.held
+            if in_line and not may and self.waiting and self.items < self.items_max:
+                trio.lowlevel.reschedule(self.waiting.popleft())  # the place that this one was let in for
+            if in_line and may:  # let in, but there was no room after all: still the first
+                line.appendleft(task)
             else:
-                self.waiting.append(task)
+                line.append(task)
 
-            def abort(_raise_cancel: object, task: trio.lowlevel.Task = task) -> trio.lowlevel.Abort:
-                self.waiting.remove(task)
+            def abort(
+                _raise_cancel: object, task: trio.lowlevel.Task = task, line: deque[trio.lowlevel.Task] = line
+            ) -> trio.lowlevel.Abort:
+                line.remove(task)
                 return trio.lowlevel.Abort.SUCCEEDED
 
             await trio.lowlevel.wait_task_rescheduled(abort)
-            in_line = True
+            in_line = may

@@ -70,7 +70,7 @@ class Sending:
     @property
     def is_idle(self) -> bool:
         """Nothing waits, and there is no link."""
-        return not self.core.unsettled and self.link is None and not self._is_kept
+        return self.core.is_settled and self.link is None and not self._is_kept
 
     def peer_came(self) -> None:
         """The peer is reachable now: no need to wait for the next try."""
@@ -159,10 +159,13 @@ class Sending:
             link.pulled.wake()
         self._service.room.let_in()
 
-    def _on_end(self, link: SessionLink, _error: Dep2pError) -> None:
+    def _on_end(self, link: SessionLink, error: Dep2pError) -> None:
         if self.link is link:
             self.link = None
             self.core.link_down()
+            # Sent again, it would end the next link too, and hold up what is behind it until it is too old.
+            if link.refused_id and self.core.drop(link.refused_id, f"rejected: {error}"):
+                self._service.room.let_in()
 
     # Time
 

@@ -15,6 +15,7 @@ from dep2p.io.delivery import Delivery, TopicVerdict
 from dep2p.io.delivery_receipt import Receipt, raise_unless_acknowledged
 from dep2p.io.pubsub import PubSub
 from dep2p.io.pubsub_items import Message, PublishResult, WaitFor
+from dep2p.protocols.delivery.receiver import ReceiverLane
 from dep2p.protocols.delivery.states import State
 from dep2p.protocols.frame import HEADERS
 from dep2p.protocols.headers import HeaderMap, Key, encode_headers
@@ -102,7 +103,7 @@ class DeliveryTopics:
         self._pubsub = pubsub
         self._counters = delivery.counts
         self._handled: dict[bytes, None] = {}
-        self._asked: dict[bytes, dict[tuple[PeerId, int], None]] = {}
+        self._asked: dict[bytes, dict[tuple[PeerId, ReceiverLane, int], None]] = {}
         pubsub.reliable = self
         delivery.topics = self
         pubsub.on_handled = self._on_handled
@@ -134,7 +135,9 @@ class DeliveryTopics:
 
     # The critical peer
 
-    async def _receive(self, peer: PeerId, number: int, headers: HeaderMap, body: bytes) -> tuple[TopicVerdict, str]:
+    async def _receive(
+        self, peer: PeerId, lane: ReceiverLane, number: int, headers: HeaderMap, body: bytes
+    ) -> tuple[TopicVerdict, str]:
         topic, seqno = headers.get(Key.TOPIC), headers.get(Key.SEQNO)
         if not isinstance(topic, str) or not isinstance(seqno, bytes) or len(seqno) != _SEQNO_BYTES:
             raise ProtocolError("a message for a topic without its TOPIC and SEQNO")
@@ -154,7 +157,7 @@ class DeliveryTopics:
                 del self._asked[next(iter(self._asked))]
                 self._counters["topic_questions_forgotten"] += 1
             asked = self._asked[message_id] = {}
-        asked[(peer, number)] = None
+        asked[(peer, lane, number)] = None
         if body[:1] == _DATA and not self._pubsub.has_seen(message_id):
             try:
                 await self._pubsub.validators.judge_own(topic, body[1:], peer)
@@ -178,5 +181,5 @@ class DeliveryTopics:
                 del handled[old]
         handled[message.id] = None
         if self._asked:
-            for peer, number in self._asked.pop(message.id, ()):
-                self._delivery.topic_handled(peer, number)
+            for peer, lane, number in self._asked.pop(message.id, ()):
+                self._delivery.topic_handled(peer, lane, number)

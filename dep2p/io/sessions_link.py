@@ -90,6 +90,8 @@ class SessionLink(Link):
         super().__init__(stream, gate, limits, counters, payload_bytes_max=bytes_max)
         self._on_frames = on_frames
         self._on_link_end = on_end
+        self.refused_id = 0
+        """The ``req_id`` of the ERROR by which the other end has closed the link: what it could not take."""
         self.pulled = PulledOutput(stream, limits, collect)
         self.out = self.pulled
 
@@ -118,6 +120,7 @@ class SessionLink(Link):
             self.violate(error)
             return
         self.counters["links_refused_by_peer"] += 1
+        self.refused_id = frame.req_id
         self.end(error_from_wire(code, text), abort=True)
 
     def refuse(self, error: Dep2pError, code: int) -> None:

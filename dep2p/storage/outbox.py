@@ -226,10 +226,11 @@ class SqliteDeliveryStore:
         try:
             db.execute("begin immediate")
             try:
-                if batch.added:
-                    db.executemany("insert into outbox values(?,?,?,?,?,?,?,?,?)", batch.added)
+                # Removed first: what ends was accepted by an earlier batch, and its number may be used anew.
                 if batch.removed:
                     db.executemany("delete from outbox where realm=? and peer=? and number=?", batch.removed)
+                if batch.added:
+                    db.executemany("insert into outbox values(?,?,?,?,?,?,?,?,?)", batch.added)
                 if batch.lanes:
                     db.executemany(
                         "insert or replace into lanes values(?,?,?,?)",
