@@ -20,7 +20,8 @@ VERSION: Final = 1
 HEADER_BYTES: Final = 12
 REQ_ID_MAX: Final = 0xFFFF_FFFF
 
-_HEADER = struct.Struct(">BBHII")
+HEADER: Final = struct.Struct(">BBHII")
+"""Version, type, flags, req_id, payload bytes; for who packs thousands in a loop. Else `encode_header`."""
 _CODE = struct.Struct(">I")
 
 
@@ -73,12 +74,12 @@ class Frame(NamedTuple):
 
 def encode_frame(type_: int, payload: bytes, *, flags: int = 0, req_id: int = 0) -> bytes:
     """The bytes of one frame. The caller has checked the payload against the peer's cap."""
-    return _HEADER.pack(VERSION, type_, flags, req_id, len(payload)) + payload
+    return HEADER.pack(VERSION, type_, flags, req_id, len(payload)) + payload
 
 
 def encode_header(type_: int, payload_bytes: int, *, flags: int = 0, req_id: int = 0) -> bytes:
     """The 12 bytes in front of a payload that is written separately, to save a copy of a large one."""
-    return _HEADER.pack(VERSION, type_, flags, req_id, payload_bytes)
+    return HEADER.pack(VERSION, type_, flags, req_id, payload_bytes)
 
 
 _LARGE_BYTES: Final = 4_096
@@ -137,7 +138,7 @@ class FrameDecoder:
                 return frames
             view = memoryview(data)
             large += view[:missing]
-            _, type_, flags, req_id, _ = _HEADER.unpack_from(large)
+            _, type_, flags, req_id, _ = HEADER.unpack_from(large)
             with memoryview(large) as whole:
                 frames.append(Frame(type_, flags, req_id, bytes(whole[HEADER_BYTES:])))
             self._large = bytearray()
@@ -156,7 +157,7 @@ class FrameDecoder:
         data = b"".join((self._rest, data)) if self._rest else bytes(data)
         self._rest = b""
         append = frames.append
-        unpack = _HEADER.unpack_from
+        unpack = HEADER.unpack_from
         size = len(data)
         last = size - HEADER_BYTES
         position = 0

@@ -4,7 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol, cast
 
 import trio
 
@@ -100,13 +100,17 @@ class Delivery:
         self._receiving: dict[Receiving, None] = {}
         self.room = OutboxRoom(limits.delivery_queue_items_max, limits.delivery_queue_bytes_max)
         self._since_yield = 0
+        self._takes_now = False
+        """Nothing is waited for before a message is accepted."""
         self._watchers: dict[Statuses, None] = {}
         self._nursery: trio.Nursery | None = None
+        self._time: Callable[[], float] = trio.current_time
 
     # Life
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. What the outbox has from before is sent first. Raises StoreError."""
+        self._time = trio.lowlevel.current_clock().current_time  # without looking the run up for each message
         await self._restore()
         unsubscribe = [
             self.gate.subscribe_unverified(self._on_unverified),
@@ -115,6 +119,7 @@ class Delivery:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
+                self._takes_now = not self._is_durable
                 self._host.set_stream_handler(self.protocol, self._accept)
                 for sending in self._sending.values():
                     sending.resume()
@@ -123,6 +128,7 @@ class Delivery:
                 await self.due.run()
         finally:
             self._nursery = None
+            self._takes_now = False
             self._host.remove_stream_handler(self.protocol)
             for each in unsubscribe:
                 each()
@@ -179,6 +185,7 @@ class Delivery:
     async def drain(self) -> None:
         """Take no new messages, from apps or peers, and wait for what a durable outbox would not keep."""
         self.is_draining = True
+        self._takes_now = False
         self.room.wake_all()
         if self.journal.is_durable:
             await self.journal.flush()
@@ -231,20 +238,22 @@ class Delivery:
         if len(data) > self.limits.message_bytes_max:
             check_body(data, self.limits.message_bytes_max)
         head = self._encoder.encode(name, 0, False, headers)
-        receipt = Receipt(peer, name, "", head, HEADERS, data, trio.current_time())
-        room, sending = self.room, self._sending.get(peer)
-        size = len(head) + len(data) + OVERHEAD_BYTES
+        receipt = Receipt(peer, name, "", head, HEADERS, data, self._time())
+        sending = self._sending.get(peer)
         if (
             sending is None
-            or self._is_durable
-            or self.is_draining
-            or self._nursery is None
-            or room.is_full(size)
+            or not self._takes_now
             or sending.core.is_full
+            or not self.room.take_now(len(head) + len(data) + OVERHEAD_BYTES)
         ):
             await self.accept(receipt, wait=wait)
             return receipt
-        self._accept_now(receipt, sending, size)  # nearly all: nothing to wait for
+        # Nearly all: nothing to wait for.
+        sending.core.add_now(receipt)
+        self.counts["messages_accepted"] += 1
+        if self._watchers:
+            self._tell_watchers(receipt, State.CREATED)
+        sending.added()
         self._since_yield += 1
         if self._since_yield >= _YIELD_ITEMS:
             self._since_yield = 0
@@ -252,15 +261,6 @@ class Delivery:
         else:
             await trio.lowlevel.checkpoint_if_cancelled()
         return receipt
-
-    def _accept_now(self, receipt: Receipt, sending: Sending, size: int) -> None:
-        self.room.items += 1
-        self.room.bytes += size
-        sending.core.add_now(receipt)
-        self.counts["messages_accepted"] += 1
-        if self._watchers:
-            self._tell_watchers(receipt, State.CREATED)
-        sending.added()
 
     async def accept(self, receipt: Receipt, *, wait: bool = True) -> None:
         """Put a message into the outbox; see `send`."""
@@ -272,13 +272,16 @@ class Delivery:
         if sending is None:
             sending = self._new_sending(receipt.peer)
         if self._nursery is None or self.is_draining or room.is_full(size) or sending.core.is_full:
+            sending.write_now()
             await room.wait(size, lambda: self._may_accept(sending), wait=wait)
+        room.take(receipt)
         if self._is_durable:
-            room.take(receipt)
             receipt.number = sending.core.reserve()
             await self._write(receipt, sending)
             return
-        self._accept_now(receipt, sending, size)
+        sending.core.add_now(receipt)
+        self._created(receipt)
+        sending.added()
         await trio.lowlevel.checkpoint()
 
     async def _write(self, receipt: Receipt, sending: Sending) -> None:
@@ -330,21 +333,37 @@ class Delivery:
         return sending
 
     def _make_sending(self, peer: PeerId, epoch: bytes, next_number: int) -> Sending:
-        core = SenderLane(epoch, self._policy, self._changed, next_number=next_number)
+        core = SenderLane(
+            epoch, self._policy, self._changed, next_number=next_number, on_acknowledged=self._acknowledged
+        )
         core.tells_all = bool(self._watchers)
         return Sending(self, peer, core, self.counts)
 
+    def _acknowledged(self, messages: list[Outgoing]) -> None:
+        """These were taken."""
+        self.counts["messages_acknowledged"] += len(messages)
+        self.room.give_all(messages)
+        receipts = cast(list[Receipt], messages)  # every lane here is given nothing else
+        if self._is_durable:
+            for receipt in receipts:
+                self.journal.remove(self.realm_id, receipt.peer, receipt.number)
+        for receipt in receipts:
+            if receipt.waiting is not None:
+                receipt.ended()
+        if self._watchers:
+            for receipt in receipts:
+                self._tell_watchers(receipt, State.ACKNOWLEDGED)
+
     def _changed(self, message: Outgoing) -> None:
-        """A message changed its state."""
+        """A message changed its state, but not to acknowledged."""
         assert isinstance(message, Receipt)
         state = message.state
-        if state is State.ACKNOWLEDGED or state in ENDS:
+        if state in ENDS:
             self.counts[_COUNTED[state]] += 1
             self.room.give(message)
             if self._is_durable:
                 self.journal.remove(self.realm_id, message.peer, message.number)
-            if message.is_awaited:
-                message.ended()
+            message.ended()
         elif state is State.RETRYING:
             self.counts["messages_retried"] += 1
         if self._watchers:

@@ -21,7 +21,7 @@ _LEFT: Final[list[trio.lowlevel.Task]] = []
 class Receipt(Outgoing):
     """A message that was accepted for one receiver. `wait` for its end, or look at `state`."""
 
-    __slots__ = ("_waiting", "name", "peer", "topic")
+    __slots__ = ("name", "peer", "topic", "waiting")
 
     def __init__(
         self, peer: PeerId, name: str, topic: str, head: bytes, flags: int, body: bytes, created_s: float
@@ -37,7 +37,8 @@ class Receipt(Outgoing):
         self.name = name
         self.topic = topic
         """Of a message for a topic; empty for a direct one."""
-        self._waiting: list[trio.lowlevel.Task] | None = None
+        self.waiting: list[trio.lowlevel.Task] | None = None
+        """Who waits for its end."""
 
     @property
     def id(self) -> str:
@@ -49,15 +50,10 @@ class Receipt(Outgoing):
         """Acknowledged, failed or expired."""
         return self.state in ENDS
 
-    @property
-    def is_awaited(self) -> bool:
-        """Somebody waits for its end."""
-        return self._waiting is not None
-
     def ended(self) -> None:
         """For the service: wake who waits."""
-        if self._waiting is not None:
-            waiting, self._waiting = self._waiting, None
+        if self.waiting is not None:
+            waiting, self.waiting = self.waiting, None
             for task in waiting:
                 trio.lowlevel.reschedule(task, Value(None))
 
@@ -76,13 +72,13 @@ class Receipt(Outgoing):
             await trio.lowlevel.checkpoint()
             return self.state
         task = trio.lowlevel.current_task()
-        if self._waiting is None:
-            self._waiting = []
-        self._waiting.append(task)
+        if self.waiting is None:
+            self.waiting = []
+        self.waiting.append(task)
 
         def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-            if self._waiting is not None:
-                self._waiting.remove(task)
+            if self.waiting is not None:
+                self.waiting.remove(task)
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)

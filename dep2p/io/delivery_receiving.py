@@ -9,7 +9,7 @@ import trio
 from dep2p.errors import Dep2pError, HandlerError, ProtocolError
 from dep2p.host.interface import ByteStream
 from dep2p.io.link import PAUSED_BY_INBOX
-from dep2p.io.registry import Notice
+from dep2p.io.registry import Notice, NotifyEntry
 from dep2p.io.sessions_link import SessionLink
 from dep2p.protocols.delivery.receiver import ReceiverLane
 from dep2p.protocols.delivery.wire import Hello, decode_hello, split_ack
@@ -34,6 +34,7 @@ _STEP_ITEMS: Final = 128
 _STEP_BYTES_SHIFT: Final = 13
 """and large ones count once more for each 8 KiB."""
 _OVERHEAD_BYTES: Final = 64
+_NEVER: Final = float("inf")
 _WITHOUT_HANDLER_MAX: Final = 4_096
 NO_HANDLER: Final = "no handler of this name"
 
@@ -44,7 +45,7 @@ class Receiving:
     def __init__(
         self, service: "Delivery", stream: ByteStream, counters: Counter[str], payloads: PayloadReader
     ) -> None:
-        self.armed_at = float("inf")
+        self.armed_at = _NEVER
         self.lane: ReceiverLane | None = None
         self.link = service.make_link(stream, self._collect, self._on_frames, self._on_end)
         self._service = service
@@ -64,7 +65,8 @@ class Receiving:
         self._received = 0
         self._told_received = 0
         self._told_s = 0.0
-        self._wake = trio.Event()
+        self._is_paused = False
+        self._sleeper: trio.lowlevel.Task | None = None
         self._results = trio.Event()
         self._is_over = False
         self._is_idle = False
@@ -91,7 +93,8 @@ class Receiving:
         limits = self._service.limits
         if len(self._inbox) >= limits.link_in_items_max or self._inbox_bytes >= limits.link_in_bytes_max:
             self.link.pause(PAUSED_BY_INBOX)
-        self._wake.set()
+            self._is_paused = True
+        self._wake_handler()
 
     def _on_hello(self, hello: Hello) -> None:
         if self.lane is None:
@@ -103,7 +106,7 @@ class Receiving:
         self._counters["messages_dropped_link_ended"] += len(self._inbox)  # unacknowledged: they come again
         self._inbox.clear()
         self._service.due.forget(self)
-        self._wake.set()
+        self._wake_handler()
         self._results.set()
 
     # Handling
@@ -135,12 +138,7 @@ class Receiving:
         while not self._is_over:
             if not inbox:
                 self._tell()
-                self._wake = trio.Event()
-                self._is_idle = True
-                await self._wake.wait()
-                self._is_idle = False
-                self._told_s = trio.current_time()
-                self._service.due.want(self)
+                await self._sleep()
                 continue
             frame = inbox.popleft()
             self._inbox_bytes -= len(frame[3]) + _OVERHEAD_BYTES
@@ -153,13 +151,39 @@ class Receiving:
             except ProtocolError as error:
                 self.link.violate(error, frame[2])
                 return
-            if len(inbox) * 2 <= limits.link_in_items_max and self._inbox_bytes * 2 <= limits.link_in_bytes_max:
+            if (
+                self._is_paused
+                and len(inbox) * 2 <= limits.link_in_items_max
+                and self._inbox_bytes * 2 <= limits.link_in_bytes_max
+            ):
+                self._is_paused = False
                 self.link.resume(PAUSED_BY_INBOX)
             if len(self._handled) + len(self._rejected) >= _ACK_ITEMS:
                 self._tell()
                 if inbox:
                     left = _STEP_ITEMS
                     await trio.lowlevel.checkpoint()  # the writer's turn
+
+    def _wake_handler(self) -> None:
+        sleeper = self._sleeper
+        if sleeper is not None:
+            self._sleeper = None
+            trio.lowlevel.reschedule(sleeper)
+
+    async def _sleep(self) -> None:
+        """Until something has come."""
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            self._sleeper = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        self._sleeper = trio.lowlevel.current_task()
+        self._is_idle = True
+        await trio.lowlevel.wait_task_rescheduled(abort)
+        self._is_idle = False
+        self._told_s = trio.current_time()
+        if self.armed_at == _NEVER:
+            self._service.due.want(self)
 
     async def _take(self, frame: Frame) -> None:
         lane, service = self.lane, self._service
@@ -178,8 +202,21 @@ class Receiving:
             headers, body = self._payloads.read(frame)
             if headers is not self._known:
                 self._look_at(headers)
-            if self._known_name:
-                reason = await self._handle(body)
+            name = self._known_name
+            entry = self._service.messaging.notify_entry(name) if name else None
+            if entry is not None and entry.running < entry.concurrency and not entry.waiters:  # nearly always
+                entry.running += 1
+                try:
+                    await entry.fn(Notice(self._peer, name, body, dict(self._known_app) if self._known_app else {}))
+                except Exception as error:
+                    reason = self._failed(name, error)
+                finally:
+                    if entry.waiters:
+                        entry.give_place()
+                    else:
+                        entry.running -= 1
+            elif name:
+                reason = NO_HANDLER if entry is None else await self._handle(entry, body)
             else:
                 verdict, why = await service.receive_for_topic(self.link.peer, lane, number, headers, body)
                 if verdict == "absent":
@@ -218,27 +255,24 @@ class Receiving:
         self._known_app = app_headers(headers)
         self._known = headers
 
-    async def _handle(self, body: bytes) -> str | None:
-        """Why it is rejected, or None."""
+    async def _handle(self, entry: NotifyEntry, body: bytes) -> str | None:
+        """When the handler has a place for it. Why it is rejected, or None."""
         name, app = self._known_name, self._known_app
-        entry = self._service.messaging.notify_entry(name)
-        if entry is None:
-            return NO_HANDLER
-        if entry.running < entry.concurrency and not entry.waiters:
-            entry.running += 1
-        else:
-            await entry.take_place()
+        await entry.take_place()
         try:
             await entry.fn(Notice(self._peer, name, body, dict(app) if app else {}))
-        except HandlerError as error:
-            return str(error) or "the handler failed"
-        except Exception:
-            self._counters["handlers_failed"] += 1
-            logger.exception("the handler of notifies %r failed for a reliable message", name)
-            return "the handler failed"
+        except Exception as error:
+            return self._failed(name, error)
         finally:
             entry.give_place()
         return None
+
+    def _failed(self, name: str, error: Exception) -> str:
+        if isinstance(error, HandlerError):
+            return str(error) or "the handler failed"
+        self._counters["handlers_failed"] += 1
+        logger.error("the handler of notifies %r failed for a reliable message", name, exc_info=error)
+        return "the handler failed"
 
     def _may_come(self, number: int) -> bool:
         """Whether a handler may still be registered: its app may just be starting. As often as the sender tries."""
@@ -272,7 +306,7 @@ class Receiving:
         if self._is_durable:
             self._results.set()
         else:
-            self.link.pulled.wake()
+            self.link.pulled.write_now()
 
     async def _write_results(self) -> None:
         """What was handled is on disk before the sender hears of it: it may forget then, and never send again."""

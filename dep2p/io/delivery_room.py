@@ -1,7 +1,7 @@
 """The bounds of an outbox, and who waits for room in it."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import trio
 
@@ -34,6 +34,14 @@ class OutboxRoom:
         """Whether ``size`` bytes more are too much, or somebody stands in line already."""
         return self.items >= self.items_max or self.bytes + size > self.bytes_max or bool(self.waiting)
 
+    def take_now(self, size: int) -> bool:
+        """Take ``size`` bytes, if there is room."""
+        if self.items >= self.items_max or self.bytes + size > self.bytes_max or self.waiting:
+            return False
+        self.items += 1
+        self.bytes += size
+        return True
+
     def take(self, message: Outgoing) -> None:
         """A message is in."""
         self.items += 1
@@ -43,6 +51,15 @@ class OutboxRoom:
         """A message has ended; call `let_in` when all that end together have."""
         self.items -= 1
         self.bytes -= size_of(message)
+
+    def give_all(self, messages: Iterable[Outgoing]) -> None:
+        """So many have ended together."""
+        items = size = 0
+        for message in messages:
+            items += 1
+            size += len(message.head) + len(message.body)
+        self.items -= items
+        self.bytes -= size + items * OVERHEAD_BYTES
 
     def let_in(self) -> None:
         """Who waits may look again, as many as there are places."""

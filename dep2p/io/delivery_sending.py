@@ -12,7 +12,7 @@ from dep2p.io.sessions_link import SessionLink
 from dep2p.protocols.compression import Compression
 from dep2p.protocols.delivery.sender import SenderLane
 from dep2p.protocols.delivery.wire import decode_ack, encode_hello
-from dep2p.protocols.frame import Frame, FrameType, encode_header
+from dep2p.protocols.frame import HEADER, VERSION, Frame, FrameType
 from dep2p.protocols.payload import compressed_body
 from dep2p.types import PeerId
 
@@ -59,6 +59,11 @@ class Sending:
             self.resume()
         if self.armed_at == _NEVER:
             self._service.due.want(self)
+
+    def write_now(self) -> None:
+        """Its app is about to wait for room: what is accepted goes out first."""
+        if self.link is not None and self.core.has_unsent:
+            self.link.pulled.write_now()
 
     def resume(self) -> None:
         """Send what an earlier run has left."""
@@ -129,6 +134,7 @@ class Sending:
             return []
         hello, messages = core.take(trio.current_time(), bytes_max)
         pieces = [] if hello is None else [encode_hello(hello)]
+        pack = HEADER.pack
         compression, compress_min = self._compression, self._service.limits.compress_bytes_min
         for message in messages:
             body = message.body_of_try()
@@ -138,11 +144,7 @@ class Sending:
                 flags |= compressed
                 body = bytes(smaller)
             head = message.head
-            pieces += (
-                encode_header(_ACK_REQUEST, len(head) + len(body), flags=flags, req_id=message.number),
-                head,
-                body,
-            )
+            pieces += (pack(VERSION, _ACK_REQUEST, flags, message.number, len(head) + len(body)), head, body)
         self._counters["messages_sent"] += len(messages)
         if messages:
             self._service.due.want(self)

@@ -48,6 +48,23 @@ class PulledOutput(LinkOutput):
             sleeper, self._sleeper = self._sleeper, None
             trio.lowlevel.reschedule(sleeper)
 
+    def write_now(self) -> None:
+        """Write what there is from this very step: the writer's turn comes later. It writes what this leaves."""
+        stream = self._pulls
+        if self._pieces or self._closed is not None or stream.unsent_bytes:
+            self.wake()
+            return
+        pieces = self._collect(_WRITE_BYTES)
+        if pieces:
+            self.writes += 1
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            try:
+                stream.write_nowait(data, urgent=True)
+            except StreamClosedError:
+                return  # the writer meets it, too, and that ends the link
+            if len(data) >= _WRITE_BYTES:
+                self.wake()
+
     async def run(self) -> None:
         """Until `close` and everything is handed over. Raises StreamClosedError when the stream ends."""
         stream = self._pulls

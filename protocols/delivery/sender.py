@@ -59,11 +59,26 @@ class Outgoing:
         return self.body
 
 
+_CREATED: Final = State.CREATED
+_SENDING: Final = State.SENDING
+_RETRYING: Final = State.RETRYING
+_ACKNOWLEDGED: Final = State.ACKNOWLEDGED
+
+
 class SenderLane:
-    """All messages for one receiver. ``on_state(message)`` is called after each change of a message's state."""
+    """All messages for one receiver. ``on_state(message)`` is called after each change of a message's state.
+
+    Except that those of one ACK are given to ``on_acknowledged`` together, where there is one.
+    """
 
     def __init__(
-        self, epoch: bytes, policy: DeliveryPolicy, on_state: Callable[[Outgoing], None], *, next_number: int = 1
+        self,
+        epoch: bytes,
+        policy: DeliveryPolicy,
+        on_state: Callable[[Outgoing], None],
+        *,
+        next_number: int = 1,
+        on_acknowledged: Callable[[list[Outgoing]], None] | None = None,
     ) -> None:
         self.epoch = epoch
         self.next_number = next_number
@@ -75,6 +90,7 @@ class SenderLane:
         self._settled_once = 0  # at most `settled`: looked up again only when it matters
         self._policy = policy
         self._on_state = on_state
+        self._on_acknowledged = on_acknowledged or self._each
         self._unsent: deque[Outgoing] = deque()
         self._highest_sent = next_number - 1  # an earlier run may have sent all that it numbered
         self._linked = False
@@ -192,7 +208,7 @@ class SenderLane:
         while unsent and size < bytes_max:
             message = unsent.popleft()
             state = message.state
-            if state is not State.CREATED and state is not State.RETRYING:  # it has ended
+            if state is not _CREATED and state is not _RETRYING:  # it has ended
                 continue
             if not message.tries:
                 message.tries = 1
@@ -200,7 +216,7 @@ class SenderLane:
             if message.number > highest:
                 highest = message.number
             size += len(message.head) + len(message.body)
-            message.state = State.SENDING
+            message.state = _SENDING
             if tells_all:
                 self._on_state(message)
             taken.append(message)
@@ -212,13 +228,16 @@ class SenderLane:
 
         Raises :class:`ProtocolError` for a number that was never sent.
         """
-        highest = max(
-            [ack.received, *[high for _low, high in ack.handled], *[number for number, _reason in ack.rejected]]
-        )
+        highest = ack.received
+        for _low, high in ack.handled:
+            highest = max(highest, high)
+        for number, _reason in ack.rejected:
+            highest = max(highest, number)
         if highest > self._highest_sent:
             raise ProtocolError(f"ACK of number {highest}: the last one sent is {self._highest_sent}")
         self._heard_s = now
         unsettled = self.unsettled
+        acknowledged: list[Outgoing] = []
         for low, high in ack.handled:
             if high - low > len(unsettled):
                 numbers: Iterable[int] = [number for number in unsettled if low <= number <= high]
@@ -228,10 +247,12 @@ class SenderLane:
             for number in numbers:
                 message = unsettled.pop(number, None)
                 if message is not None:
-                    message.state = State.ACKNOWLEDGED
-                    self._on_state(message)
+                    message.state = _ACKNOWLEDGED
+                    acknowledged.append(message)
             if message is not None and message.sent_s > self._answered_s:
                 self._answered_s = message.sent_s
+        if acknowledged:
+            self._on_acknowledged(acknowledged)
         for number, reason in ack.rejected:
             message = unsettled.get(number)
             if message is not None:
@@ -306,6 +327,10 @@ class SenderLane:
             # left, or waits for its app: asked after again and again, ever more seldom.
             return message.sent_s + self._policy.ack_timeout_s * 2.0 ** self._passed.get(message.number, 0)
         return max(self._heard_s, message.sent_s) + self._policy.ack_timeout_s
+
+    def _each(self, messages: list[Outgoing]) -> None:
+        for message in messages:
+            self._on_state(message)
 
     def _set(self, message: Outgoing, state: State) -> None:
         message.state = state
