@@ -213,6 +213,19 @@ class QueueConsumerClosedError(QueueError):
     """The consumer is over: the queue or channel was deleted, or the consumer was closed."""
 
 
+class RejectMessage(Exception):
+    """Raised by the handler of a queue's consumer: the message can never work. It becomes a dead letter at once."""
+
+
+class RetryMessage(Exception):
+    """Raised by the handler of a queue's consumer: try the message again, after ``delay_s`` seconds (None: as the
+    consumer's ``retry`` says)."""
+
+    def __init__(self, reason: str = "", *, delay_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.delay_s = delay_s
+
+
 class SessionClosedError(Dep2pError):
     """The ordered session is over: one of its ends has ended it."""
 

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Self
 
 import trio
@@ -25,6 +25,8 @@ class Consumer(ABC):
     queue: str
     channel: str
     max_in_flight: int
+    on_lost: Callable[[], None] | None = None
+    """Called when everything that is held was lost at once: the connection is gone, or the consumer over."""
 
     @abstractmethod
     async def receive(self, items_max: int = BATCH_ITEMS) -> list[Delivery]:
@@ -171,10 +173,14 @@ class QueueMessage:
         settled = await self._consumer.confirm([Result(Settle.TOUCH, delivery.partition, delivery.seq)])
         self._refuse(settled.refused)
         left_ms = settled.touched[0][2] if settled.touched else 0
-        self.deadline_s = trio.current_time() + left_ms / 1000
-        for scope in self._scopes:
-            scope.deadline = self.deadline_s
+        self.move_deadline(trio.current_time() + left_ms / 1000)
         return self.deadline_s
+
+    def move_deadline(self, deadline_s: float) -> None:
+        """It was renewed: it is held until then, and its scopes end then."""
+        self.deadline_s = deadline_s
+        for scope in self._scopes:
+            scope.deadline = deadline_s
 
     async def _settle(self, kind: Settle, delay_s: float = 0.0, reason: str = "", *, durable: bool = False) -> None:
         delivery = self._delivery

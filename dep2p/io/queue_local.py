@@ -67,6 +67,8 @@ class LocalConsumer(Consumer):
             self.error = QueueConsumerClosedError(f"the consumer of {self.queue!r} is over: {reason}")
             self._inbox.clear()
             self._waiting.unpark_all()
+            if self.on_lost is not None:
+                self.on_lost()
 
     async def receive(self, items_max: int = BATCH_ITEMS) -> list[Delivery]:
         inbox, held = self._inbox, self.core.held

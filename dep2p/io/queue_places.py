@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from dep2p.io.queue_consumer import Consumer, Messages
 from dep2p.io.queue_items import Attributes, encode_attributes, message_id
+from dep2p.io.queue_push_consumer import ConsumerSettings, Handler, PushConsumer
+from dep2p.protocols.queue.flows.push_consumer import Mode
 from dep2p.protocols.queue_wire import WireMessage
 from dep2p.types import Headers
 
@@ -51,7 +53,7 @@ class Queues(ABC):
         name: str,
         body: bytes,
         *,
-        key: str = "",
+        order_key: str = "",
         tags: Sequence[str] = (),
         priority: int = 0,
         delay_s: float = 0.0,
@@ -60,14 +62,14 @@ class Queues(ABC):
     ) -> str:
         """Publish one message; returns its id when it is durable.
 
-        Messages with the same ``key`` go to the same partition. It is delivered after ``delay_s``, counted from the
-        publish. Waits while the queue is full, at most ``timeout`` seconds (for ever when None; another member's
+        Messages with the same ``order_key`` go to the same partition. It is delivered after ``delay_s``, counted from
+        the publish. Waits while the queue is full, at most ``timeout`` seconds (for ever when None; another member's
         queue: ``Limits.request_timeout_s``), then raises QueueFullError. Raises QueueNotFoundError,
         MessageTooLargeError, StoreFullError, StoreError. When it is cancelled or times out for another reason, whether
         the message was taken is not known.
         """
         attributes = encode_attributes(
-            Attributes(key, tuple(tags), priority, dict(headers or {}), round(delay_s * 1000))
+            Attributes(order_key, tuple(tags), priority, dict(headers or {}), round(delay_s * 1000))
         )
         ((partition, seq),) = await self.publish_batch(name, [WireMessage(attributes, body)], timeout)
         return message_id(partition, seq)
@@ -77,7 +79,7 @@ class Queues(ABC):
         name: str,
         bodies: Sequence[bytes],
         *,
-        key: str = "",
+        order_key: str = "",
         tags: Sequence[str] = (),
         priority: int = 0,
         delay_s: float = 0.0,
@@ -88,7 +90,7 @@ class Queues(ABC):
         if not bodies:
             return []
         attributes = encode_attributes(
-            Attributes(key, tuple(tags), priority, dict(headers or {}), round(delay_s * 1000))
+            Attributes(order_key, tuple(tags), priority, dict(headers or {}), round(delay_s * 1000))
         )
         points = await self.publish_batch(name, [WireMessage(attributes, body) for body in bodies], timeout)
         return [message_id(partition, seq) for partition, seq in points]
@@ -132,6 +134,24 @@ class Queues(ABC):
         )
         async with consumer:
             yield Messages(consumer)
+
+    def consumer(
+        self, name: str, group: str, handler: Handler, *, mode: Mode = "normal", **settings: Any
+    ) -> AbstractAsyncContextManager[PushConsumer]:
+        """Call ``handler(message)`` for each message of a channel (consumer group) while the block runs::
+
+            async with queues.consumer("orders", "billing", handle, mode="fifo", concurrency=8):
+                await trio.sleep_forever()
+
+        ``settings`` are those of :class:`ConsumerSettings`. A handler that returns finishes its message; one that
+        raises has it tried again, and after the last attempt it becomes a dead letter. A message is renewed while its
+        handler runs, and the handler is cancelled when the message is lost all the same. In ``fifo`` mode messages with
+        the same order key are handled one after the other, in the order of publishing.
+
+        Raises QueueNotFoundError, ``ValueError`` (a setting, a filter), QueueExistsError (a channel of another kind);
+        when the block ends, QueueConsumerClosedError if the queue or channel was deleted meanwhile.
+        """
+        return PushConsumer(self, name, group, handler, ConsumerSettings(mode=mode, **settings)).working()
 
     # Administration
 
@@ -253,6 +273,12 @@ class Queue:
     def consume(self, channel: str, **options: Any) -> AbstractAsyncContextManager[Messages]:
         """As :meth:`Queues.consume`."""
         return self._place.consume(self.name, channel, **options)
+
+    def consumer(
+        self, group: str, handler: Handler, *, mode: Mode = "normal", **settings: Any
+    ) -> AbstractAsyncContextManager[PushConsumer]:
+        """As :meth:`Queues.consumer`."""
+        return self._place.consumer(self.name, group, handler, mode=mode, **settings)
 
     async def info(self) -> dict[str, Any]:
         """As :meth:`Queues.info`."""

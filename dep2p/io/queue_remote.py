@@ -305,6 +305,8 @@ class RemoteConsumer(Consumer):
         self._confirming = None
         for confirmation in confirming:
             confirmation.done.set()
+        if self.on_lost is not None:
+            self.on_lost()
 
     def _close(self, error: Dep2pError) -> None:
         if self.error is None:

@@ -50,7 +50,8 @@ class Channel(ChannelPlaces):
         if self.queue.options.requeue_on_disconnect or self.queue.is_ephemeral:
             del self.consumers[consumer.id]
             consumer.staged = []
-            for key in reversed(list(consumer.held)):  # each goes to the front: their order stays
+            # Each goes to the front, so that their order stays; that of `held` is the order of deadlines.
+            for key in sorted(consumer.held, reverse=True):
                 held = consumer.drop(key)
                 assert held is not None
                 if not held.is_out:  # it never saw it

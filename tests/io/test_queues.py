@@ -30,7 +30,9 @@ async def take(messages: Messages, count: int) -> list[QueueMessage]:
 async def test_a_member_publishes_and_another_consumes(autojump_clock: trio.testing.MockClock) -> None:
     async with queue_sides(3) as [keeper, publisher, consumer]:
         await keeper.queues.create("jobs")
-        await publisher.at(keeper).publish("jobs", b"first", key="k", tags=["a", "b"], priority=3, headers={"h": 1})
+        await publisher.at(keeper).publish(
+            "jobs", b"first", order_key="k", tags=["a", "b"], priority=3, headers={"h": 1}
+        )
         ids = await publisher.at(keeper).publish_many("jobs", [b"%d" % number for number in range(500)])
         assert len(dict.fromkeys(ids)) == 500
         async with consumer.at(keeper).consume("jobs", "workers", max_in_flight=50) as messages:

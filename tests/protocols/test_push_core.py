@@ -69,6 +69,21 @@ def test_a_result_that_is_not_taken_is_told_until_it_is() -> None:
     assert [each.seq for each in started(core.told(entry, Told.CONFIRMED, now))] == [2]
 
 
+def test_a_message_whose_result_is_on_its_way_is_neither_renewed_nor_given_up() -> None:
+    """A keeper that takes long to confirm has perhaps settled it: the next one of the key waits for the answer."""
+    core = make()
+    (entry,) = started(core.arrived(arrivals("a", "a"), 0.0))
+    core.handled(entry, Outcome.DONE, 0.0)
+    assert not core.lost(entry, 0.0)  # the answer to a renewal that was on its way, too
+    for now in range(30, 330, 30):
+        effects = core.on_time(now)
+        assert not started(effects)
+        for renewed in [one for each in effects if isinstance(each, Renew) for one in each.entries]:
+            assert renewed is not entry
+            core.renewed(renewed, now + 60.0, now)
+    assert [each.seq for each in started(core.told(entry, Told.CONFIRMED, 300.0))] == [2]
+
+
 def test_a_failed_message_is_tried_again_here_and_then_becomes_a_dead_letter_until_that_is_taken() -> None:
     core = make(attempts_max=3)
     (entry,) = started(core.arrived(arrivals("a", "a"), 0.0))

@@ -36,6 +36,7 @@ class Entry:
         "deadline",
         "delay_s",
         "fate",
+        "is_telling",
         "item",
         "line",
         "partition",
@@ -70,6 +71,8 @@ class Entry:
         self.reason = ""
         self.delay_s = 0.0
         self.settle_tries = 0
+        self.is_telling = False
+        """Its result is on the way, and the answer has not come."""
         self.check_at = 0.0
         """When its lease is looked at next."""
         self.retry_at = 0.0

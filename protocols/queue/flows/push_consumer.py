@@ -237,12 +237,14 @@ class PushCore:
             self._remove(entry)
             return
         entry.phase = Phase.SETTLING
+        entry.is_telling = True
         self.settling += 1
         _line_of(entry).queue.settling += 1
 
     def told(self, entry: Entry, told: Told, now: float) -> list[Effect]:
         """What came of a result that was to be confirmed."""
         effects: list[Effect] = []
+        entry.is_telling = False
         if entry.phase is Phase.GONE:
             if told is Told.CONFIRMED:
                 self._owed.pop((entry.partition, entry.seq), None)
@@ -286,9 +288,11 @@ class PushCore:
         return self._go_on(now, effects)
 
     def lost(self, entry: Entry, now: float) -> list[Effect]:
-        """It is not held here any more."""
+        """It could not be renewed: it is not held here any more. One whose result is on its way may be settled already:
+        the answer says so."""
         effects: list[Effect] = []
-        self._lose(entry, effects)
+        if not entry.is_telling:
+            self._lose(entry, effects)
         return self._go_on(now, effects)
 
     def lost_partition(self, partition: int, now: float) -> list[Effect]:
@@ -371,6 +375,7 @@ class PushCore:
             if is_lease:
                 self._look_at_lease(entry, now, renew, effects)
             elif entry.phase is Phase.SETTLING:
+                entry.is_telling = True
                 effects.append(Tell(entry, entry.fate, True))
             else:
                 entry.phase = Phase.WAITING
@@ -384,7 +389,9 @@ class PushCore:
         return self._go_on(now, effects)
 
     def _look_at_lease(self, entry: Entry, now: float, renew: list[Entry], effects: list[Effect]) -> None:
-        if entry.deadline <= now:
+        if entry.is_telling:  # perhaps it is settled already: the answer says so
+            self._watch(entry, now + entry.span_s * RENEW_SHARE)
+        elif entry.deadline <= now:
             self.counts["expired"] += 1
             self._lose(entry, effects)
         elif entry.phase is Phase.WAITING and not self.is_fifo:  # others may have a hand free
