@@ -59,7 +59,7 @@ class Receipt(Outgoing):
 
     def left(self) -> None:
         """For the service, when it stops and the message is kept: wake who waits."""
-        waiting, self._waiting = self._waiting, _LEFT
+        waiting, self.waiting = self.waiting, _LEFT
         for task in waiting or ():
             trio.lowlevel.reschedule(task, Value(None))
 
@@ -68,7 +68,7 @@ class Receipt(Outgoing):
 
         When the node stops and keeps the message, gives the state that it has then.
         """
-        if self.state in ENDS or self._waiting is _LEFT:
+        if self.state in ENDS or self.waiting is _LEFT:
             await trio.lowlevel.checkpoint()
             return self.state
         task = trio.lowlevel.current_task()

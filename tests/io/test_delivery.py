@@ -59,6 +59,24 @@ async def test_a_message_is_acknowledged_when_its_handler_has_returned(autojump_
         assert a.delivery().outbox() == []
 
 
+async def test_giving_up_a_wait_gives_up_neither_the_message_nor_the_wait_of_another(autojump_clock: MockClock) -> None:
+    async with pubsub_nodes(2) as (a, b):
+        may_return = trio.Event()
+
+        @b.on_notify("news")
+        async def take_it(notice: Notice) -> None:
+            await may_return.wait()
+
+        receipt = await _send(a, b, b"hi")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(receipt.wait)
+            with trio.move_on_after(1) as scope:
+                await receipt.wait()
+            assert scope.cancelled_caught and not receipt.has_ended
+            may_return.set()
+        assert receipt.state is State.ACKNOWLEDGED
+
+
 async def test_rejections_say_why(autojump_clock: MockClock) -> None:
     async with pubsub_nodes(2) as (a, b):
 
