@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from dep2p.io.sessions_served import SessionRequest
     from dep2p.io.streams import MessageStream
     from dep2p.limits import Limits
-    from dep2p.node import Node, RealmStatus
+    from dep2p.node import Node
+    from dep2p.node_joined import RealmStatus
     from dep2p.protocols.ordered.options import SessionOptions
     from dep2p.realm.interface import MemberEvent
     from dep2p.realm.secret import Invite, Realm
@@ -145,7 +146,7 @@ _HOMES = {
     "MessageStream": "dep2p.io.streams",
     "Limits": "dep2p.limits",
     "Node": "dep2p.node",
-    "RealmStatus": "dep2p.node",
+    "RealmStatus": "dep2p.node_joined",
     "Invite": "dep2p.realm.secret",
     "Realm": "dep2p.realm.secret",
     "MemberEvent": "dep2p.realm.interface",

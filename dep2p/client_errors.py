@@ -48,6 +48,8 @@ from dep2p.errors import (
     StreamClosedError,
     TooManyTopicsError,
     TopicNotFoundError,
+    TraceError,
+    TraceRunningError,
 )
 
 
@@ -132,6 +134,8 @@ _CODES: Final[tuple[tuple[type[Dep2pError], str], ...]] = (
     (StoreLockedError, "D5303"),
     (StoreError, "D5301"),
     (StreamClosedError, "D6001"),
+    (TraceRunningError, "D7006"),
+    (TraceError, "D7005"),
 )
 _EXCEPTIONS: Final[dict[str, type[Dep2pError]]] = {
     "D1007": MessageTooLargeError,  # what is too large for the control API is too large for a message, too

@@ -17,6 +17,7 @@ from dep2p.config_checks import check
 from dep2p.config_nsq import NsqConfig
 from dep2p.config_pubsub import check_router_keys
 from dep2p.config_queues import QueuesConfig
+from dep2p.config_trace import TraceConfig, check_trace_keys
 from dep2p.config_values import Key, as_toml, from_text, from_toml, keys_of, nearest
 from dep2p.errors import ConfigError
 from dep2p.limits import Limits
@@ -118,6 +119,7 @@ _SECTIONS: Final[dict[str, type]] = {
     "pubsub": PubSubConfig,
     "queues": QueuesConfig,
     "nsq": NsqConfig,
+    "trace": TraceConfig,
     "log": LogConfig,
 }
 KEYS: Final[dict[str, dict[str, Key]]] = {name: keys_of(name, cls) for name, cls in _SECTIONS.items()}
@@ -134,6 +136,7 @@ class Config:
     pubsub: PubSubConfig = field(default_factory=PubSubConfig)
     queues: QueuesConfig = field(default_factory=QueuesConfig)
     nsq: NsqConfig = field(default_factory=NsqConfig)
+    trace: TraceConfig = field(default_factory=TraceConfig)
     log: LogConfig = field(default_factory=LogConfig)
     origins: Mapping[str, str] = field(default_factory=dict[str, str])
     """Where the value of ``section.key`` comes from: "flag", "environment NAME", "file PATH" or "default"."""
@@ -159,6 +162,11 @@ class Config:
         """The bearer token of the control API on TCP."""
         chosen = self.control.token_file
         return self.data_dir / "control.token" if chosen == "auto" else Path(chosen).expanduser()
+
+    @property
+    def trace_dir(self) -> Path:
+        """Where traces are written, when nobody says otherwise."""
+        return self.data_dir / "trace" if self.trace.dir == "auto" else Path(self.trace.dir).expanduser()
 
     @property
     def lock_file(self) -> Path:
@@ -410,6 +418,7 @@ def _check_relations(config: Config) -> None:
             "public = true, or remove the key."
         )
     check_router_keys(config.pubsub, origins)
+    check_trace_keys(config.trace, origins)
     socket = config.socket_path
     if len(bytes(socket)) > SOCKET_PATH_BYTES_MAX:
         raise ConfigError(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from dep2p.config_queues import QUEUE_CHECKS
+from dep2p.config_trace import TRACE_CHECKS
 from dep2p.config_values import Key, nearest
 from dep2p.errors import ConfigError
 
@@ -121,4 +122,5 @@ _CHECKS: Final[dict[str, Callable[[object, str], None]]] = {
     "nsq.listen": _check_nsq,
     "nsq.http": _check_nsq,
     **QUEUE_CHECKS,
+    **TRACE_CHECKS,
 }

@@ -2,14 +2,16 @@
 
 from typing import Final
 
-from dep2p.error_info import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, ErrorInfo
+from dep2p.error_info import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, ErrorInfo
 
 TRACE_ROWS: Final = (
     ErrorInfo(
         "D7001",
         "no trace there",
         "The place holds no trace files (*.ndjson.zst), no readable event, or no report to compare.",
-        "Check the path; `dep2p simulate --trace DIR` and `dep2p trace import` write files, each when it is complete.",
+        "Check the path; nodes write files when [trace] says so or after `dep2p trace start`, and `dep2p simulate "
+        "--trace DIR` and `dep2p trace import` do. Each appears when it is complete: `dep2p trace stop` completes that "
+        "of a node, `dep2p trace salvage DIR` those of nodes that were killed.",
         404,
         EXIT_NOT_FOUND,
     ),
@@ -37,5 +39,23 @@ TRACE_ROWS: Final = (
         "The cause is Spark's own message; try again with more --memory, or with --verbose to see its log.",
         500,
         EXIT_FAILED,
+    ),
+    ErrorInfo(
+        "D7005",
+        "the trace cannot be written",
+        "The directory of the trace cannot be made or written, or a file in it that a killed run left cannot be "
+        "completed.",
+        "The message names the directory and the reason; choose another one in [trace] dir, or with "
+        "`dep2p trace start DIR`.",
+        500,
+        EXIT_FAILED,
+    ),
+    ErrorInfo(
+        "D7006",
+        "the node is tracing already",
+        "A trace is running; a second one, or other settings, need its end first.",
+        "See `dep2p trace status`; end it with `dep2p trace stop`.",
+        409,
+        EXIT_REFUSED,
     ),
 )

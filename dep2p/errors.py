@@ -266,6 +266,14 @@ class AlreadyRespondedError(Dep2pError):
     """The request was answered before: nothing can go in front of its response any more."""
 
 
+class TraceError(Dep2pError):
+    """The trace of a node cannot be written where it should be."""
+
+
+class TraceRunningError(TraceError):
+    """The node is tracing already."""
+
+
 class ConfigError(Dep2pError):
     """A configuration value or key is wrong; the message names the place and the nearest right key.
 

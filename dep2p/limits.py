@@ -72,6 +72,8 @@ class Limits:
     """Received messages whose signatures or validators are at work; above half of it peers are held back."""
     pubsub_trace_items_max: int = 65_536
     """Trace events kept until they are read or written; further ones are dropped."""
+    trace_items_max: int = 65_536
+    """Events of the node's trace that wait to be written; further ones are dropped, and the trace says how many."""
 
     # Ordered sessions (per realm)
     sessions_max: int = 1_024

@@ -4,7 +4,6 @@ import logging
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -20,15 +19,19 @@ from dep2p.io.messaging import Messaging, NotifyHandler, RequestHandler, StreamH
 from dep2p.io.pubsub import PubSub
 from dep2p.io.pubsub_wire import PublicPubSub
 from dep2p.io.queue_settings import QueueSettings
+from dep2p.io.trace_settings import TraceSettings
+from dep2p.io.tracing import Tracer
 from dep2p.limits import Limits
 from dep2p.node_arguments import check_arguments, check_decorated, check_handler, split_addr
 from dep2p.node_delivery import DeliveryVerbs
 from dep2p.node_host import libp2p_host
+from dep2p.node_joined import Joined, RealmStatus, Registration, counters_of
 from dep2p.node_messaging import MessagingVerbs, RealmChoice
 from dep2p.node_pubsub import PubSubs, PubSubVerbs
 from dep2p.node_queues import QueueVerbs
 from dep2p.node_services import NodeServices, OutboxKind, RealmParts, RealmServices
 from dep2p.node_sessions import SessionVerbs
+from dep2p.node_tracing import make_tracer
 from dep2p.realm.interface import MemberEvent
 from dep2p.realm.membership import Membership
 from dep2p.realm.secret import Realm
@@ -42,36 +45,6 @@ _NODE = RealmId("")
 """Who wants the peers that the user named: the node itself, not one of its realms."""
 
 H = TypeVar("H")
-
-
-@dataclass(frozen=True, slots=True)
-class RealmStatus:
-    """One joined realm."""
-
-    name: str
-    realm_id: RealmId
-    members_known: int
-    members_up: int
-
-
-@dataclass(slots=True)
-class _Joined:
-    realm: Realm
-    membership: Membership
-    messaging: Messaging
-    pubsub: PubSub
-    services: RealmServices
-    scope: trio.CancelScope
-    ended: trio.Event
-
-
-@dataclass(slots=True, eq=False)
-class _Registration:
-    """A handler that applies to every realm joined now or later, or to one of them."""
-
-    realm_id: RealmId | None
-    register: Callable[[Messaging], Callable[[], None]]
-    undo: dict[RealmId, Callable[[], None]]
 
 
 class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs):
@@ -96,13 +69,15 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
         self.limits = limits
         self.data_dir = data_dir
         self._nursery = nursery
-        self._joined: dict[RealmId, _Joined] = {}
+        self._joined: dict[RealmId, Joined] = {}
         self._joining: dict[RealmId, trio.Event] = {}
-        self._registrations: list[_Registration] = []
+        self._registrations: list[Registration] = []
         self._member_listeners: dict[object, Callable[[RealmId, MemberEvent], None]] = {}
         self._rng = random.SystemRandom()
         self._pubsubs = pubsubs
         self._services = services
+        self.tracer: Tracer = make_tracer(self, services.queue_engine, limits)
+        """Starts and stops the trace of this node."""
         self._draining = False
         self._drained = trio.Event()
         self._is_open = True
@@ -131,6 +106,8 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
         public_pubsub: bool | PublicPubSub = False,
         trace: bool = False,
         trace_json: Path | str | None = None,
+        trace_dir: Path | str | None = None,
+        trace_settings: TraceSettings | None = None,
         outbox: OutboxKind = "auto",
         queues: QueueSettings | None = None,
     ) -> AsyncGenerator["Node", None]:
@@ -144,8 +121,11 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
         ``public_pubsub`` also speaks libp2p's GossipSub, to everybody. ``trace`` keeps the router's trace events in
         ``pubsub().traces``; ``outbox``: where reliable messages wait, by default on disk when there is a ``data_dir``;
         ``trace_json`` appends them to a file in the form of libp2p's JSON tracer. ``queues``: where they are kept.
+        ``trace_dir``: write a trace of everything there, from the start on, as ``trace_settings`` say (docs/howto/
+        traces.md); ``node.tracer`` starts and stops one later.
 
-        Raises ListenError, IdentityError, RealmFileError, StoreError, or ``ValueError`` for a malformed argument.
+        Raises ListenError, IdentityError, RealmFileError, StoreError, TraceError, or ``ValueError`` for a malformed
+        argument.
         """
         check_arguments(realm, realms, listen=listen, advertise=advertise, bootstrap=bootstrap, rendezvous=rendezvous)
         limits = limits or Limits()
@@ -182,11 +162,15 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
                 node = cls(host, identity, limits, directory, nursery, pubsubs, services)
                 for peer, addr in bootstrap_peers:
                     node.remember(peer, [addr])
+                await nursery.start(node.tracer.run)
                 try:
+                    if trace_dir is not None:
+                        await node.tracer.start(Path(trace_dir), trace_settings or TraceSettings())
                     for wanted in ([realm] if realm is not None else []) + list(realms):
                         await node.join_realm(wanted)
                     yield node
                     await node.drain()
+                    await node.tracer.stop("the node stopped")
                 finally:
                     node._is_open = False
                     nursery.cancel_scope.cancel()
@@ -239,14 +223,15 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
         messaging = Messaging(self.host, membership, realm.realm_id, self.limits, rng=self._rng)
         pubsub = self._pubsubs.of_realm(realm, membership)
         services = self._services.of_realm(RealmParts(realm, membership, messaging, pubsub))
-        joined = _Joined(realm, membership, messaging, pubsub, services, trio.CancelScope(), trio.Event())
+        joined = Joined(realm, membership, messaging, pubsub, services, trio.CancelScope(), trio.Event())
         for registration in self._registrations:
             self._apply(registration, joined)
+        self.tracer.attach(pubsub)
         membership.subscribe(lambda event: self._tell_members(realm.realm_id, event))
         await self._nursery.start(self._run_realm, joined)
 
     async def _run_realm(
-        self, joined: _Joined, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self, joined: Joined, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         try:
             with joined.scope:
@@ -319,12 +304,12 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
         """Those of the realms in the order of joining, then the public one."""
         return [*(joined.pubsub for joined in self._joined.values()), *self._pubsubs.public]
 
-    def _status(self, joined: _Joined) -> RealmStatus:
+    def _status(self, joined: Joined) -> RealmStatus:
         members = joined.membership.members()
         up = sum(1 for member in members if member.state == "up")
         return RealmStatus(joined.realm.name, joined.realm.realm_id, len(members), up)
 
-    def _pick(self, realm: RealmChoice) -> _Joined:
+    def _pick(self, realm: RealmChoice) -> Joined:
         joined = self._joined
         if realm is None and len(joined) == 1 and self._is_open:  # nearly always, and on every message's way
             for only in joined.values():
@@ -453,9 +438,9 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
 
     def _add_registration(
         self, realm: RealmChoice, register: Callable[[Messaging], Callable[[], None]]
-    ) -> _Registration:
+    ) -> Registration:
         only = None if realm is None else self._pick(realm).realm.realm_id
-        registration = _Registration(only, register, {})
+        registration = Registration(only, register, {})
         try:
             for joined in self._joined.values():
                 self._apply(registration, joined)
@@ -466,7 +451,7 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
         self._registrations.append(registration)
         return registration
 
-    def _apply(self, registration: _Registration, joined: _Joined) -> None:
+    def _apply(self, registration: Registration, joined: Joined) -> None:
         realm_id = joined.realm.realm_id
         if registration.realm_id in (None, realm_id):
             registration.undo[realm_id] = registration.register(joined.messaging)
@@ -498,18 +483,9 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
 
     def counters(self) -> dict[str, int]:
         """Monotonic counts of every part: ``host_…``, ``realm_…``, ``pubsub_…`` and so on, summed over realms."""
-        total = {f"host_{name}": count for name, count in self.host.counters().items()}
-        for joined in self._joined.values():
-            for prefix, counts in (
-                ("realm", joined.membership.counters()),
-                ("messaging", joined.messaging.counters()),
-                ("pubsub", joined.pubsub.counters()),
-                *((name, service.counters()) for name, service in joined.services.each()),
-            ):
-                for name, count in counts.items():
-                    key = f"{prefix}_{name}"
-                    total[key] = total.get(key, 0) + count
-        return {**total, **self._pubsubs.own_counters()}
+        total = counters_of(self.host, self._joined.values())
+        traced = {f"trace_{name}": count for name, count in self.tracer.counters().items()}
+        return {**total, **self._pubsubs.own_counters(), **traced}
 
     def stats(self) -> dict[str, object]:
         """What is going on now, for people: uptime, connections, realms and their links."""

@@ -10,6 +10,7 @@ import trio
 
 from dep2p.host.interface import Host
 from dep2p.identity import Identity
+from dep2p.io.clocks import Clocks
 from dep2p.io.delivery import Delivery
 from dep2p.io.delivery_journal import Journal
 from dep2p.io.delivery_topics import DeliveryTopics
@@ -66,6 +67,7 @@ class RealmServices:
     delivery: Delivery
     sessions: SessionService
     queues: QueueService
+    clocks: Clocks
 
     def each(self) -> Iterator[tuple[str, RealmService]]:
         """Name and service, in the order of starting."""
@@ -141,4 +143,5 @@ class NodeServices:
                 self.queue_rights,
                 rng=self._rng,
             ),
+            clocks=Clocks(self._host, parts.membership, realm_id, self._limits),
         )

@@ -133,6 +133,7 @@ class Core:
         "thresholds",
         "tick",
         "topics",
+        "traces_rpcs",
         "tracing",
         "validating",
         "watches_duplicates",
@@ -155,6 +156,7 @@ class Core:
         self.params = params
         self.rng = rng
         self.tracing = tracing
+        self.traces_rpcs = tracing
         self.out = Outbox(tracing=tracing)
         self.peers: dict[PeerId, PeerState] = {}
         self.busy: dict[PeerId, PeerState] = {}
@@ -186,6 +188,17 @@ class Core:
         self.duplicates = 0
         self.watches_duplicates = tracing or params.seen_refresh or gater is not None
         """A duplicate is more than a number: something else wants to know of it."""
+
+    def trace(self, *, on: bool, rpcs: bool) -> None:
+        """Make trace events from now on, or none; with ``rpcs`` also those of each RPC that comes and goes."""
+        self.tracing = on
+        self.traces_rpcs = self.out.tracing = on and rpcs
+        self.watches_duplicates = (
+            on
+            or self.params.seen_refresh
+            or self.gater is not None
+            or any(topic.counts_deliveries for topic in self.topics.values())
+        )
 
     def count(self, name: str, by: int = 1) -> None:
         """Count something under a name; drops are ``drop: reason``."""

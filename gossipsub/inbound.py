@@ -88,7 +88,7 @@ class Inbound:
         if state is None:
             core.count("drop: rpc of an unknown peer")
             return out.take()
-        if core.tracing:
+        if core.traces_rpcs:
             out.effects.append(RecvRpc(peer, rpc))
         if rpc.subscriptions:
             self._subscriptions.on_subscriptions(state, rpc.subscriptions, now)
@@ -347,7 +347,7 @@ class Inbound:
                 rpc = Rpc((message,))
             peers = tuple(targets)
             effects.append(Send(peers, rpc, Lane.MESSAGE))
-            if core.tracing:
+            if core.traces_rpcs:
                 effects.append(SendRpc(peers, rpc))
 
     def _refuse(self, state: PeerState | None, message: Message, verdict: Verdict, now: float) -> None:

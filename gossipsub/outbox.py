@@ -14,6 +14,7 @@ class Outbox:
     def __init__(self, *, tracing: bool) -> None:
         self.effects: list[Effect] = []
         self.tracing = tracing
+        """Trace each RPC."""
         self.grafts: dict[PeerId, list[str]] = {}
         self.prunes: dict[PeerId, list[Prune]] = {}
 

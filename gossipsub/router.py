@@ -41,7 +41,7 @@ from dep2p.gossipsub.score_params import ScoreParams
 from dep2p.gossipsub.signing import Authenticate, Compose, Seqnos, SigningPolicy
 from dep2p.gossipsub.streams import Streams
 from dep2p.gossipsub.subscriptions import SubscriptionFilter, Subscriptions
-from dep2p.gossipsub.trace import JoinTopic, LeaveTopic
+from dep2p.gossipsub.trace import AddPeer, GraftPeer, JoinTopic, LeaveTopic, Trace
 from dep2p.types import PeerId, Rng
 
 _BACKOFF_SWEEP_TICKS = 15
@@ -203,6 +203,20 @@ class Router:
     def scores(self) -> dict[PeerId, float]:
         """The score of each connected peer."""
         return {peer: state.stats.score for peer, state in self._core.peers.items()}
+
+    def trace(self, *, on: bool, rpcs: bool = True) -> list[Trace]:
+        """Make trace events from now on, or none any more; without ``rpcs`` none of RPCs that come and go.
+
+        Gives what a trace that begins now has to start with: the peers, the joined topics, the meshes.
+        """
+        core = self._core
+        core.trace(on=on, rpcs=rpcs)
+        state: list[Trace] = [AddPeer(peer, each.protocol) for peer, each in core.peers.items() if each.writable]
+        for topic in core.topics.values():
+            if topic.joined:
+                state.append(JoinTopic(topic.name))
+                state += [GraftPeer(peer, topic.name) for peer in topic.mesh]
+        return state
 
     def set_peer_record(self, identity: bytes, record: bytes) -> None:
         """A connected peer's signed record, for peer exchange; empty forgets it."""

@@ -1,24 +1,27 @@
 """libp2p's 13 pubsub trace events as effects, and their JSON form (pb/trace.proto of go-libp2p-pubsub).
 
 They carry no time: whoever performs the effects knows the `now` that it gave. RPC events keep the RPC itself; turning
-it into JSON is left to who writes it down.
+it into JSON is left to who writes it down. Several are made for each message: as msgspec structs they cost a quarter of
+what named tuples do.
 """
 
 import base64
 from collections import deque
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from dep2p.gossipsub.rpc import Message, Rpc
 from dep2p.types import PeerId, peer_id_bytes
 
 
-class PublishMessage(NamedTuple):
+class PublishMessage(msgspec.Struct, gc=False):
     """This node published."""
 
     message: Message
 
 
-class RejectMessage(NamedTuple):
+class RejectMessage(msgspec.Struct, gc=False):
     """A message was not taken; ``reason`` is one of :mod:`dep2p.gossipsub.reasons`."""
 
     message: Message
@@ -26,74 +29,74 @@ class RejectMessage(NamedTuple):
     reason: str
 
 
-class DuplicateMessage(NamedTuple):
+class DuplicateMessage(msgspec.Struct, gc=False):
     """A further copy came."""
 
     message: Message
     received_from: PeerId
 
 
-class DeliverMessage(NamedTuple):
+class DeliverMessage(msgspec.Struct, gc=False):
     """The first copy passed all checks."""
 
     message: Message
     received_from: PeerId | None
 
 
-class AddPeer(NamedTuple):
+class AddPeer(msgspec.Struct, gc=False):
     """Our outbound stream to the peer is open."""
 
     peer: PeerId
     protocol: str
 
 
-class RemovePeer(NamedTuple):
+class RemovePeer(msgspec.Struct, gc=False):
     """Our outbound stream to the peer is closed."""
 
     peer: PeerId
 
 
-class RecvRpc(NamedTuple):
+class RecvRpc(msgspec.Struct, gc=False):
     """An RPC came in."""
 
     received_from: PeerId
     rpc: Rpc
 
 
-class SendRpc(NamedTuple):
+class SendRpc(msgspec.Struct, gc=False):
     """An RPC was handed to the queues of these peers: one libp2p event for each."""
 
     send_to: tuple[PeerId, ...]
     rpc: Rpc
 
 
-class DropRpc(NamedTuple):
+class DropRpc(msgspec.Struct, gc=False):
     """A peer's queue did not take an RPC."""
 
     send_to: PeerId
     rpc: Rpc
 
 
-class JoinTopic(NamedTuple):
+class JoinTopic(msgspec.Struct, gc=False):
     """This node joined."""
 
     topic: str
 
 
-class LeaveTopic(NamedTuple):
+class LeaveTopic(msgspec.Struct, gc=False):
     """This node left."""
 
     topic: str
 
 
-class GraftPeer(NamedTuple):
+class GraftPeer(msgspec.Struct, gc=False):
     """The peer is now in our mesh."""
 
     peer: PeerId
     topic: str
 
 
-class PrunePeer(NamedTuple):
+class PrunePeer(msgspec.Struct, gc=False):
     """The peer is no longer in our mesh."""
 
     peer: PeerId

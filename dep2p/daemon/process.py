@@ -114,6 +114,7 @@ class _Daemon:
         # Here, so that what can be wrong with lock and configuration is told before libp2p has loaded.
         from dep2p.daemon.pubsub_settings import gossip_params, public_pubsub
         from dep2p.daemon.queue_settings import queue_settings
+        from dep2p.daemon.trace_settings import trace_settings
         from dep2p.identity import Identity
         from dep2p.node import Node
 
@@ -138,6 +139,8 @@ class _Daemon:
                     pubsub_params=gossip_params(config.pubsub, config.limits),
                     public_pubsub=public_pubsub(config.pubsub),
                     trace_json=trace_json,
+                    trace_dir=config.trace_dir if config.trace.enabled else None,
+                    trace_settings=trace_settings(config.trace),
                     queues=queue_settings(config),
                 ) as node,
                 open_control(node, config) as control,

@@ -539,6 +539,10 @@ class Delivery:
             len(self._receiving),
         )
 
+    def waiting(self) -> dict[PeerId, int]:
+        """Messages that are not acknowledged yet, by receiver; only where there are any."""
+        return {peer: len(each.core.unsettled) for peer, each in self._sending.items() if each.core.unsettled}
+
     def counters(self) -> dict[str, int]:
         """Monotonic counts by name."""
         return {**self.counts, "messages_refused_queue_full": self.room.refused}

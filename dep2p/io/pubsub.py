@@ -44,7 +44,7 @@ from dep2p.gossipsub.rpc import Message as RouterMessage
 from dep2p.gossipsub.rpc import Rpc
 from dep2p.gossipsub.score_params import ScoreParams
 from dep2p.gossipsub.subscriptions import SubscriptionFilter
-from dep2p.gossipsub.trace import Trace, TraceBuffer
+from dep2p.gossipsub.trace import TRACE_TYPES, TraceBuffer
 from dep2p.host.interface import Host
 from dep2p.identity import Identity
 from dep2p.io.driver import DeadlineTimer
@@ -55,9 +55,12 @@ from dep2p.io.pubsub_publishing import Publishing, as_bytes
 from dep2p.io.pubsub_queue import PeerQueue
 from dep2p.io.pubsub_sending import Sending
 from dep2p.io.pubsub_topic import Topic, TopicState
+from dep2p.io.pubsub_tracing import RouterTrace, depths_of
 from dep2p.io.pubsub_validation import Validation
 from dep2p.io.pubsub_wire import Wire
+from dep2p.io.trace_log import TraceLog
 from dep2p.limits import Limits
+from dep2p.traces.schema import Depth
 from dep2p.types import PeerId, RealmId, Rng, parse_peer_id, peer_id_bytes, peer_id_from_bytes
 
 logger = logging.getLogger("dep2p.io")
@@ -127,6 +130,7 @@ class PubSub:
             subscription_filter=subscription_filter,
             tracing=tracing,
         )
+        self._trace = RouterTrace(self._router, self.traces)
         self._topics: dict[str, TopicState] = {}
         self._authors: dict[bytes, PeerId] = {}
         self._timer = DeadlineTimer(self._on_time)
@@ -225,6 +229,14 @@ class PubSub:
             )
             for state in self._topics.values()
         ]
+
+    def topic_names(self) -> list[str]:
+        """Of the joined topics."""
+        return list(self._topics)
+
+    def depths(self) -> list[Depth]:
+        """What waits for neighbours, for snapshots of traces."""
+        return depths_of(self._links.stats())
 
     def has_joined(self, name: str) -> bool:
         """Whether the topic is joined."""
@@ -370,6 +382,8 @@ class PubSub:
                 self._deliver(effect)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
             elif kind is Validate:
                 self._validate(effect)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            elif kind in TRACE_TYPES:
+                self._trace.put(effect, now)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
             else:
                 self._perform_other(effect, now)
 
@@ -393,10 +407,8 @@ class PubSub:
                     self._links.dial(peer)
                 elif info is not None:
                     self._dial_named(info.peer)
-            case Send() | Deliver() | Validate():
-                pass
             case _:
-                self._trace(effect, now)
+                pass
 
     def _dial_named(self, identity: bytes) -> None:
         """A trusted neighbour that pruned us named this peer: try it where its addresses are known here already.
@@ -411,9 +423,9 @@ class PubSub:
         self.counters_by_name["px_peers_dialed"] += 1
         self._links.dial(peer)
 
-    def _trace(self, event: Trace, now: float) -> None:
-        if self.traces is not None:
-            self.traces.put(event, now)
+    def trace_to(self, log: TraceLog | None) -> None:
+        """Give the router's events to a node's trace; None ends that."""
+        self._trace.to(log)
 
     def _send_dropped(self, peer: PeerId, rpc: Rpc, lane: Lane) -> None:
         self.counters_by_name[f"rpcs_dropped_{lane.name.lower()}_queue_full"] += 1
@@ -452,7 +464,9 @@ class PubSub:
 
     def deliver_direct(self, topic: str, sender: PeerId, seqno: int, message_id: bytes, data: bytes) -> None:
         """For reliable delivery: a message that its author has sent straight to us. Copies of it are duplicates."""
-        self._router.mark_seen(message_id, trio.current_time())
+        now = trio.current_time()
+        self._router.mark_seen(message_id, now)
+        self._trace.delivered_directly(message_id, topic, data, sender, now)
         message = Message(topic, data, sender, seqno, message_id, sender)
         state = self._topics.get(topic)
         self.counters_by_name["messages_delivered_direct"] += 1

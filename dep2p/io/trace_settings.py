@@ -1,0 +1,39 @@
+"""What a node's trace holds, how its files are cut, and how much disk they may take."""
+
+from dataclasses import dataclass
+from typing import Final
+
+ROLL_BYTES_MIN: Final = 4_096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSettings:
+    """How a node traces. Raises ``ValueError`` for values that contradict each other."""
+
+    rpcs: bool = True
+    """With an event for each RPC of pub/sub: most of the bytes, and all that is known of IWANT and IDONTWANT."""
+    roll_bytes: int = 67_108_864
+    """A file is complete at this size."""
+    roll_s: float = 900.0
+    """A file is complete after so long."""
+    disk_bytes_max: int = 4_294_967_296
+    """The files of this node in the directory, all together; above it the oldest are removed."""
+    age_max_s: float = 0.0
+    """Files that were completed so long ago are removed; 0 keeps them."""
+    snapshot_s: float = 10.0
+    """Between two snapshots of meshes, scores, queues and round trips; 0 takes none."""
+    clock_s: float = 60.0
+    """Between two readings of the clock of each connected member; 0 takes none."""
+
+    def __post_init__(self) -> None:
+        if self.roll_bytes < ROLL_BYTES_MIN:
+            raise ValueError(f"roll_bytes is {self.roll_bytes}: it must be {ROLL_BYTES_MIN} or more")
+        if self.disk_bytes_max < 2 * self.roll_bytes:
+            raise ValueError(
+                f"disk_bytes_max ({self.disk_bytes_max}) must hold two files of roll_bytes ({self.roll_bytes}): one "
+                "grows while another is read"
+            )
+        for name, least in (("roll_s", 1.0), ("age_max_s", 0.0), ("snapshot_s", 0.0), ("clock_s", 0.0)):
+            value = float(getattr(self, name))
+            if not value >= least or value > 1e9:
+                raise ValueError(f"{name} is {value:g}: it must be between {least:g} and 1e9 seconds")

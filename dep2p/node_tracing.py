@@ -1,0 +1,49 @@
+"""The trace of a node: what its snapshots are made of."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from dep2p.host.interface import Host
+from dep2p.io.pubsub import PubSub
+from dep2p.io.queue_engine import QueueEngine
+from dep2p.io.tracing import Tracer, TraceSources
+from dep2p.limits import Limits
+from dep2p.node_services import RealmServices
+from dep2p.traces.schema import Depth
+from dep2p.types import PeerId
+
+
+class Traced(Protocol):
+    """What a trace needs of a node."""
+
+    @property
+    def peer_id(self) -> PeerId: ...
+    @property
+    def host(self) -> Host: ...
+    def all_pubsubs(self) -> Sequence[PubSub]: ...
+    def all_services(self) -> Sequence[RealmServices]: ...
+
+
+def make_tracer(node: Traced, engine: QueueEngine, limits: Limits) -> Tracer:
+    """One for a node, which need not be in any realm yet."""
+    sources = TraceSources(
+        pubsubs=node.all_pubsubs,
+        clocks=lambda: [services.clocks for services in node.all_services()],
+        depths=lambda: _depths(node, engine),
+        connection_rtts=lambda: [
+            (connection.peer, connection.rtt_s)
+            for connection in node.host.connections()
+            if connection.rtt_s is not None
+        ],
+    )
+    return Tracer(node.peer_id, limits.trace_items_max, sources)
+
+
+def _depths(node: Traced, engine: QueueEngine) -> Iterator[Depth]:
+    """What waits for acknowledgements, and in the queues that have been used since the start."""
+    for services in node.all_services():
+        for peer, items in services.delivery.waiting().items():
+            yield Depth(f"delivery:{peer}", items)
+    for queue in list(engine.book.queues.values()):
+        if queue.is_loaded and queue.items:
+            yield Depth(f"queue:{queue.namespace}/{queue.name}", queue.items, queue.size_bytes)
