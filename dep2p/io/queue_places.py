@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from dep2p.io.queue_consumer import Consumer, Messages
 from dep2p.io.queue_items import Attributes, encode_attributes, message_id
+from dep2p.io.queue_producer import Producer, ProducerSettings
 from dep2p.io.queue_push_consumer import ConsumerSettings, Handler, PushConsumer
+from dep2p.protocols.queue.flows.producer import Order
 from dep2p.protocols.queue.flows.push_consumer import Mode
 from dep2p.protocols.queue_wire import WireMessage
 from dep2p.types import Headers
@@ -94,6 +96,20 @@ class Queues(ABC):
         )
         points = await self.publish_batch(name, [WireMessage(attributes, body) for body in bodies], timeout)
         return [message_id(partition, seq) for partition, seq in points]
+
+    def producer(
+        self, name: str, *, order: Order = "best_effort", elsewhere: Sequence["Queues"] = (), **settings: Any
+    ) -> AbstractAsyncContextManager[Producer]:
+        """Send with retries, and in lines of order keys, while the block runs::
+
+            async with queues.producer("orders", order="strict") as producer:
+                await producer.publish(b"paid", order_key="customer 7")
+
+        ``elsewhere``: other places that have a queue of this name; messages without a key go to each in turn, a key
+        belongs to one of them, and in best-effort order a message may go to another one when its own fails.
+        ``settings`` are those of :class:`ProducerSettings`. Raises ``ValueError`` for a setting.
+        """
+        return Producer([self, *elsewhere], name, ProducerSettings(order=order, **settings)).working()
 
     # Consuming
 
@@ -269,6 +285,12 @@ class Queue:
     async def publish_many(self, bodies: Sequence[bytes], **options: Any) -> list[str]:
         """As :meth:`Queues.publish_many`."""
         return await self._place.publish_many(self.name, bodies, **options)
+
+    def producer(
+        self, *, order: Order = "best_effort", elsewhere: Sequence[Queues] = (), **settings: Any
+    ) -> AbstractAsyncContextManager[Producer]:
+        """As :meth:`Queues.producer`."""
+        return self._place.producer(self.name, order=order, elsewhere=elsewhere, **settings)
 
     def consume(self, channel: str, **options: Any) -> AbstractAsyncContextManager[Messages]:
         """As :meth:`Queues.consume`."""

@@ -139,6 +139,7 @@ class ProducerCore:
         self.bytes = 0
         self._in_flight_max = in_flight_max
         self._in_flight = 0
+        self._open: dict[Send, None] = {}
         self._lines: dict[str, SendLine] = {}
         self._ready: deque[SendLine] = deque()
         self._routeless: deque[SendLine] = deque()
@@ -164,6 +165,10 @@ class ProducerCore:
         """Keys whose head has failed and waits for its next try."""
         return sum(bool(line.sends and line.sends[0].tries and not line.in_flight) for line in self._lines.values())
 
+    def open_sends(self) -> list[Send]:
+        """What was neither taken nor given up nor withdrawn, in the order of submitting."""
+        return list(self._open)
+
     def next_deadline(self) -> float | None:
         """When `on_time` has something to do."""
         timers = self._timers
@@ -185,6 +190,7 @@ class ProducerCore:
                 self._lines[send.key] = line
         send.line = line
         line.sends.append(send)
+        self._open[send] = None
         self.items += 1
         self.bytes += send.size
         self.counts["submitted"] += 1
@@ -196,6 +202,7 @@ class ProducerCore:
         if send.is_over:
             return []
         send.is_withdrawn = True
+        self._open.pop(send, None)
         self.counts["withdrawn"] += 1
         if not send.in_flight:
             line = _line_of(send)
@@ -288,6 +295,7 @@ class ProducerCore:
     def _remove(self, send: Send) -> None:
         line = _line_of(send)
         line.sends.remove(send)
+        self._open.pop(send, None)
         send.is_over = True
         self.items -= 1
         self.bytes -= send.size

@@ -15,6 +15,7 @@ class Kind(Enum):
     ORDERED = auto()
     """It has an order key."""
     DELAYED = auto()
+    """It has an order key and a delay: those behind it would wait, or overtake it."""
     TRANSACTIONAL = auto()
     """It has one attempt: its producer decides what comes after a failure."""
 
