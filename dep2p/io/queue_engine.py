@@ -417,8 +417,12 @@ class QueueEngine(QueueCommits):
         queue = await self.loaded(namespace, name)
         found = queue.channel(channel)
         count = size = 0
+        damaged: list[int] = []
         waiters: list[_Waiter] = []
         async for row in self._reader.dead_rows(queue, found, ids):
+            if not row.meta:
+                damaged.append(row.id)
+                continue
             waiter = _Waiter(self, 1, len(row.body))
             self._pending_items += 1
             self._pending_bytes += waiter.size
@@ -431,10 +435,15 @@ class QueueEngine(QueueCommits):
                 for each in waiters:
                     await each.wait()
                 waiters, size = [], 0
-        if ids is not None and not count:
+        if ids is not None and not count and not damaged:
             raise QueueMessageNotFoundError(f"channel {channel!r} has none of these dead letters")
         for each in waiters:
             await each.wait()
+        if damaged:
+            raise StoreError(
+                f"{len(damaged)} dead letters of channel {channel!r} are damaged in {self.store.place} and were not "
+                f"replayed ({', '.join(map(str, damaged[:10]))}); {count} others were. Check the disk, and remove them"
+            )
         return count
 
     async def forget_dead(self, namespace: str, name: str, channel: str, ids: Sequence[int] | None) -> int:

@@ -4,10 +4,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from dep2p.errors import ProtocolError
 from dep2p.protocols.queue.channel import Channel
 from dep2p.protocols.queue.history import failures_of
 from dep2p.protocols.queue.log import PartitionLog
-from dep2p.protocols.queue.message import Message, decode_row
+from dep2p.protocols.queue.message import Message, damaged, decode_row, is_damaged
 from dep2p.protocols.queue.names import is_ephemeral
 from dep2p.protocols.queue.options import options_as_dict
 from dep2p.protocols.queue.queue import Queue
@@ -138,7 +139,7 @@ class QueueReader:
             found = [log.rows[seq] for seq in sorted(log.rows) if from_seq <= seq <= log.visible]
             return found[:items_max]
         rows = await self._engine.call(self._scan, log.id, from_seq, items_max, bytes_max)
-        return [decode_row(row) for row in rows if row.seq <= log.visible]
+        return [_readable(row) for row in rows if row.seq <= log.visible]
 
     def _scan(self, partition: int, from_seq: int, items_max: int, bytes_max: int) -> list[MessageRow]:
         return self._engine.store.scan(partition, from_seq, items_max=items_max, bytes_max=bytes_max)
@@ -208,7 +209,7 @@ def _channel(channel: Channel) -> dict[str, Any]:
 
 
 def _stored(partition: int, message: Message, channel: Channel | None) -> StoredMessage:
-    attempts, state = 0, ""
+    attempts, state = 0, "damaged" if is_damaged(message) else ""
     if channel is not None:
         attempts = channel.attempts_of(partition, message.seq)
         if any((partition, message.seq) in consumer.held for consumer in channel.consumers.values()):
@@ -225,7 +226,15 @@ def _stored(partition: int, message: Message, channel: Channel | None) -> Stored
     )
 
 
+def _readable(row: MessageRow) -> Message:
+    """For people a damaged one has its place, too."""
+    try:
+        return decode_row(row)
+    except ProtocolError:
+        return damaged(row.seq)
+
+
 def _dead_letter(row: DeadRow) -> DeadLetter:
-    message = decode_row(MessageRow(row.partition, row.seq, row.meta, row.body))
+    message = _readable(MessageRow(row.partition, row.seq, row.meta, row.body))
     reasons = tuple(failure.reason for failure in failures_of(row.history))
     return DeadLetter(row.id, row.died_us, row.attempts, reasons, _stored(row.partition, message, None))

@@ -81,7 +81,7 @@ class GroupCommit:
         retry_s = _RETRY_FIRST_S
         while True:
             if not self._is_kicked:
-                await self._sleep()
+                await self._rest()
             self._is_kicked = False
             self._before()
             if not self._owner.has_changes:
@@ -98,6 +98,22 @@ class GroupCommit:
                 self.kick()
                 await trio.sleep(retry_s)
                 retry_s = min(retry_s * 2, _RETRY_MAX_S)
+
+    async def _rest(self) -> None:
+        """Until there is something to write; the store does meanwhile what can wait."""
+        wait_s = self.store.tidy_in_s()
+        while not self._is_kicked:
+            with trio.move_on_after(float("inf") if wait_s is None else wait_s):
+                await self._sleep()
+                return
+            try:
+                with trio.CancelScope(shield=True):
+                    await self.read(self.store.tidy)
+                wait_s = self.store.tidy_in_s()
+            except StoreError as error:
+                self.counters["tidies_failed"] += 1
+                logger.error("%s", error)
+                wait_s = _RETRY_MAX_S
 
     async def _sleep(self) -> None:
         self._asleep = trio.lowlevel.current_task()

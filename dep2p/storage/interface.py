@@ -38,7 +38,10 @@ class QueueStore(Protocol):
         ...
 
     def scan(self, partition: int, from_seq: int, *, items_max: int, bytes_max: int) -> list[MessageRow]:
-        """Messages from ``from_seq`` on in rising order; at least one if there is any, however large."""
+        """Messages from ``from_seq`` on in rising order; at least one if there is any, however large.
+
+        One that is damaged comes with empty meta, as dead letters do: the core tells, and passes it by.
+        """
         ...
 
     def get(self, partition: int, seqs: list[int]) -> list[MessageRow]:
@@ -56,12 +59,25 @@ class QueueStore(Protocol):
     def commit(self, batch: StoreBatch) -> None:
         """Write all of it in one atomic step, durable on return as the store's ``sync`` says.
 
-        Raises StoreFullError (nothing was written; acks alone may still fit), StoreError.
+        A number of a message is taken once, also when its message has long been trimmed: else it is an error about the
+        batch. Of a large trim, messages leave the store in bounded steps, and are not seen any more at once. Raises
+        StoreFullError (nothing was written; acks alone may still fit), StoreError.
         """
         ...
 
     def check(self, batch: StoreBatch) -> None:
         """Raises what `commit` of it would raise; writes nothing."""
+        ...
+
+    def tidy_in_s(self) -> float | None:
+        """In how many seconds, if nothing is committed till then, `tidy` shall be called; None: nothing waits.
+
+        May be called from another thread, while no other call is under way.
+        """
+        ...
+
+    def tidy(self) -> None:
+        """A bounded step of what can wait: removing what was trimmed, fsync, giving space back. Raises StoreError."""
         ...
 
     def statistics(self) -> StoreStatistics:

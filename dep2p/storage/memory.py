@@ -2,7 +2,6 @@
 
 import bisect
 
-from dep2p.errors import StoreError
 from dep2p.protocols.queue.ranges import as_ranges
 from dep2p.protocols.queue.records import (
     Cursor,
@@ -14,6 +13,7 @@ from dep2p.protocols.queue.records import (
     StoreBatch,
     StoreStatistics,
 )
+from dep2p.storage.numbers import check_numbers
 
 
 class _Partition:
@@ -102,12 +102,8 @@ class MemoryStore:
 
     def check(self, batch: StoreBatch) -> None:
         """Raises what `commit` would raise."""
-        for row in batch.appends:
-            kept = self._partitions.get(row.partition)
-            if kept is not None and row.seq <= kept.last_seq:
-                error = StoreError(f"message {row.seq} of partition {row.partition} is there already")
-                error.is_about_batch = True
-                raise error
+        there = self._partitions
+        check_numbers(batch.appends, {p: there[p].last_seq for p, *_ in batch.appends if p in there})
 
     def commit(self, batch: StoreBatch) -> None:
         """Take all of it."""
@@ -140,6 +136,7 @@ class MemoryStore:
                 del self._places[place_key]
         for channel in batch.channels_removed:
             self._dead.pop(channel, None)
+            self._last_dead.pop(channel, None)
             for place_key in [each for each in self._places if each[0] == channel]:
                 del self._places[place_key]
 
@@ -164,6 +161,13 @@ class MemoryStore:
         del kept.seqs[:cut]
         kept.trimmed = max(kept.trimmed, up_to)
         kept.last_seq = max(kept.last_seq, up_to)
+
+    def tidy_in_s(self) -> float | None:
+        """Never."""
+        return None
+
+    def tidy(self) -> None:
+        """Nothing to do."""
 
     def statistics(self) -> StoreStatistics:
         """Counts since it was made."""

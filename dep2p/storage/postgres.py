@@ -5,6 +5,7 @@ its connection neither writes over another's work nor takes a commit whose answe
 """
 
 import contextlib
+import itertools
 import re
 import time
 import zlib
@@ -15,6 +16,7 @@ import psycopg
 from psycopg import sql
 
 from dep2p.errors import StoreError, StoreFullError, StoreLockedError
+from dep2p.protocols.queue.ranges import joined
 from dep2p.protocols.queue.records import (
     Cursor,
     CursorChange,
@@ -25,11 +27,16 @@ from dep2p.protocols.queue.records import (
     StoreBatch,
     StoreStatistics,
 )
+from dep2p.storage.numbers import check_numbers
 
 SCHEMA_VERSION: Final = 1
 RECONNECT_S: Final = 15.0
 """For so long a call waits for a server that went away."""
 _CONNECT_TIMEOUT_S: Final = 5
+_STARTING: Final = "starting up"
+"""In what a server says that is not ready; the driver gives no code for it."""
+_TRIM_ROWS: Final = 4_000
+"""Messages removed from the log in one commit; more of them go with later ones, so that no commit stalls."""
 
 _TABLES: Final = """
 create table owner(epoch bigint not null, batch bigint not null, version integer not null);
@@ -66,6 +73,11 @@ class PostgresStore:
         self._db: psycopg.Connection[tuple[Any, ...]] | None = None
         self._is_open = False
         self._epoch = self._batch = 0
+        self._last: dict[int, int] = {}
+        """The last number that was ever given, by partition."""
+        self._trimmed: dict[int, int] = {}
+        self._trims: dict[int, int] = {}
+        """Up to where messages have left the log, of partitions of which some are still there."""
         self._commits = self._rows = 0
         self.place = without_password(url)
         """For people: where the store is, without its password."""
@@ -74,10 +86,7 @@ class PostgresStore:
 
     def open(self) -> None:
         """Connect, lock, make what is missing. Raises StoreError, StoreLockedError."""
-        try:
-            db = self._connect()
-        except psycopg.Error as error:
-            raise self._explain(error) from None
+        db = self._connect_first()
         try:
             with db.transaction():
                 if db.execute("select to_regclass(%s)", (f"{self._schema}.owner",)).fetchone() == (None,):
@@ -86,6 +95,7 @@ class PostgresStore:
                 found = db.execute("update owner set epoch = epoch + 1 returning epoch, batch, version").fetchone()
             if found is None or found[2] != SCHEMA_VERSION:
                 raise StoreError(f"the queues in {self.place} are of another dep2p: use its version, or another schema")
+            self._know_partitions(db)
         except psycopg.Error as error:
             db.close()
             raise self._explain(error) from None
@@ -94,6 +104,26 @@ class PostgresStore:
             raise
         self._epoch, self._batch = found[0], found[1]
         self._db, self._is_open = db, True
+
+    def _connect_first(self) -> "psycopg.Connection[tuple[Any, ...]]":
+        """A server that is there and not ready yet, as after the start of the machine, is waited for."""
+        until_s = time.monotonic() + RECONNECT_S
+        while True:
+            try:
+                return self._connect()
+            except psycopg.Error as error:
+                if _STARTING not in str(error) or time.monotonic() >= until_s:
+                    raise self._explain(error) from None
+                time.sleep(0.1)
+
+    def _know_partitions(self, db: "psycopg.Connection[tuple[Any, ...]]") -> None:
+        rows = db.execute(
+            "select partition, last_seq, trimmed, exists(select 1 from messages m where m.partition = p.partition "
+            "and m.seq <= p.trimmed) from partitions p"
+        ).fetchall()
+        self._last = {partition: last_seq for partition, last_seq, _trimmed, _rest in rows}
+        self._trimmed = {partition: trimmed for partition, _last, trimmed, _rest in rows}
+        self._trims = {partition: trimmed for partition, _last, trimmed, rest in rows if rest}
 
     def _connect(self) -> "psycopg.Connection[tuple[Any, ...]]":
         db = psycopg.connect(
@@ -161,6 +191,13 @@ class PostgresStore:
         of = (partition,)
         row = db.execute("select last_seq, trimmed, items, bytes from partitions where partition = %s", of).fetchone()
         record = PartitionRecord(*row) if row is not None else PartitionRecord()
+        if partition in self._trims:  # some of them are on their way out
+            count, size = db.execute(
+                "select count(*), coalesce(sum(length(body)), 0) from messages where partition = %s and seq <= %s",
+                (partition, self._trims[partition]),
+            ).fetchone() or (0, 0)
+            record.messages -= int(count)
+            record.bytes -= int(size)
         for channel, floor, handed_out, last in db.execute(
             "select channel, floor, handed_out, coalesce(id, 0) from cursors left join last_dead using (channel) "
             "where partition = %s order by channel",
@@ -170,14 +207,11 @@ class PostgresStore:
             record.done[channel] = []
             record.states[channel] = []
             record.last_dead_id[channel] = last
-        for channel, low, high in db.execute(
-            "select channel, low, high from done where partition = %s order by channel, low", of
+        for channel, ranges in itertools.groupby(
+            db.execute("select channel, low, high from done where partition = %s order by channel, low", of).fetchall(),
+            key=lambda row: row[0],
         ):
-            ranges = record.done[channel]
-            if ranges and low <= ranges[-1][1] + 1:
-                ranges[-1] = (ranges[-1][0], max(high, ranges[-1][1]))
-            else:
-                ranges.append((low, high))
+            record.done[channel] = joined((low, high) for _channel, low, high in ranges)
         for state in db.execute("select * from states where partition = %s order by channel, seq", of):
             record.states[state[0]].append(StateRow(*state))
         return record
@@ -189,12 +223,14 @@ class PostgresStore:
             "row_number() over (order by seq) as place from (select * from messages where partition = %s and seq >= %s "
             "order by seq limit %s) as next) as summed where total <= %s or place = 1 order by seq"
         )
+        from_seq = max(from_seq, self._trimmed.get(partition, 0) + 1)
         values = (partition, from_seq, items_max, bytes_max)
         return self._call(lambda db: [MessageRow(*row) for row in db.execute(query, values, binary=True)])
 
     def get(self, partition: int, seqs: list[int]) -> list[MessageRow]:
         """These messages."""
         query = "select * from messages where partition = %s and seq = any(%s) order by seq"
+        seqs = [seq for seq in seqs if seq > self._trimmed.get(partition, 0)]
         return self._call(lambda db: [MessageRow(*row) for row in db.execute(query, (partition, seqs), binary=True)])
 
     def scan_dead(self, channel: int, after_id: int, *, items_max: int) -> list[DeadRow]:
@@ -212,6 +248,8 @@ class PostgresStore:
     def check(self, batch: StoreBatch) -> None:
         """Raises what `commit` would raise."""
 
+        check_numbers(batch.appends, self._last)
+
         def step(db: "psycopg.Connection[tuple[Any, ...]]") -> None:
             with db.transaction(force_rollback=True):
                 self._write(db, batch)
@@ -220,16 +258,31 @@ class PostgresStore:
 
     def commit(self, batch: StoreBatch) -> None:
         """One transaction, with its number."""
-        number = self._batch + 1
+        self._commit(batch)
+        self._commits += 1
+        self._rows += len(batch.appends)
+
+    def tidy_in_s(self) -> float | None:
+        """When `tidy` has something to do."""
+        return 0.0 if self._trims else None
+
+    def tidy(self) -> None:
+        """Remove some of what was trimmed."""
+        self._commit(StoreBatch())
+
+    def _commit(self, batch: StoreBatch) -> None:
+        last = check_numbers(batch.appends, self._last)
+        self._batch += 1  # a number is used once, whatever came of it
+        number = self._batch
         is_again = False
 
-        def step(db: "psycopg.Connection[tuple[Any, ...]]") -> None:
+        def step(db: "psycopg.Connection[tuple[Any, ...]]") -> dict[int, int]:
             nonlocal is_again
             if (
                 is_again
                 and db.execute("select 1 from owner where epoch = %s and batch = %s", (self._epoch, number)).fetchone()
             ):
-                return  # it was written; only the answer was lost
+                return {**self._trims, **batch.trims}  # it was written; only the answer was lost
             is_again = True
             with db.transaction():
                 taken = db.execute("update owner set batch = %s where epoch = %s", (number, self._epoch))
@@ -237,15 +290,19 @@ class PostgresStore:
                     gone = StoreLockedError(f"the queues in {self.place} were taken over by another process")
                     gone.is_final = True  # type: ignore[attr-defined]  # pyright: ignore
                     raise gone
-                self._write(db, batch)
+                return self._write(db, batch)
 
-        # A number is used once, whatever came of it.
-        self._batch = number
-        self._call(step)
-        self._commits += 1
-        self._rows += len(batch.appends)
+        self._trims = self._call(step)
+        self._last.update(last)
+        for partition, up_to in batch.trims.items():
+            self._trimmed[partition] = max(self._trimmed.get(partition, 0), up_to)
+            self._last[partition] = max(self._last.get(partition, 0), up_to)
+        for partition in batch.partitions_removed:
+            for numbers in (self._last, self._trimmed, self._trims):
+                numbers.pop(partition, None)
 
-    def _write(self, db: "psycopg.Connection[tuple[Any, ...]]", batch: StoreBatch) -> None:
+    def _write(self, db: "psycopg.Connection[tuple[Any, ...]]", batch: StoreBatch) -> dict[int, int]:
+        """Gives the trims that are not through."""
         with db.cursor() as cursor:
             for key, value in batch.definitions.items():
                 if value is None:
@@ -270,18 +327,9 @@ class PostgresStore:
                 )
             if batch.dead_removed:
                 cursor.executemany("delete from dead where channel = %s and id = %s", batch.dead_removed)
-            for partition, up_to in batch.trims.items():
-                cursor.execute(
-                    "with gone as (delete from messages where partition = %(p)s and seq <= %(s)s "
-                    "returning length(body) as size) "
-                    "insert into partitions values(%(p)s, %(s)s, %(s)s, 0, 0) on conflict(partition) do update set "
-                    "trimmed = greatest(partitions.trimmed, excluded.trimmed), "
-                    "last_seq = greatest(partitions.last_seq, excluded.last_seq), "
-                    "items = partitions.items - (select count(*) from gone), "
-                    "bytes = partitions.bytes - (select coalesce(sum(size), 0) from gone)",
-                    {"p": partition, "s": up_to},
-                )
+            trims = self._trim(cursor, {**self._trims, **batch.trims})
             for partition in batch.partitions_removed:
+                trims.pop(partition, None)
                 for table in ("messages", "partitions", "cursors", "done", "states"):
                     cursor.execute(
                         sql.SQL("delete from {} where partition = %s").format(sql.Identifier(table)), (partition,)
@@ -291,6 +339,32 @@ class PostgresStore:
                     cursor.execute(
                         sql.SQL("delete from {} where channel = %s").format(sql.Identifier(table)), (channel,)
                     )
+
+        return trims
+
+    def _trim(self, cursor: "psycopg.Cursor[tuple[Any, ...]]", trims: dict[int, int]) -> dict[int, int]:
+        left = _TRIM_ROWS
+        unfinished: dict[int, int] = {}
+        for partition, up_to in trims.items():
+            # The number is there at once, the messages go as there is time.
+            cursor.execute(
+                "with bound as (select least(%(s)s, min(seq) + %(n)s - 1) as last from messages "
+                "where partition = %(p)s), "
+                "gone as (delete from messages using bound where partition = %(p)s and seq <= bound.last "
+                "returning length(body) as size) "
+                "insert into partitions values(%(p)s, %(s)s, %(s)s, 0, 0) on conflict(partition) do update set "
+                "trimmed = greatest(partitions.trimmed, excluded.trimmed), "
+                "last_seq = greatest(partitions.last_seq, excluded.last_seq), "
+                "items = partitions.items - (select count(*) from gone), "
+                "bytes = partitions.bytes - (select coalesce(sum(size), 0) from gone) "
+                "returning (select count(*) from gone), (select last from bound)",
+                {"p": partition, "s": up_to, "n": left},
+            )
+            count, reached = cursor.fetchone() or (0, None)
+            left = max(0, left - count)
+            if reached is not None and reached < up_to:
+                unfinished[partition] = up_to
+        return unfinished
 
     def _append(self, cursor: "psycopg.Cursor[tuple[Any, ...]]", appends: list[MessageRow]) -> None:
         sums: dict[int, list[int]] = {}

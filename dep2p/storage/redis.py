@@ -10,7 +10,7 @@ import functools
 import logging
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 import redis
@@ -19,7 +19,7 @@ from redis.exceptions import OutOfMemoryError
 from redis.retry import Retry
 
 from dep2p.errors import StoreError, StoreFullError, StoreLockedError
-from dep2p.protocols.queue.ranges import as_ranges
+from dep2p.protocols.queue.ranges import joined
 from dep2p.protocols.queue.records import (
     Cursor,
     CursorChange,
@@ -36,6 +36,8 @@ logger = logging.getLogger("dep2p.storage")
 RECONNECT_S: Final = 15.0
 """For so long a call waits for a server that went away."""
 _TIMEOUT_S: Final = 10.0
+_TRIM_ROWS: Final = 4_000
+"""Messages removed from the log in one commit; more of them go with later ones, so that no commit stalls."""
 _STATE: Final = struct.Struct(">QQ")
 _DEAD: Final = struct.Struct(">QQQQ")
 
@@ -43,7 +45,7 @@ _STEP: Final = """
 local p, n = KEYS[1], #ARGV
 local owner = p .. 'owner'
 if redis.call('HGET', owner, 'epoch') ~= ARGV[1] then return 'taken over' end
-local i, last = 4, {}
+local i, last, unfinished = 5, {}, {}
 while i <= n do
   if ARGV[i] == 'append' then
     local part, seq = ARGV[i+1], tonumber(ARGV[i+2])
@@ -53,7 +55,7 @@ while i <= n do
     i = i + 5
   else i = i + 2 + tonumber(ARGV[i+1]) end
 end
-if ARGV[3] == 'check' then return '' end
+if ARGV[3] == 'check' then return 'trims' end
 redis.call('HSET', owner, 'batch', ARGV[2])
 local function forget(place, floor)
   redis.call('ZREMRANGEBYSCORE', p .. 'done:' .. place, '-inf', floor)
@@ -65,7 +67,28 @@ end
 local function drop(place)
   redis.call('DEL', p .. 'done:' .. place, p .. 'state:' .. place, p .. 'due:' .. place)
 end
-i = 4
+-- The number is there at once, the messages go as there is time. True: some are left.
+local left = tonumber(ARGV[4])
+local function trim(part, up_to)
+  local log, key = p .. 'log:' .. part, p .. 'part:' .. part
+  for _, name in ipairs({'last', 'trimmed'}) do
+    if tonumber(up_to) > tonumber(redis.call('HGET', key, name) or '0') then redis.call('HSET', key, name, up_to) end
+  end
+  local items, size, start, name = 0, 0, '-', nil
+  while items < left and size < 8388608 do
+    local rows = redis.call('XRANGE', log, start, up_to, 'COUNT', 16)
+    if #rows == 0 then break end
+    for _, row in ipairs(rows) do items, size, name = items + 1, size + #row[2][4], row[1] end
+    start = '(' .. name
+  end
+  left = left - items
+  if name then
+    redis.call('HINCRBY', key, 'bytes', string.format('%.0f', 0 - size))
+    redis.call('XTRIM', log, 'MINID', string.format('%.0f', tonumber(string.match(name, '%d+')) + 1))
+  end
+  return #redis.call('XRANGE', log, '-', up_to, 'COUNT', 1) > 0
+end
+i = 5
 while i <= n do
   local what = ARGV[i]
   if what == 'append' then
@@ -96,32 +119,25 @@ while i <= n do
       end
     elseif what == 'undead' then redis.call('XDEL', p .. 'dead:' .. a, b .. '-1')
     elseif what == 'trim' then
-      local size = 0
-      for _, row in ipairs(redis.call('XRANGE', p .. 'log:' .. a, '-', b)) do size = size + #row[2][4] end
-      redis.call('XTRIM', p .. 'log:' .. a, 'MINID', string.format('%.0f', tonumber(b) + 1))
-      local part = p .. 'part:' .. a
-      redis.call('HINCRBY', part, 'bytes', -size)
-      for _, name in ipairs({'last', 'trimmed'}) do
-        if tonumber(b) > tonumber(redis.call('HGET', part, name) or '0') then redis.call('HSET', part, name, b) end
-      end
+      if trim(a, b) then table.insert(unfinished, a) end
     elseif what == 'no partition' then
       for _, channel in ipairs(redis.call('HKEYS', p .. 'cursors:' .. a)) do
         drop(channel .. ':' .. a)
         redis.call('SREM', p .. 'places:' .. channel, a)
       end
-      redis.call('DEL', p .. 'log:' .. a, p .. 'part:' .. a, p .. 'cursors:' .. a)
+      redis.call('UNLINK', p .. 'log:' .. a, p .. 'part:' .. a, p .. 'cursors:' .. a)
     elseif what == 'no channel' then
       for _, part in ipairs(redis.call('SMEMBERS', p .. 'places:' .. a)) do
         drop(a .. ':' .. part)
         redis.call('HDEL', p .. 'cursors:' .. part, a)
       end
-      redis.call('DEL', p .. 'places:' .. a, p .. 'dead:' .. a)
+      redis.call('UNLINK', p .. 'places:' .. a, p .. 'dead:' .. a)
       redis.call('HDEL', p .. 'dead', a)
     end
     i = i + 2 + tonumber(ARGV[i+1])
   end
 end
-return ''
+return 'trims ' .. table.concat(unfinished, ' ')
 """
 _TAKE: Final = """
 local before = redis.call('HGET', KEYS[1] .. 'owner', 'client') or ''
@@ -147,6 +163,10 @@ class RedisStore:
         self._is_open = False
         self._is_connected = False
         self._epoch = self._batch = 0
+        self._trimmed: dict[int, int] = {}
+        """Up to where messages have left the log, by partition, as far as it is known here."""
+        self._trims: dict[int, int] = {}
+        """The same of those of which some messages are still there."""
         self._commits = self._rows = 0
         # Nothing is sent twice by the driver: whether a step was taken is found out by its number.
         self._db: Any = redis.Redis.from_url(
@@ -168,7 +188,7 @@ class RedisStore:
     def open(self) -> None:
         """Connect and become the owner. Raises StoreError, StoreLockedError."""
         try:
-            self._own()
+            self._own_first()
             self._batch = int(self._db.hget(self._prefix + "owner", "batch") or 0)
             self._is_open = True
             self._tell_durability()
@@ -178,6 +198,19 @@ class RedisStore:
         except StoreError:
             self._db.connection_pool.disconnect()
             raise
+
+    def _own_first(self) -> None:
+        """A server that is there and still reads its files is waited for."""
+        until_s = time.monotonic() + RECONNECT_S
+        while True:
+            try:
+                self._own()
+            except redis.BusyLoadingError:
+                if time.monotonic() >= until_s:
+                    raise
+                time.sleep(0.1)
+            else:
+                return
 
     def _own(self) -> None:
         run_id = self._db.info("server")["run_id"]
@@ -254,7 +287,19 @@ class RedisStore:
 
     def load_partition(self, partition: int) -> PartitionRecord:
         """All of a partition but its messages."""
+        trimmed = self._trimmed_of(partition)
+        if trimmed and self._call(lambda: self._db.xrange(self._key("log", partition), max=str(trimmed), count=1)):
+            self._trims[partition] = trimmed
+        while partition in self._trims:  # what is on its way out would be counted else
+            self.tidy()
         return self._call(lambda: self._load_partition(partition))
+
+    def _trimmed_of(self, partition: int) -> int:
+        known = self._trimmed.get(partition)
+        if known is None:
+            told = self._call(lambda: self._db.hget(self._key("part", partition), "trimmed"))
+            known = self._trimmed[partition] = int(told or 0)
+        return known
 
     def _load_partition(self, partition: int) -> PartitionRecord:
         part = self._db.hgetall(self._key("part", partition))
@@ -268,11 +313,8 @@ class RedisStore:
         for channel in sorted(map(int, cursors)):
             floor, handed_out = map(int, cursors[b"%d" % channel].split())
             record.cursors[channel] = Cursor(floor, handed_out)
-            ranges = [
-                tuple(map(int, each.split(b"-")))
-                for each in self._db.zrange(self._key("done", channel, partition), 0, -1)
-            ]
-            record.done[channel] = as_ranges(sorted({seq for low, high in ranges for seq in range(low, high + 1)}))
+            ranges = self._db.zrange(self._key("done", channel, partition), 0, -1)
+            record.done[channel] = joined(_range(each) for each in ranges)
             states = self._db.hgetall(self._key("state", channel, partition))
             record.states[channel] = []
             for seq in sorted(map(int, states)):
@@ -287,6 +329,7 @@ class RedisStore:
         """Messages from ``from_seq`` on."""
         found: list[MessageRow] = []
         size = 0
+        from_seq = max(from_seq, self._trimmed_of(partition) + 1)
         while len(found) < items_max:  # in parts: a count says nothing about bytes
             count = min(items_max - len(found), 64)
             read = functools.partial(self._db.xrange, self._key("log", partition), min=str(from_seq), count=count)
@@ -304,10 +347,11 @@ class RedisStore:
 
     def get(self, partition: int, seqs: list[int]) -> list[MessageRow]:
         """These messages."""
+        trimmed = self._trimmed_of(partition)
 
         def read() -> list[MessageRow]:
             pipe = self._db.pipeline(transaction=False)
-            for seq in sorted(seqs):
+            for seq in sorted(each for each in seqs if each > trimmed):
                 pipe.xrange(self._key("log", partition), min=f"{seq}-1", max=f"{seq}-1")
             return [
                 MessageRow(partition, int(name.split(b"-")[0]), fields[b"m"], fields[b"b"])
@@ -336,14 +380,30 @@ class RedisStore:
     def check(self, batch: StoreBatch) -> None:
         """Raises what `commit` would raise."""
         self._answer(
-            self._call(lambda: self._step(keys=[self._prefix], args=[self._epoch, 0, "check", *_steps(batch)]))
+            self._call(
+                lambda: self._step(keys=[self._prefix], args=[self._epoch, 0, "check", 0, *_steps(batch, batch.trims)])
+            )
         )
 
     def commit(self, batch: StoreBatch) -> None:
         """One step, with its number."""
+        self._commit(batch)
+        self._commits += 1
+        self._rows += len(batch.appends)
+
+    def tidy_in_s(self) -> float | None:
+        """When `tidy` has something to do."""
+        return 0.0 if self._trims else None
+
+    def tidy(self) -> None:
+        """Remove some of what was trimmed."""
+        self._commit(StoreBatch())
+
+    def _commit(self, batch: StoreBatch) -> None:
         self._batch += 1  # a number is used once, whatever came of it
         number = self._batch
-        steps = [self._epoch, number, "commit", *_steps(batch)]
+        trims = {**self._trims, **batch.trims}
+        steps = [self._epoch, number, "commit", _TRIM_ROWS, *_steps(batch, trims)]
         is_again = False
 
         def step() -> bytes:
@@ -351,21 +411,28 @@ class RedisStore:
             if is_again:
                 epoch, last = self._db.hmget(self._key("owner"), "epoch", "batch")
                 if (int(epoch or 0), int(last or 0)) == (self._epoch, number):
-                    return b""  # it was written; only the answer was lost
+                    # It was written; only the answer was lost, and with it what is left to trim.
+                    return " ".join(["trims", *map(str, trims)]).encode()
             is_again = True
             return bytes(self._step(keys=[self._prefix], args=steps))
 
-        self._answer(self._call(step))
-        self._commits += 1
-        self._rows += len(batch.appends)
+        unfinished = self._answer(self._call(step))
+        self._trims = {each: trims[each] for each in unfinished if each not in batch.partitions_removed}
+        for partition, up_to in batch.trims.items():
+            self._trimmed[partition] = max(self._trimmed.get(partition, 0), up_to)
+        for partition in batch.partitions_removed:
+            self._trimmed.pop(partition, None)
 
-    def _answer(self, answer: bytes) -> None:
+    def _answer(self, answer: bytes) -> list[int]:
+        """The partitions whose trims are not through."""
         if answer == b"taken over":
             raise StoreLockedError(f"the queues in {self.place} were taken over by another process")
-        if answer:
-            refused = StoreError(f"the queues in {self.place} do not take this: {answer.decode()}")
-            refused.is_about_batch = True
-            raise refused
+        what, *partitions = answer.split()
+        if what == b"trims":
+            return [int(each) for each in partitions]
+        refused = StoreError(f"the queues in {self.place} do not take this: {answer.decode()}")
+        refused.is_about_batch = True
+        raise refused
 
     def statistics(self) -> StoreStatistics:
         """Counts since `open`; the size is that of the server's memory."""
@@ -378,7 +445,12 @@ class RedisStore:
         )
 
 
-def _steps(batch: StoreBatch) -> list[object]:
+def _range(text: bytes) -> tuple[int, int]:
+    low, _, high = text.partition(b"-")
+    return int(low), int(high)
+
+
+def _steps(batch: StoreBatch, trims: Mapping[int, int]) -> list[object]:
     """The batch as the words of the script: a name, how many words follow, the words; of a message always four."""
     words: list[object] = []
 
@@ -399,7 +471,7 @@ def _steps(batch: StoreBatch) -> list[object]:
         add("dead", dead.channel, dead.id, fixed, dead.meta, dead.body, dead.history)
     for channel, dead_id in batch.dead_removed:
         add("undead", channel, dead_id)
-    for partition, up_to in batch.trims.items():
+    for partition, up_to in trims.items():
         add("trim", partition, up_to)
     for partition in batch.partitions_removed:
         add("no partition", partition)

@@ -8,13 +8,12 @@ import errno
 import os
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-import zstandard
-
-from dep2p.errors import StoreError, StoreFullError, StoreLockedError
+from dep2p.errors import StoreError, StoreFullError
+from dep2p.protocols.queue.ranges import joined
 from dep2p.protocols.queue.records import (
     Cursor,
     CursorChange,
@@ -25,11 +24,13 @@ from dep2p.protocols.queue.records import (
     StoreBatch,
     StoreStatistics,
 )
-from dep2p.storage.sqlite_schema import MIGRATIONS, SCHEMA_VERSION
+from dep2p.storage.numbers import check_numbers
+from dep2p.storage.sqlite_file import damaged, explain, open_file
+from dep2p.storage.sqlite_log import log_of
+from dep2p.storage.sqlite_rows import DAMAGED_META, SIZE, Bodies, row_sum, size_of
 
 Sync = Literal["always", "interval", "never"]
-"""When a commit is on disk: before it returns; with the first commit ``SYNC_INTERVAL_S`` after the last fsync
-(so the last commits before a pause when the system thinks so); or always when the system thinks so."""
+"""When a commit is on disk: before it returns; at most ``SYNC_INTERVAL_S`` later; or when the system thinks so."""
 
 SYNC_INTERVAL_S: Final = 1.0
 _SEQ_BITS: Final = 40
@@ -40,12 +41,13 @@ _ROWS_AT_ONCE: Final = (64, 8, 1)
 _INSERTS: Final = {many: f"insert into messages values {','.join(['(?,?,?,?)'] * many)}" for many in _ROWS_AT_ONCE}
 _TRIM_ROWS: Final = 4_000
 """Messages removed from the log in one commit; more of them go with later ones, so that no commit stalls."""
-_PAGE_BYTES: Final = 8_192
-_CHECKPOINT_PAGES: Final = 512
-"""Folded into the file after 4 MiB: larger steps save nothing, and make a commit now and then wait for 30 ms."""
-_QUICK_CHECK_BYTES_MAX: Final = 67_108_864
-"""Up to this size a file is checked as a whole when its last owner did not close it."""
-_BODY_BYTES_MAX: Final = 1 << 30
+_TRIM_ROWS_IDLE: Final = 1_000
+"""The same between commits, where somebody may come any moment."""
+_SPACE_S: Final = 5.0
+"""So long after a trim it is looked at what the file has more than it needs."""
+_FREE_PAGES_MIN: Final = 2_048
+_FREE_PAGES_STEP: Final = 256
+"""16 MiB of free pages stay in the file, or a quarter of it; what is more goes back to the system, 2 MiB at a time."""
 
 
 class SqliteStore:
@@ -57,109 +59,55 @@ class SqliteStore:
         self.path = path
         self.place = str(path)
         self.sync: Sync = sync
-        self._compress_bytes_min = compress_bytes_min
         self._db: sqlite3.Connection | None = None
-        self._compressor = zstandard.ZstdCompressor(level=1)
-        self._decompressor = zstandard.ZstdDecompressor()
-        self._trims: dict[int, int] = {}
+        self._bodies = Bodies(compress_bytes_min)
+        self._last: dict[int, int] = {}
+        """The last number that was ever given, by partition."""
         self._trimmed: dict[int, int] = {}
+        """Up to where messages have left the log, by partition."""
+        self._trims: dict[int, int] = {}
+        """The same of those of whose messages some are still in the file."""
+        self._is_unsynced = False
         self._synced_s = 0.0
+        self._space_s: float | None = None
+        """When to look at the free space."""
         self._commits = self._fsyncs = self._rows = 0
-        self._packed = self._packed_from = self._packed_to = 0
 
     # Life
 
     def open(self) -> None:
         """Create or migrate the file, lock it, check it. Raises StoreError, StoreLockedError."""
+        self._db = open_file(self.path, is_synced=self.sync == "always")
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-            self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=0.5)
-        except (OSError, sqlite3.Error) as error:
-            raise StoreError(f"cannot open the queues' file {self.path}: {error}. Check path and rights") from error
-        try:
-            self._prepare(self._db)
+            self._know_partitions(self._db)
         except BaseException as error:
             self._db.close()
             self._db = None
             if isinstance(error, sqlite3.Error):
-                raise self._explain(error) from error
+                raise explain(self.path, error) from error
             raise
 
-    def _prepare(self, db: sqlite3.Connection) -> None:
-        db.execute(f"pragma page_size={_PAGE_BYTES}")  # of a new file
-        db.execute("pragma locking_mode=exclusive")
-        db.execute("pragma auto_vacuum=incremental")
-        db.execute("pragma journal_mode=wal")
-        db.execute(f"pragma synchronous={'full' if self.sync == 'always' else 'normal'}")
-        db.execute(f"pragma wal_autocheckpoint={_CHECKPOINT_PAGES}")
-        db.execute("pragma cache_size=-16384")
-        db.execute("begin immediate")  # the lock, for as long as the file is open
-        version = int(db.execute("pragma user_version").fetchone()[0])
-        if version > SCHEMA_VERSION:
-            db.execute("rollback")
-            raise StoreError(
-                f"the queues' file {self.path} was written by a newer dep2p (schema {version}, this one knows "
-                f"{SCHEMA_VERSION}): start that version again, or move the file away to begin with empty queues"
-            )
-        if version:
-            self._check_pages(db, version)  # before anything is written
-        for script in MIGRATIONS[version:]:
-            for statement in script.split(";"):
-                if statement.strip():
-                    db.execute(statement)
-        db.execute(f"pragma user_version={SCHEMA_VERSION}")
-        db.execute("update owner set clean = 0")
-        db.execute("commit")
-        self._trimmed = dict(db.execute("select partition, trimmed from partitions"))
+    def _know_partitions(self, db: sqlite3.Connection) -> None:
+        for partition, last_seq, trimmed, total in db.execute(
+            "select partition, last_seq, trimmed, sum from partitions"
+        ):
+            self._check_sum(total, (partition, last_seq, trimmed))
+            self._last[partition], self._trimmed[partition] = last_seq, trimmed
         for partition, trimmed in self._trimmed.items():
             # A trim that was cut short by the end of an earlier run goes on.
             oldest = _oldest(db, partition)
             if oldest is not None and oldest <= trimmed:
                 self._trims[partition] = trimmed
+        self._space_s = time.monotonic() + _SPACE_S
 
-    def _check_pages(self, db: sqlite3.Connection, version: int) -> None:
-        was_clean = version > 1 and bool(db.execute("select clean from owner").fetchone()[0])
-        if not was_clean and self.path.stat().st_size <= _QUICK_CHECK_BYTES_MAX:
-            found = db.execute("pragma quick_check(1)").fetchone()[0]
-            if found != "ok":
-                db.execute("rollback")
-                raise self._damaged(str(found))
-
-    def _damaged(self, detail: str) -> StoreError:
-        return StoreError(
-            f"the queues' file {self.path} is damaged ({detail}): nothing was changed. Stop here, copy it, and bring "
-            "back a backup, or read what can be read with `sqlite3 FILE .recover`; moved away, queues begin empty"
-        )
-
-    def _explain(self, error: sqlite3.Error) -> StoreError:
-        name = str(getattr(error, "sqlite_errorname", ""))
-        if name.startswith("SQLITE_FULL") or "disk is full" in str(error):
-            return StoreFullError(
-                f"no room for the queues' file {self.path}: publishes are refused, acknowledgements still work. Free "
-                "some space"
-            )
-        if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-            return StoreLockedError(
-                f"the queues' file {self.path} is in use by another process: stop the daemon of that directory first"
-            )
-        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-            return self._damaged(str(error))
-        if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
-            return StoreError(f"cannot write the queues' file {self.path}: {error}. Check the rights of its directory")
-        if name.startswith("SQLITE_CONSTRAINT"):
-            refused = StoreError(f"the queues' file {self.path} does not take this: {error}")
-            refused.is_about_batch = True
-            return refused
-        return StoreError(f"the queues' file {self.path}: {error}")
+    def _check_sum(self, total: object, numbers: tuple[object, ...], *blobs: object) -> None:
+        if total != row_sum(numbers, *blobs):
+            raise damaged(self.path, f"a record with the numbers {', '.join(map(str, numbers))[:80]} is not as it was")
 
     def close(self) -> None:
         """Fold the log into the file, and give it back. Idempotent."""
         db, self._db = self._db, None
         if db is not None:
-            with contextlib.suppress(sqlite3.Error):
-                db.execute("update owner set clean = 1")
             with contextlib.suppress(sqlite3.Error):
                 db.execute("pragma wal_checkpoint(truncate)")
             with contextlib.suppress(sqlite3.Error):
@@ -176,44 +124,53 @@ class SqliteStore:
     def load(self) -> dict[str, bytes]:
         """All definitions."""
         try:
-            return dict(self._open_db.execute("select key, value from definitions order by key"))
+            found: dict[str, bytes] = {}
+            for key, value, total in self._open_db.execute("select key, value, sum from definitions order by key"):
+                self._check_sum(total, (), key, value)
+                found[key] = value
         except sqlite3.Error as error:
-            raise self._explain(error) from error
+            raise explain(self.path, error) from error
+        return found
 
     def load_partition(self, partition: int) -> PartitionRecord:
         """All of a partition but its messages."""
         db = self._open_db
         try:
-            row = db.execute(
-                "select last_seq, trimmed, items, bytes from partitions where partition = ?", (partition,)
-            ).fetchone()
-            record = PartitionRecord(*row) if row is not None else PartitionRecord()
+            row = db.execute("select items, bytes from partitions where partition = ?", (partition,)).fetchone()
+            record = PartitionRecord(self._last.get(partition, 0), self._trimmed.get(partition, 0), *(row or ()))
             if partition in self._trims:  # some of them are on their way out
                 count, size = self._sum(db, partition, self._trims[partition])
                 record.messages -= count
                 record.bytes -= size
-            cursors = "select channel, floor, handed_out from cursors where partition = ?"
-            for channel, floor, handed_out in db.execute(cursors, (partition,)).fetchall():
+            cursors = "select channel, floor, handed_out, sum from cursors where partition = ?"
+            for channel, floor, handed_out, total in db.execute(cursors, (partition,)).fetchall():
+                self._check_sum(total, (channel, partition, floor, handed_out))
                 record.cursors[channel] = Cursor(floor, handed_out)
-                record.done[channel] = _merged(
-                    db.execute(
-                        "select low, high from done where channel = ? and partition = ? order by low",
-                        (channel, partition),
-                    )
-                )
-                record.states[channel] = [
-                    StateRow(channel, partition, *state)
-                    for state in db.execute(
-                        "select seq, attempts, due_us, history from states where channel = ? and partition = ? "
-                        "order by seq",
-                        (channel, partition),
-                    )
-                ]
+                record.done[channel] = joined(self._done(db, channel, partition))
+                record.states[channel] = self._states(db, channel, partition)
                 last = db.execute("select id from last_dead where channel = ?", (channel,)).fetchone()
                 record.last_dead_id[channel] = 0 if last is None else int(last[0])
         except sqlite3.Error as error:
-            raise self._explain(error) from error
+            raise explain(self.path, error) from error
         return record
+
+    def _done(self, db: sqlite3.Connection, channel: int, partition: int) -> Iterable[tuple[int, int]]:
+        for low, high, total in db.execute(
+            "select low, high, sum from done where channel = ? and partition = ? order by low", (channel, partition)
+        ):
+            self._check_sum(total, (channel, partition, low, high))
+            yield low, high
+
+    def _states(self, db: sqlite3.Connection, channel: int, partition: int) -> list[StateRow]:
+        found: list[StateRow] = []
+        for *row, total in db.execute(
+            "select channel, partition, seq, attempts, due_us, history, sum from states "
+            "where channel = ? and partition = ? order by seq",
+            (channel, partition),
+        ):
+            self._check_sum(total, tuple(row[:5]), row[5])
+            found.append(StateRow(*row))
+        return found
 
     def scan(self, partition: int, from_seq: int, *, items_max: int, bytes_max: int) -> list[MessageRow]:
         """Messages from ``from_seq`` on."""
@@ -221,17 +178,17 @@ class SqliteStore:
         found: list[MessageRow] = []
         size = 0
         try:
-            for row_id, packed, meta, body in self._open_db.execute(
-                "select id, packed, meta, body from messages where id between ? and ? order by id limit ?",
+            for row_id, form, meta, body in self._open_db.execute(
+                "select id, form, meta, body from messages where id between ? and ? order by id limit ?",
                 (_id(partition, from_seq), _id(partition, _SEQ_MASK), items_max),
             ):
-                row = MessageRow(partition, row_id & _SEQ_MASK, meta, self._unpack(packed, body))
+                row = self._bodies.unpack(partition, row_id & _SEQ_MASK, form, meta, body)
                 size += len(row.body)
                 if found and size > bytes_max:
                     break
                 found.append(row)
         except sqlite3.Error as error:
-            raise self._explain(error) from error
+            raise explain(self.path, error) from error
         return found
 
     def get(self, partition: int, seqs: list[int]) -> list[MessageRow]:
@@ -241,85 +198,134 @@ class SqliteStore:
         try:
             for seq in sorted(seqs):
                 row = self._open_db.execute(
-                    "select packed, meta, body from messages where id = ?", (_id(partition, seq),)
+                    "select form, meta, body from messages where id = ?", (_id(partition, seq),)
                 ).fetchone()
                 if row is not None and seq > trimmed:
-                    found.append(MessageRow(partition, seq, row[1], self._unpack(row[0], row[2])))
+                    found.append(self._bodies.unpack(partition, seq, *row))
         except sqlite3.Error as error:
-            raise self._explain(error) from error
+            raise explain(self.path, error) from error
         return found
 
     def scan_dead(self, channel: int, after_id: int, *, items_max: int) -> list[DeadRow]:
         """Dead letters behind an id."""
+        found: list[DeadRow] = []
         try:
-            return [
-                DeadRow(channel, *row)
-                for row in self._open_db.execute(
-                    "select id, partition, seq, died_us, attempts, meta, body, history from dead "
-                    "where channel = ? and id > ? order by id limit ?",
-                    (channel, after_id, items_max),
-                )
-            ]
+            for *row, total in self._open_db.execute(
+                "select channel, id, partition, seq, died_us, attempts, meta, body, history, sum from dead "
+                "where channel = ? and id > ? order by id limit ?",
+                (channel, after_id, items_max),
+            ):
+                letter = DeadRow(*row)
+                if total != row_sum(letter[:6], *letter[6:]):
+                    letter = letter._replace(meta=DAMAGED_META, body=b"", history=b"")
+                found.append(letter)
         except sqlite3.Error as error:
-            raise self._explain(error) from error
+            raise explain(self.path, error) from error
+        return found
 
     def count_dead(self, channel: int) -> int:
         """How many dead letters there are."""
         try:
             row = self._open_db.execute("select count(*) from dead where channel = ?", (channel,)).fetchone()
         except sqlite3.Error as error:
-            raise self._explain(error) from error
+            raise explain(self.path, error) from error
         return int(row[0])
 
     # Writing
 
     def check(self, batch: StoreBatch) -> None:
         """Raises what `commit` would raise."""
-        self._step(lambda db: self._write(db, batch), keep=False)
+        last = check_numbers(batch.appends, self._last)
+        self._step(lambda db: self._write(db, batch, last), keep=False)
 
     def commit(self, batch: StoreBatch) -> None:
         """One transaction."""
-        self._step(lambda db: self._write(db, batch), keep=True)
+        last = check_numbers(batch.appends, self._last)
+        self._trims = self._step(lambda db: self._write(db, batch, last), keep=True)
+        self._last.update(last)
         for partition, up_to in batch.trims.items():
-            self._trims[partition] = self._trimmed[partition] = up_to
+            self._trimmed[partition] = max(self._trimmed.get(partition, 0), up_to)
+            self._last[partition] = max(self._last.get(partition, 0), up_to)
         for partition in batch.partitions_removed:
-            self._trims.pop(partition, None)
-            self._trimmed.pop(partition, None)
+            for numbers in (self._last, self._trimmed, self._trims):
+                numbers.pop(partition, None)
+        if batch.trims or batch.partitions_removed or batch.channels_removed:
+            self._space_s = time.monotonic() + _SPACE_S
         self._commits += 1
         self._rows += len(batch.appends)
         if self.sync == "always":
             self._fsyncs += 1
         elif self.sync == "interval":
-            now_s = time.monotonic()
-            if now_s - self._synced_s >= SYNC_INTERVAL_S:
-                self._synced_s = now_s
+            self._is_unsynced = True
+            if time.monotonic() - self._synced_s >= SYNC_INTERVAL_S:
                 self._fsync()
 
-    def _step(self, write: Callable[[sqlite3.Connection], None], *, keep: bool) -> None:
+    # What can wait
+
+    def tidy_in_s(self) -> float | None:
+        """When `tidy` has something to do."""
+        if self._trims:
+            return 0.0
+        times = [self._synced_s + SYNC_INTERVAL_S] if self._is_unsynced else []
+        if self._space_s is not None:
+            times.append(self._space_s)
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def tidy(self) -> None:
+        """One of: remove some of what was trimmed; fsync; give some free space back."""
+        now_s = time.monotonic()
+        if self._trims:
+            self._trims = self._step(lambda db: self._trim(db, self._trims, _TRIM_ROWS_IDLE), keep=True)
+            self._space_s = now_s + _SPACE_S
+        elif self._is_unsynced and now_s >= self._synced_s + SYNC_INTERVAL_S:
+            self._fsync()
+        elif self._space_s is not None and now_s >= self._space_s:
+            self._space_s = now_s if self._give_back(self._open_db) else None
+
+    def _give_back(self, db: sqlite3.Connection) -> bool:
+        """Whether there is more to give back."""
+        try:
+            free = int(db.execute("pragma freelist_count").fetchone()[0])
+            pages = int(db.execute("pragma page_count").fetchone()[0])
+            if free <= max(_FREE_PAGES_MIN, pages // 4):
+                return False
+            db.execute(f"pragma incremental_vacuum({_FREE_PAGES_STEP})").fetchall()
+            # A file that was made without it has nothing to give.
+            return int(db.execute("pragma freelist_count").fetchone()[0]) < free
+        except sqlite3.Error as error:
+            raise explain(self.path, error) from error
+
+    def _step(self, write: Callable[[sqlite3.Connection], dict[int, int]], *, keep: bool) -> dict[int, int]:
         db = self._open_db
         try:
             db.execute("begin immediate")
             try:
-                write(db)
+                trims = write(db)
                 db.execute("commit" if keep else "rollback")
             except BaseException:
                 with contextlib.suppress(sqlite3.Error):
                     db.execute("rollback")
                 raise
         except sqlite3.Error as error:
-            raise self._explain(error) from error
+            raise explain(self.path, error) from error
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 raise StoreFullError(f"no room for the queues' file {self.path}: free some space") from error
             raise StoreError(f"the queues' file {self.path}: {error}") from error
+        return trims
 
     def _fsync(self) -> None:
-        wal = self.path.with_name(self.path.name + "-wal")
-        with contextlib.suppress(FileNotFoundError), wal.open("rb") as file:
-            os.fsync(file.fileno())
-            self._fsyncs += 1
+        try:
+            with contextlib.suppress(FileNotFoundError), log_of(self.path).open("rb") as file:
+                os.fsync(file.fileno())
+                self._fsyncs += 1
+        except OSError as error:
+            raise StoreError(f"the queues' file {self.path}: {error}. Check the disk; it is tried again") from error
+        self._is_unsynced = False
+        self._synced_s = time.monotonic()
 
-    def _write(self, db: sqlite3.Connection, batch: StoreBatch) -> None:
+    def _write(self, db: sqlite3.Connection, batch: StoreBatch, last: dict[int, int]) -> dict[int, int]:
+        """``last``: the new last numbers. Gives the trims that are not through."""
         if batch.definitions:
             self._define(db, batch.definitions)
         if batch.appends:
@@ -327,7 +333,10 @@ class SqliteStore:
         if batch.cursors:
             self._move(db, batch.cursors)
         if batch.dead_added:
-            db.executemany("insert into dead values(?,?,?,?,?,?,?,?,?)", batch.dead_added)
+            db.executemany(
+                "insert into dead values(?,?,?,?,?,?,?,?,?,?)",
+                [(*row, row_sum(row[:6], *row[6:])) for row in batch.dead_added],
+            )
             db.executemany(
                 "insert into last_dead values(?,?) on conflict(channel) do update set id = max(id, excluded.id)",
                 [(row.channel, row.id) for row in batch.dead_added],
@@ -335,96 +344,104 @@ class SqliteStore:
         if batch.dead_removed:
             db.executemany("delete from dead where channel = ? and id = ?", batch.dead_removed)
         for partition, up_to in batch.trims.items():
-            db.execute(
-                "insert into partitions values(?,?,?,0,0) on conflict(partition) do update set "
-                "trimmed = max(trimmed, excluded.trimmed), last_seq = max(last_seq, excluded.last_seq)",
-                (partition, up_to, up_to),
-            )
-        self._trim(db, {**self._trims, **batch.trims})
+            trimmed = max(self._trimmed.get(partition, 0), up_to)
+            last_seq = max(last.get(partition) or self._last.get(partition, 0), up_to)
+            self._number(db, partition, last_seq, trimmed, 0, 0)
+        trims = self._trim(db, {**self._trims, **batch.trims}, _TRIM_ROWS)
         for partition in batch.partitions_removed:
+            trims.pop(partition, None)
             db.execute("delete from messages where id between ? and ?", (_id(partition, 0), _id(partition, _SEQ_MASK)))
             for table in ("partitions", "cursors", "done", "states"):
                 db.execute(f"delete from {table} where partition = ?", (partition,))
         for channel in batch.channels_removed:
             for table in ("cursors", "done", "states", "dead", "last_dead"):
                 db.execute(f"delete from {table} where channel = ?", (channel,))
+        return trims
+
+    def _number(
+        self, db: sqlite3.Connection, partition: int, last_seq: int, trimmed: int, items: int, size: int
+    ) -> None:
+        """How far a partition is, and what comes to its messages and bytes."""
+        db.execute(
+            "insert into partitions values(?,?,?,?,?,?) on conflict(partition) do update set "
+            "last_seq = excluded.last_seq, trimmed = excluded.trimmed, sum = excluded.sum, "
+            "items = items + excluded.items, bytes = bytes + excluded.bytes",
+            (partition, last_seq, trimmed, items, size, row_sum((partition, last_seq, trimmed))),
+        )
 
     def _define(self, db: sqlite3.Connection, definitions: dict[str, bytes | None]) -> None:
         db.executemany(
-            "insert or replace into definitions values(?,?)",
-            [(key, value) for key, value in definitions.items() if value is not None],
+            "insert or replace into definitions values(?,?,?)",
+            [(key, value, row_sum((), key, value)) for key, value in definitions.items() if value is not None],
         )
         db.executemany(
             "delete from definitions where key = ?", [(key,) for key, value in definitions.items() if value is None]
         )
 
     def _append(self, db: sqlite3.Connection, appends: list[MessageRow]) -> None:
-        least = self._compress_bytes_min
         rows: list[int | bytes] = []
         sums: dict[int, list[int]] = {}
+        pack = self._bodies.pack
         for partition, seq, meta, body in appends:
-            size = len(body)
-            packed, kept = 0, body
-            if least and size >= least:
-                smaller = self._compressor.compress(body)
-                if len(smaller) < size:
-                    packed, kept = 1, smaller
-                    self._packed += 1
-                    self._packed_from += size
-                    self._packed_to += len(smaller)
-            rows += (partition << _SEQ_BITS | seq, packed, meta, kept)
+            form, kept = pack(meta, body)
+            rows += (partition << _SEQ_BITS | seq, form, meta, kept)
             total = sums.get(partition)
             if total is None:
-                sums[partition] = [seq, 1, size]
+                sums[partition] = [seq, 1, len(body)]
             else:
                 total[0] = seq
                 total[1] += 1
-                total[2] += size
+                total[2] += len(body)
         at = 0
         for many in _ROWS_AT_ONCE:
             wanted = 4 * many
             while len(rows) - at >= wanted:
                 db.execute(_INSERTS[many], rows[at : at + wanted])
                 at += wanted
-        db.executemany(
-            "insert into partitions values(?,?,0,?,?) on conflict(partition) do update set "
-            "last_seq = excluded.last_seq, items = items + excluded.items, bytes = bytes + excluded.bytes",
-            [(partition, *total) for partition, total in sums.items()],
-        )
+        for partition, (last_seq, items, size) in sums.items():
+            self._number(db, partition, last_seq, self._trimmed.get(partition, 0), items, size)
 
     def _move(self, db: sqlite3.Connection, cursors: dict[tuple[int, int], CursorChange]) -> None:
-        db.executemany(
-            "insert or replace into cursors values(?,?,?,?)",
-            [(*key, change.cursor.floor, change.cursor.handed_out) for key, change in cursors.items()],
-        )
+        places = [(*key, change.cursor.floor, change.cursor.handed_out) for key, change in cursors.items()]
+        db.executemany("insert or replace into cursors values(?,?,?,?,?)", _summed(places))
         removed = [(*key, seq) for key, change in cursors.items() for seq in change.states_removed]
         if removed:
             db.executemany("delete from states where channel = ? and partition = ? and seq = ?", removed)
         states = [state for change in cursors.values() for state in change.states_set]
         if states:
-            db.executemany("insert or replace into states values(?,?,?,?,?,?)", states)
+            db.executemany(
+                "insert or replace into states values(?,?,?,?,?,?,?)",
+                [(*state, row_sum(state[:5], state[5])) for state in states],
+            )
         done = [(*key, low, high) for key, change in cursors.items() for low, high in change.done_added]
         if done:
             db.executemany(
-                "insert into done values(?,?,?,?) on conflict do update set high = max(high, excluded.high)", done
+                "insert into done values(?,?,?,?,?) on conflict do update set high = excluded.high, sum = excluded.sum "
+                "where excluded.high > high",
+                _summed(done),
             )
         passed = [(*key, change.cursor.floor) for key, change in cursors.items()]
         # What the floor has passed is forgotten.
         db.executemany("delete from done where channel = ? and partition = ? and low <= ?", passed)
         db.executemany("delete from states where channel = ? and partition = ? and seq <= ?", passed)
 
-    def _trim(self, db: sqlite3.Connection, trims: dict[int, int]) -> None:
-        left = _TRIM_ROWS
+    def _trim(self, db: sqlite3.Connection, trims: dict[int, int], rows_max: int) -> dict[int, int]:
+        """Remove so many messages at most; gives the trims that are not through."""
+        left = rows_max
+        unfinished: dict[int, int] = {}
         for partition, up_to in trims.items():
             if left <= 0:
-                return
+                unfinished[partition] = up_to
+                continue
             oldest = _oldest(db, partition)
             if oldest is None or oldest > up_to:
-                self._trims.pop(partition, None)
                 continue
             end = min(up_to, oldest + left - 1)
             self._forget(db, partition, end)
             left -= end - oldest + 1
+            if end < up_to:
+                unfinished[partition] = up_to
+        return unfinished
 
     def _forget(self, db: sqlite3.Connection, partition: int, end: int) -> None:
         count, size = self._sum(db, partition, end)
@@ -436,21 +453,12 @@ class SqliteStore:
     def _sum(self, db: sqlite3.Connection, partition: int, end: int) -> tuple[int, int]:
         """Messages up to a number, and the bytes of their bodies."""
         count = size = 0
-        for packed, body in db.execute(
-            "select packed, case packed when 0 then length(body) else body end from messages where id between ? and ?",
-            (_id(partition, 0), _id(partition, end)),
+        for form, of in db.execute(
+            f"select {SIZE} from messages where id between ? and ?", (_id(partition, 0), _id(partition, end))
         ):
             count += 1
-            size += body if not packed else len(self._unpack(1, body))
+            size += size_of(form, of)
         return count, size
-
-    def _unpack(self, packed: int, body: bytes) -> bytes:
-        if not packed:
-            return body
-        try:
-            return self._decompressor.decompress(body, max_output_size=_BODY_BYTES_MAX)
-        except zstandard.ZstdError as error:
-            raise self._damaged(f"a body cannot be unpacked: {error}") from None
 
     # Watching
 
@@ -472,9 +480,9 @@ class SqliteStore:
             commits=self._commits,
             fsyncs=self._fsyncs,
             rows_written=self._rows,
-            bodies_compressed=self._packed,
-            compressed_from_bytes=self._packed_from,
-            compressed_to_bytes=self._packed_to,
+            bodies_compressed=self._bodies.compressed,
+            compressed_from_bytes=self._bodies.from_bytes,
+            compressed_to_bytes=self._bodies.to_bytes,
         )
 
 
@@ -490,12 +498,5 @@ def _oldest(db: sqlite3.Connection, partition: int) -> int | None:
     return None if found is None else int(found) & _SEQ_MASK
 
 
-def _merged(rows: "sqlite3.Cursor") -> list[tuple[int, int]]:
-    """Ranges that touch or overlap become one."""
-    found: list[tuple[int, int]] = []
-    for low, high in rows:
-        if found and low <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(high, found[-1][1]))
-        else:
-            found.append((low, high))
-    return found
+def _summed(rows: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    return [(*row, row_sum(row)) for row in rows]

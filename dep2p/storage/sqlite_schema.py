@@ -24,6 +24,17 @@ insert into last_dead select channel, max(id) from dead group by channel;
 create table owner(clean integer not null);
 insert into owner values (1);
 """
-MIGRATIONS: Final = (SCHEMA_1, _SCHEMA_2)
+_SCHEMA_3: Final = """
+alter table messages rename column packed to form;
+alter table definitions add column sum integer;
+alter table partitions add column sum integer;
+alter table cursors add column sum integer;
+alter table done add column sum integer;
+alter table states add column sum integer;
+alter table dead add column sum integer;
+drop table owner;
+"""
+"""Checksums (sqlite_rows.py); those of the rows that are there are filled in when the file is brought up to date."""
+MIGRATIONS: Final = (SCHEMA_1, _SCHEMA_2, _SCHEMA_3)
 """Statements that lead from version n to n + 1."""
 SCHEMA_VERSION: Final = len(MIGRATIONS)

@@ -14,7 +14,8 @@ from dep2p.protocols.queue.channel import PAGE_BYTES, Channel
 from dep2p.protocols.queue.consumer import Consumer, Delivery
 from dep2p.protocols.queue.filters import Filter
 from dep2p.protocols.queue.log import LogCache, PartitionLog, Read
-from dep2p.protocols.queue.message import Message, decode_row
+from dep2p.protocols.queue.message import damaged as damaged_message
+from dep2p.protocols.queue.message import decode_row
 from dep2p.protocols.queue.names import check_name, is_ephemeral
 from dep2p.protocols.queue.options import QueueOptions, options_as_dict, options_from
 from dep2p.protocols.queue.queue import Publish, Queue, Run
@@ -24,8 +25,6 @@ CACHE_BYTES: Final = 67_108_864
 _COMMIT_ROWS: Final = 2_000
 _COMMIT_BYTES: Final = 8_388_608
 _EPHEMERAL_DEAD_MAX: Final = 10_000
-_LONG_AGO_US: Final = 1
-"""In the place of a damaged message is one that has expired: channels and the sweep pass it by."""
 
 _OPTION_NAMES: Final = frozenset(options_as_dict(QueueOptions()))
 
@@ -308,7 +307,7 @@ class QueueBook:
                     message = decode_row(row)
                 except ProtocolError as error:
                     damaged.append(error)
-                    message = Message(row.seq, 0, 0, _LONG_AGO_US, 0, 0, b"", b"")
+                    message = damaged_message(row.seq)
                 self.cache.put(log, message)
         queue.counts["dropped_damaged"] += len(damaged)
         # Numbers in front of and between what came are of messages that are gone.

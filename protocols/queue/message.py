@@ -10,6 +10,7 @@ from dep2p.protocols.queue.records import MessageRow
 _META: Final = struct.Struct(">QQQIB")
 pack_meta = _META.pack
 """published_us, due_us, expires_us, only_channel, priority: the beginning of a row's meta; attributes follow."""
+_LONG_AGO_US: Final = 1
 _ATTRIBUTE_ENTRIES_MAX: Final = 64
 OVERHEAD_BYTES: Final = 512
 """What a message in memory counts for besides its body: its fields, and its places in the log and the cache."""
@@ -63,6 +64,16 @@ def decode_row(row: MessageRow) -> Message:
     published_us, due_us, expires_us, only_channel, priority = _META.unpack_from(meta)
     attributes = meta[_META.size :]
     return Message(row.seq, published_us, due_us, expires_us, only_channel, priority, attributes, row.body)
+
+
+def damaged(seq: int) -> Message:
+    """What stands in the place of a damaged message: one that has expired, so that channels and the sweep pass it by."""
+    return Message(seq, 0, 0, _LONG_AGO_US, 0, 0, b"", b"")
+
+
+def is_damaged(message: Message) -> bool:
+    """Whether it is only the place of one."""
+    return message.expires_us == _LONG_AGO_US
 
 
 def tags_and_headers(attributes: bytes) -> tuple[tuple[str, ...], dict[str, object]]:

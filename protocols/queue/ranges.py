@@ -91,3 +91,15 @@ def as_ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
             low = high = number
             found.append((low, high))
     return found
+
+
+def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Inclusive ranges in rising order of their lows: those that touch or overlap become one."""
+    found: list[tuple[int, int]] = []
+    for low, high in ranges:
+        if found and low <= found[-1][1] + 1:
+            if high > found[-1][1]:
+                found[-1] = (found[-1][0], high)
+        else:
+            found.append((low, high))
+    return found

@@ -16,7 +16,8 @@ from dep2p.io.queue_engine import QueueEngine
 from dep2p.limits import Limits
 from dep2p.protocols.queue.message import NewMessage
 from dep2p.protocols.queue.options import QueueOptions
-from dep2p.protocols.queue.records import MessageRow, StoreBatch
+from dep2p.protocols.queue.records import DeadRow, MessageRow, StoreBatch
+from dep2p.protocols.queue_wire import Result, Settle
 from dep2p.storage.memory import MemoryStore
 from dep2p.storage.sqlite import SqliteStore
 from tests.io.queues_support import queue_sides, running_engine
@@ -33,6 +34,10 @@ class KeptStore(MemoryStore):
     def scan(self, partition: int, from_seq: int, *, items_max: int, bytes_max: int) -> list[MessageRow]:
         rows = super().scan(partition, from_seq, items_max=items_max, bytes_max=bytes_max)
         return [row._replace(meta=b"?") if row.seq == self.damaged_seq else row for row in rows]
+
+    def scan_dead(self, channel: int, after_id: int, *, items_max: int) -> list[DeadRow]:
+        rows = super().scan_dead(channel, after_id, items_max=items_max)
+        return [row._replace(meta=b"", body=b"") if row.id == self.damaged_seq else row for row in rows]
 
 
 def numbered(count: int, first: int = 0) -> list[NewMessage]:
@@ -71,6 +76,10 @@ async def test_13_a_damaged_record_costs_that_record_and_no_other(
         await engine.publish("", "jobs", numbered(9))
     store.damaged_seq = 4
     async with running_engine(store) as engine, await engine.subscribe("", "jobs", "c", max_in_flight=9) as consumer:
+        peeked = await engine.peek("", "jobs", items_max=5)
+        assert [(each.body, each.state) for each in peeked[2:]] == [(b"2", ""), (b"", "damaged"), (b"4", "")]
+        exported = await engine.read_log("", "jobs", after=None, items_max=9)
+        assert [each.state for each in exported] == ["", "", "", "damaged", *[""] * 5]
         got: list[bytes] = []
         while len(got) < 8:
             got += [each.body for each in await consumer.receive()]
@@ -78,6 +87,24 @@ async def test_13_a_damaged_record_costs_that_record_and_no_other(
         assert engine.book.find("", "jobs").counts["dropped_damaged"] == 1
         assert "message 4 of partition 1 is damaged" in caplog.text
         assert await engine.publish("", "jobs", numbered(1)) == [(1, 10)]
+
+
+async def test_13_a_damaged_dead_letter_is_told_and_the_others_are_replayed(autojump_clock: Clock) -> None:
+    store = KeptStore()
+    async with running_engine(store) as engine:
+        await engine.create_queue("", "jobs")
+        async with await engine.subscribe("", "jobs", "c", max_in_flight=9) as consumer:
+            await engine.publish("", "jobs", numbered(3))
+            got = await consumer.receive()
+            await consumer.confirm([Result(Settle.REJECT, each.partition, each.seq) for each in got])
+            store.damaged_seq = 2
+            letters = await engine.dead_letters("", "jobs", "c")
+            assert [(each.id, each.message.state) for each in letters] == [(1, ""), (2, "damaged"), (3, "")]
+            with pytest.raises(StoreError, match=r"1 dead letters .* damaged in memory .*\(2\); 2 others"):
+                await engine.replay("", "jobs", "c", None)
+            assert [each.body for each in await consumer.receive()] == [b"0", b"2"]
+            assert [each.id for each in await engine.dead_letters("", "jobs", "c")] == [2]
+            assert await engine.forget_dead("", "jobs", "c", [2]) == 1
 
 
 @pytest.mark.parametrize("cut_bytes", [1, 3_000, 20_000])
@@ -112,7 +139,6 @@ def test_13_a_damaged_file_is_told_and_left_as_it_is(tmp_path: Path) -> None:
     store.commit(StoreBatch(appends=[MessageRow(1, seq, b"m" * 40, b"x" * 900) for seq in range(1, 101)], groups=[100]))
     store.close()
     with sqlite3.connect(path) as db:
-        db.execute("update owner set clean = 0")
         page_bytes = int(db.execute("pragma page_size").fetchone()[0])
         pages = int(db.execute("pragma page_count").fetchone()[0])
     db.close()

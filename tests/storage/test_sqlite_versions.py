@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dep2p.errors import StoreError
-from dep2p.protocols.queue.records import StoreBatch
+from dep2p.protocols.queue.records import Cursor, StateRow, StoreBatch
 from dep2p.storage.sqlite import SqliteStore
 from dep2p.storage.sqlite_schema import SCHEMA_1, SCHEMA_VERSION
 
@@ -18,6 +18,9 @@ def _first_version(path: Path) -> None:
         db.execute("insert into definitions values ('queue', x'01')")
         db.execute("insert into messages values (?, 0, x'02', x'03')", (1 << 40 | 5,))
         db.execute("insert into partitions values (1, 5, 4, 1, 1)")
+        db.execute("insert into cursors values (7, 1, 4, 5)")
+        db.execute("insert into done values (7, 1, 6, 8)")
+        db.execute("insert into states values (7, 1, 9, 2, 0, x'776879')")
         db.execute("insert into dead values (7, 9, 1, 4, 0, 5, x'04', x'05', x'06')")
     db.close()
 
@@ -32,11 +35,17 @@ def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> No
         assert [(row.seq, row.meta, row.body) for row in store.scan(1, 1, items_max=9, bytes_max=99)] == [
             (5, b"\x02", b"\x03")
         ]
-        assert [row.id for row in store.scan_dead(7, 0, items_max=9)] == [9]
+        letters = store.scan_dead(7, 0, items_max=9)
+        assert [(row.id, row.meta, row.body) for row in letters] == [(9, b"\x04", b"\x05")]
+        record = store.load_partition(1)
+        assert (record.last_seq, record.trimmed, record.cursors) == (5, 4, {7: Cursor(4, 5)})
+        assert (record.done, record.states) == ({7: [(6, 8)]}, {7: [StateRow(7, 1, 9, 2, 0, b"why")]})
         store.commit(StoreBatch())
         store.close()
     with sqlite3.connect(path) as db:
         assert db.execute("pragma user_version").fetchone() == (SCHEMA_VERSION,)
+        for table in ("definitions", "partitions", "cursors", "done", "states", "dead"):
+            assert db.execute(f"select count(*) from {table} where sum is null").fetchone() == (0,)
         assert db.execute("select id from last_dead where channel = 7").fetchone() == (9,)
     db.close()
 
