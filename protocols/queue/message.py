@@ -67,7 +67,7 @@ def decode_row(row: MessageRow) -> Message:
 
 
 def damaged(seq: int) -> Message:
-    """What stands in the place of a damaged message: one that has expired, so that channels and the sweep pass it by."""
+    """What stands in the place of a damaged message: one that has expired, which channels and the sweep pass by."""
     return Message(seq, 0, 0, _LONG_AGO_US, 0, 0, b"", b"")
 
 
