@@ -26,6 +26,7 @@ from dep2p.cli.queue_options import (
     preview,
 )
 from dep2p.cli.queue_put import put
+from dep2p.cli.queue_receive import register_receive
 from dep2p.cli.render import byte_count, duration, payload, printable, table
 from dep2p.control_wire import decode_payload
 
@@ -443,6 +444,7 @@ def register(app: typer.Typer) -> None:
         "back after --requeue-delay, and after the queue's max_attempts becomes a dead letter. When this command or "
         "the daemon dies, messages that were not finished are delivered again.",
     )(consume)
+    register_receive(queue)
     command(queue, "peek", examples=[("dep2p queue peek jobs --channel workers", "what it has not done yet")])(peek)
     command(queue, "pause", examples=[("dep2p queue pause jobs --channel workers", "")])(pause)
     command(queue, "resume", examples=[("dep2p queue resume jobs --channel workers", "")])(resume)

@@ -26,6 +26,9 @@ _IN_FLIGHT_MAX: Final = 65_536
 _TAGS_MAX: Final = 32
 _RESULTS_MAX: Final = 4_096
 _COUNT_MAX: Final = 1_000
+_RECEIVE_MAX: Final = 32
+_RECEIVE_WAIT_MAX_S: Final = 20.0
+_HANDLES_MAX: Final = 256
 _DELAY_MAX_S: Final = 10 * 365 * 86_400.0
 _PRIORITY_MAX: Final = 255
 _BATCH_ITEMS: Final = 512
@@ -215,6 +218,43 @@ async def export(control: Control, request: Request) -> ASGIApp:
     place = _place(control, query)
     query.finish()
     return _ExportLines(place, path_text(request, "queue"))
+
+
+# Receiving by calls
+
+
+async def receive(control: Control, request: Request) -> ASGIApp:
+    """Messages that are the node's for a while; it may wait for them."""
+    place, fields = await _whole(control, request)
+    wanted = _channel(request) | {
+        "count": fields.integer("count", 1, low=1, high=_RECEIVE_MAX),
+        "wait_s": fields.number("wait_s", 10.0, low=-1e-9, high=_RECEIVE_WAIT_MAX_S),
+        "invisible_s": fields.number("invisible_s", 60.0, high=_DELAY_MAX_S),
+        "attempt_id": fields.text("attempt_id", "", bytes_max=64),
+        "from_start": fields.boolean("from_start", False),
+    }
+    fields.finish()
+    control.lifecycle.require_running()
+    return json_response(await _ask(place, "receive", wanted))
+
+
+async def acknowledge(control: Control, request: Request) -> ASGIApp:
+    """Received messages are done."""
+    place, fields = await _whole(control, request)
+    wanted = _channel(request) | {"handles": fields.texts("handles", items_max=_HANDLES_MAX)}
+    fields.finish()
+    return json_response(await _ask(place, "ack", wanted))
+
+
+async def invisible(control: Control, request: Request) -> ASGIApp:
+    """Another time for a received message."""
+    place, fields = await _whole(control, request)
+    wanted = _channel(request) | {
+        "handle": fields.text("handle"),
+        "invisible_s": fields.number("invisible_s", 60.0, low=-1e-9, high=_DELAY_MAX_S),
+    }
+    fields.finish()
+    return json_response(await _ask(place, "invisible", wanted))
 
 
 # Publishing
@@ -407,6 +447,9 @@ ROUTES: list[Route] = [
     route("GET", f"{_QUEUE}/export", export),
     route("DELETE", _CHANNEL, delete_channel),
     route("POST", f"{_CHANNEL}/consume", consume),
+    route("POST", f"{_CHANNEL}/receive", receive),
+    route("POST", f"{_CHANNEL}/ack", acknowledge),
+    route("POST", f"{_CHANNEL}/invisible", invisible),
     route("GET", f"{_CHANNEL}/dead", dead),
     route("POST", f"{_CHANNEL}/dead/replay", replay),
     route("POST", f"{_CHANNEL}/dead/remove", forget),

@@ -5,9 +5,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, cast
 
 from dep2p.control_wire import encode_headers
+from dep2p.errors import NotInFlightError
 from dep2p.io.queue_access import Right, Rights, parse_access
 from dep2p.io.queue_engine import QueueEngine, StoredMessage
 from dep2p.io.queue_items import decode_attributes, message_id, parse_message_id
+from dep2p.io.queue_simple import ITEMS_MAX, WAIT_MAX_S, Received, parse_handle
 
 RIGHTS: Final[Mapping[str, Right]] = {
     "list": Right.LOOK,
@@ -17,6 +19,9 @@ RIGHTS: Final[Mapping[str, Right]] = {
     "peek": Right.CONSUME,
     "export": Right.CONSUME,
     "dead": Right.CONSUME,
+    "receive": Right.CONSUME,
+    "ack": Right.CONSUME,
+    "invisible": Right.CONSUME,
     "delete": Right.ADMINISTER,
     "delete_channel": Right.ADMINISTER,
     "pause": Right.ADMINISTER,
@@ -28,6 +33,10 @@ RIGHTS: Final[Mapping[str, Right]] = {
 """The operations, and what each needs of a member."""
 
 _COUNT_MAX: Final = 1_000
+_HANDLES_MAX: Final = 256
+_ATTEMPT_ID_CHARS: Final = 64
+_INVISIBLE_MAX_S: Final = 10 * 365 * 86_400.0
+"""The queue cuts it (``msg_timeout_max_s``)."""
 _ANSWER_BYTES: Final = 524_288
 """About so much of messages goes into one answer."""
 
@@ -35,8 +44,10 @@ _ANSWER_BYTES: Final = 524_288
 class _Asked:
     """The fields of a request. Raises ``ValueError`` for what is missing or wrong."""
 
-    def __init__(self, fields: Mapping[str, object]) -> None:
+    def __init__(self, fields: Mapping[str, object], owner: str) -> None:
         self._fields = fields
+        self.owner = owner
+        """Who asks."""
 
     def text(self, name: str) -> str:
         value = self._fields.get(name)
@@ -52,6 +63,21 @@ class _Asked:
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= high:
             raise ValueError(f"{name} is not a whole number from 0 to {high}")
         return value
+
+    def number(self, name: str, default: float, high: float) -> float:
+        value = self._fields.get(name, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= high:
+            raise ValueError(f"{name} is not a number from 0 to {high:g}")
+        return float(value)
+
+    def texts(self, name: str, items_max: int) -> list[str]:
+        value = self._fields.get(name)
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in cast(list[object], value)):
+            raise ValueError(f"{name} is not a list of texts")
+        texts = cast(list[str], value)
+        if not 1 <= len(texts) <= items_max:
+            raise ValueError(f"{name} has {len(texts)} entries: 1 to {items_max} are taken")
+        return texts
 
     def flag(self, name: str) -> bool:
         value = self._fields.get(name, False)
@@ -77,10 +103,13 @@ class _Asked:
 
 
 async def perform(
-    engine: QueueEngine, rights: Rights, namespace: str, op: str, fields: Mapping[str, object]
+    engine: QueueEngine, rights: Rights, namespace: str, op: str, fields: Mapping[str, object], owner: str = "local"
 ) -> dict[str, Any]:
-    """Do it. Who may was checked before. Raises ``ValueError`` for malformed fields, QueueError, StoreError."""
-    return await _OPERATIONS[op](engine, rights, namespace, _Asked(fields))
+    """Do it. Who may was checked before; ``owner`` is who asks, of whom nobody else settles what was received.
+
+    Raises ``ValueError`` for malformed fields, QueueError, StoreError.
+    """
+    return await _OPERATIONS[op](engine, rights, namespace, _Asked(fields, owner))
 
 
 async def _list(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
@@ -195,6 +224,60 @@ async def _forget_dead(engine: QueueEngine, rights: Rights, ns: str, asked: _Ask
     return {"messages": count}
 
 
+async def _receive(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    items = asked.integer("count", 16, ITEMS_MAX)
+    wait_s = asked.number("wait_s", 10.0, WAIT_MAX_S)
+    invisible_s = asked.number("invisible_s", 60.0, _INVISIBLE_MAX_S)
+    attempt_id = asked.optional_text("attempt_id") or ""
+    if not items or not invisible_s:
+        raise ValueError("count and invisible_s are more than 0")
+    if len(attempt_id) > _ATTEMPT_ID_CHARS:
+        raise ValueError(f"attempt_id has {len(attempt_id)} characters: at most {_ATTEMPT_ID_CHARS}")
+    receiver = await engine.simple.receiver(
+        ns, asked.text("queue"), asked.text("channel"), asked.owner, from_start=asked.flag("from_start")
+    )
+    return {"messages": [_received(each) for each in await receiver.receive(items, wait_s, invisible_s, attempt_id)]}
+
+
+def _received(received: Received) -> dict[str, Any]:
+    message = received.delivery.message
+    stored = StoredMessage(
+        received.delivery.partition,
+        message.seq,
+        message.published_us,
+        0,
+        received.delivery.attempts,
+        "",
+        message.attributes,
+        message.body,
+    )
+    return {**_message(stored), "handle": received.handle, "invisible_s": received.invisible_s}
+
+
+async def _ack(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    handles = asked.texts("handles", _HANDLES_MAX)
+    for handle in handles:
+        parse_handle(handle)  # before any is taken
+    receiver = await engine.simple.known(ns, asked.text("queue"), asked.text("channel"), asked.owner)
+    refused = handles if receiver is None else receiver.ack(handles)
+    if len(refused) < len(handles):
+        await engine.flush()
+    return {"refused": refused}
+
+
+async def _invisible(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    handle = asked.text("handle")
+    parse_handle(handle)
+    invisible_s = asked.number("invisible_s", 60.0, _INVISIBLE_MAX_S)
+    receiver = await engine.simple.known(ns, asked.text("queue"), asked.text("channel"), asked.owner)
+    if receiver is None:
+        raise NotInFlightError(f"nothing that was received is held: {handle[:40]} is over")
+    left_s = receiver.change_invisible(handle, invisible_s)
+    if not left_s:
+        await engine.flush()
+    return {"invisible_s": left_s}
+
+
 def _message(stored: StoredMessage) -> dict[str, Any]:
     attributes = decode_attributes(stored.attributes)
     fields: dict[str, Any] = {
@@ -230,6 +313,9 @@ _OPERATIONS: Final[Mapping[str, _Operation]] = {
     "peek": _peek,
     "export": _export,
     "dead": _dead,
+    "receive": _receive,
+    "ack": _ack,
+    "invisible": _invisible,
     "replay": _replay,
     "forget_dead": _forget_dead,
 }

@@ -24,6 +24,7 @@ from dep2p.io.queue_access import Rights
 from dep2p.io.queue_commits import QueueCommits
 from dep2p.io.queue_local import LocalConsumer
 from dep2p.io.queue_reading import DeadLetter, QueueReader, StoredMessage
+from dep2p.io.queue_simple import SimpleReceivers
 from dep2p.protocols.queue.book import QueueBook
 from dep2p.protocols.queue.channel import Channel
 from dep2p.protocols.queue.message import NewMessage
@@ -116,12 +117,19 @@ class QueueEngine(QueueCommits):
         self._consumer_number = 0
         self._loading: dict[Queue, trio.Event] = {}
         self._reader = QueueReader(self)
+        self.simple = SimpleReceivers(self)
+        """What was received by calls, without a subscription."""
 
     async def aclose(self) -> None:
         """Also ends the consumers that are left."""
         await super().aclose()
         for consumer in list(self._consumers.values()):
             consumer.stop("this node is closed")
+
+    @property
+    def consumers_max(self) -> int:
+        """Consumers at once, and askers that receive by calls."""
+        return self._bounds.consumers_max
 
     # Room
 

@@ -36,6 +36,7 @@ _ERROR: Final = int(FrameType.ERROR)
 _REQ_ID_MAX: Final = 0xFFFF_FFFF
 _OVERHEAD_BYTES: Final = 65_536
 _BATCH_BYTES: Final = 1_048_576
+_ANSWER_BYTES: Final = 524_288
 
 _EXCEPTIONS: Final[dict[int, type[Dep2pError]]] = {
     QueueCode.INVALID: ProtocolError,
@@ -70,8 +71,8 @@ def code_of(error: BaseException) -> QueueCode:
 
 
 def payload_bytes_max(limits: Limits) -> int:
-    """The largest payload of a queue frame: a batch, or one message of the largest size."""
-    return max(limits.message_bytes_max, _BATCH_BYTES) + _OVERHEAD_BYTES
+    """The largest payload of a queue frame: an ANSWER with messages, the last one of the largest size, in base64."""
+    return 2 * (max(limits.message_bytes_max, _BATCH_BYTES) + _ANSWER_BYTES) + _OVERHEAD_BYTES
 
 
 class Subscriber(Protocol):

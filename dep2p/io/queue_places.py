@@ -10,6 +10,7 @@ from dep2p.io.queue_consumer import Consumer, Messages
 from dep2p.io.queue_items import Attributes, encode_attributes, message_id
 from dep2p.io.queue_producer import Producer, ProducerSettings
 from dep2p.io.queue_push_consumer import ConsumerSettings, Handler, PushConsumer
+from dep2p.io.queue_simple_consumer import SimpleConsumer
 from dep2p.protocols.queue.flows.producer import Order
 from dep2p.protocols.queue.flows.push_consumer import Mode
 from dep2p.protocols.queue_wire import WireMessage
@@ -169,6 +170,10 @@ class Queues(ABC):
         """
         return PushConsumer(self, name, group, handler, ConsumerSettings(mode=mode, **settings)).working()
 
+    def simple_consumer(self, name: str, group: str) -> SimpleConsumer:
+        """receive, ack and change_invisible_duration on a channel, as calls; see :class:`SimpleConsumer`."""
+        return SimpleConsumer(self, name, group)
+
     # Administration
 
     async def create(
@@ -301,6 +306,10 @@ class Queue:
     ) -> AbstractAsyncContextManager[PushConsumer]:
         """As :meth:`Queues.consumer`."""
         return self._place.consumer(self.name, group, handler, mode=mode, **settings)
+
+    def simple_consumer(self, group: str) -> SimpleConsumer:
+        """As :meth:`Queues.simple_consumer`."""
+        return self._place.simple_consumer(self.name, group)
 
     async def info(self) -> dict[str, Any]:
         """As :meth:`Queues.info`."""

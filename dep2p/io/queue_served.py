@@ -40,6 +40,8 @@ _PUBLISHES_MAX: Final = 64
 _PUBLISH_BYTES_MAX: Final = 16_777_216
 """Of one link, that are not durable yet."""
 _ADMIN_MAX: Final = 16
+_RECEIVING_MAX: Final = 64
+"""Receives that wait."""
 _SUBSCRIPTIONS_MAX: Final = 256
 _RETRY_AFTER_MS: Final = 50
 _IN_FLIGHT_MAX: Final = 65_536
@@ -106,6 +108,7 @@ class ServedQueueLink(Link):
         self._publishes = 0
         self._publish_bytes = 0
         self._administering = 0
+        self._receiving = 0
         self._is_draining = False
         self._nursery: trio.Nursery | None = None
 
@@ -305,11 +308,15 @@ class ServedQueueLink(Link):
         nursery = self._nursery
         if len(payload) > wire.ADMIN_BYTES_MAX:
             raise ProtocolError(f"ADMIN of {len(payload)} bytes")
-        if self._administering >= _ADMIN_MAX or nursery is None:
-            self._refuse(req_id, OverloadedError("too many administrative requests at once"), _RETRY_AFTER_MS)
-            return
         op, fields = decode_admin(payload)
-        self._administering += 1
+        is_full = self._receiving >= _RECEIVING_MAX if op == "receive" else self._administering >= _ADMIN_MAX
+        if is_full or nursery is None:
+            self._refuse(req_id, OverloadedError("too many requests of this kind at once"), _RETRY_AFTER_MS)
+            return
+        if op == "receive":
+            self._receiving += 1
+        else:
+            self._administering += 1
         nursery.start_soon(self._administer, req_id, op, fields)
 
     async def _administer(self, req_id: int, op: str, fields: Mapping[str, object]) -> None:
@@ -325,7 +332,10 @@ class ServedQueueLink(Link):
             logger.exception("an administrative request %r of %s failed", op, self.peer)
             self._refuse(req_id, StreamClosedError("an internal error"))
         finally:
-            self._administering -= 1
+            if op == "receive":
+                self._receiving -= 1
+            else:
+                self._administering -= 1
 
     # Sending
 

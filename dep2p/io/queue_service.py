@@ -195,7 +195,7 @@ class QueueService:
             self._rights.require_create(self._realm_id, peer, fields)
         elif isinstance(name, str) and right is not Right.LOOK:
             self._rights.require(self._realm_id, name, peer, right)
-        return await perform(self._engine, self._rights, self._realm_id, op, fields)
+        return await perform(self._engine, self._rights, self._realm_id, op, fields, f"peer {peer}")
 
     # Asking others
 
@@ -270,7 +270,9 @@ class QueueService:
         payload = json.dumps({"op": op, **fields}, separators=(",", ":")).encode()
         if len(payload) > wire.ADMIN_BYTES_MAX:
             raise ValueError(f"the request has {len(payload)} bytes: at most {wire.ADMIN_BYTES_MAX}")
-        deadline_s = trio.current_time() + self._limits.request_timeout_s
+        wait_s = fields.get("wait_s")  # the other side answers after that
+        timeout_s = self._limits.request_timeout_s + (float(wait_s) if isinstance(wait_s, int | float) else 0.0)
+        deadline_s = trio.current_time() + timeout_s
         link = await self._pool.get(peer, deadline_s)
         req_id = link.new_id()
         answered = trio.Event()
@@ -288,7 +290,7 @@ class QueueService:
         finally:
             link.forget(req_id)
         if scope.cancelled_caught:
-            raise RequestTimeoutError(f"{peer} did not answer within {self._limits.request_timeout_s:g} s")
+            raise RequestTimeoutError(f"{peer} did not answer within {timeout_s:g} s")
         return _answer(answers[0])
 
     # Telling

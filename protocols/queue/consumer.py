@@ -95,9 +95,19 @@ class Consumer:
         if latest < held.deadline:
             held.deadline = latest
             if len(self._capped) > 2 * len(self.held) + 16:
-                self._capped = [(self.held[each].deadline, each) for at, each in self._capped if self._is_at(each, at)]
-                heapq.heapify(self._capped)
+                self._prune()
             heapq.heappush(self._capped, (latest, key))
+
+    def hold_until(self, key: tuple[int, int], held: Held, deadline: float) -> None:
+        """It is held until then, however long the others are; for a consumer that says so of everything it holds."""
+        held.deadline = deadline
+        if len(self._capped) > 2 * len(self.held) + 16:
+            self._prune()
+        heapq.heappush(self._capped, (deadline, key))
+
+    def _prune(self) -> None:
+        self._capped = [(self.held[each].deadline, each) for at, each in self._capped if self._is_at(each, at)]
+        heapq.heapify(self._capped)
 
     def _is_at(self, key: tuple[int, int], deadline: float) -> bool:
         held = self.held.get(key)

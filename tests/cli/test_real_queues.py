@@ -98,3 +98,26 @@ def test_no_message_goes_to_two_of_eight_processes(people: Two) -> None:
     assert len({message["id"] for message in everything}) == 320
     assert {message["text"] for message in everything} == {f"job {number}" for number in range(1, 321)}
     assert ann.json("queue", "info", "pop", "--realm", "team")["messages"] == 0
+
+
+def test_a_message_is_received_by_one_command_and_acknowledged_by_another(people: Two) -> None:
+    ann, bob = people
+    ann.run("queue", "create", "letters", "--realm", "team")
+    at = ("--realm", "team", "--peer", ann.peer_id)
+    bob.run("queue", "put", "letters", "first", "second", *at)
+    first, second = [
+        json.loads(line)
+        for line in bob.run(
+            "queue", "receive", "letters", "c", "-n", "2", "--invisible", "10m", "--json", *at
+        ).stdout.splitlines()
+    ]
+    assert [first["text"], second["text"]] == ["first", "second"]
+    assert ann.run("queue", "receive", "letters", "c", "--wait", "0", "--realm", "team", expect=1).stdout == ""
+    bob.run("queue", "ack", "letters", "c", first["handle"], *at)
+    assert bob.json("queue", "invisible", "letters", "c", second["handle"], "0", *at)["invisible_s"] == 0
+    again = ann.json("queue", "receive", "letters", "c", "--realm", "team")
+    assert (again["id"], again["attempts"]) == (second["id"], 2)
+    refused = bob.run("queue", "ack", "letters", "c", second["handle"], *at, expect=1)
+    assert "is not held any more" in refused.stderr
+    ann.run("queue", "ack", "letters", "c", again["handle"], "--realm", "team")
+    assert ann.json("queue", "info", "letters", "--realm", "team")["messages"] == 0

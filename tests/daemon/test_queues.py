@@ -90,3 +90,37 @@ def test_filters(queues: Served) -> None:
     assert other.json()["code"] == "D5204" and "take another channel" in other.json()["detail"]
     malformed = queues.http.post(CONSUME, params={"filter": "tagged = b"})
     assert malformed.json()["code"] == "D1005" and "expected tag or header.NAME" in malformed.json()["detail"]
+
+
+def test_messages_are_received_and_acknowledged_by_calls(queues: Served) -> None:
+    _put(queues, {"data": "one", "encoding": "utf-8", "key": "k"}, {"data": "two", "encoding": "utf-8"})
+    got = _post(queues, f"{CHANNEL}/receive", count=5, invisible_s=100)["messages"]
+    assert [base64.b64decode(each["data"]) for each in got] == [b"one", b"two"]
+    assert (got[0]["key"], got[0]["attempts"]) == ("k", 1)
+    handles = [each["handle"] for each in got]
+    assert _post(queues, f"{CHANNEL}/invisible", handle=handles[1], invisible_s=0) == {"invisible_s": 0.0}
+    assert _post(queues, f"{CHANNEL}/ack", handles=handles) == {"refused": [handles[1]]}
+    (again,) = _post(queues, f"{CHANNEL}/receive")["messages"]
+    assert (again["id"], again["attempts"]) == (got[1]["id"], 2)
+    assert _post(queues, f"{CHANNEL}/receive", wait_s=0.1)["messages"] == []
+
+
+@pytest.mark.parametrize(
+    ("call", "body", "code"),
+    [
+        ("receive", {"count": 33}, "D1005"),
+        ("receive", {"wait_s": 21}, "D1005"),
+        ("receive", {"colour": "red"}, "D1005"),
+        ("ack", {"handles": ["x"]}, "D1005"),
+        ("invisible", {"handle": "0000010000000001-9"}, "D5206"),
+        ("invisible", {"handle": "x"}, "D1005"),
+    ],
+)
+def test_a_malformed_call_about_received_messages_is_refused(
+    queues: Served, call: str, body: dict[str, object], code: str
+) -> None:
+    _put(queues, {"data": "one", "encoding": "utf-8"})
+    _post(queues, f"{CHANNEL}/receive", count=1)
+    answer = queues.http.post(f"{CHANNEL}/{call}", json=body)
+    assert answer.status_code >= 400
+    assert answer.json()["code"] == code, answer.text

@@ -1,0 +1,268 @@
+"""Simple consumers: receive, ack, change_invisible_duration, of this node's queues and of another one's."""
+
+from collections.abc import AsyncGenerator
+
+import pytest
+import trio
+import trio.testing
+
+from dep2p.errors import Dep2pError, NotInFlightError, QueueAccessError, QueueConsumerClosedError, QueueNotFoundError
+from dep2p.io.queue_places import Queues
+from dep2p.io.queue_simple import parse_handle
+from tests.io.queues_support import QueueSide, queue_sides, running_engine
+
+Clock = trio.testing.MockClock
+
+
+class Place:
+    """The queues of a node, as it sees them itself or another member does."""
+
+    def __init__(self, queues: Queues, keeper: QueueSide, others: list[QueueSide]) -> None:
+        self.queues = queues
+        self.keeper = keeper
+        self.others = others
+
+
+@pytest.fixture(params=["local", "remote"])
+async def place(request: pytest.FixtureRequest) -> AsyncGenerator[Place, None]:
+    async with queue_sides(3) as (keeper, *others):
+        queues: Queues = keeper.queues if request.param == "local" else others[0].at(keeper)
+        await queues.create("jobs", {"msg_timeout_max_s": 600.0, "max_attempts": 3})
+        yield Place(queues, keeper, others)
+
+
+async def _publish(place: Place, count: int) -> None:
+    await place.queues.publish_many("jobs", [b"%d" % n for n in range(count)], headers={"h": 7}, order_key="k")
+
+
+async def test_what_is_received_and_acknowledged_is_gone(place: Place, autojump_clock: Clock) -> None:
+    consumer = place.queues.simple_consumer("jobs", "work")
+    await _publish(place, 5)
+    got = await consumer.receive(3)
+    assert [message.body for message in got] == [b"0", b"1", b"2"]
+    assert (got[0].attempts, got[0].key, got[0].headers) == (1, "k", {"h": 7})
+    assert got[0].invisible_s == pytest.approx(60, abs=1)
+    await consumer.ack(*got)
+    rest = await consumer.receive()
+    assert [message.body for message in rest] == [b"3", b"4"]
+    await consumer.ack(rest[0].handle, rest[1])
+    (channel,) = (await place.queues.info("jobs"))["channels"]
+    assert (channel["ready"], channel["in_flight"]) == (0, 0)
+
+
+async def test_a_receive_waits_for_a_message_as_long_as_it_says(place: Place, autojump_clock: Clock) -> None:
+    consumer = place.queues.simple_consumer("jobs", "work")
+    began = trio.current_time()
+    assert await consumer.receive(wait_s=7) == []
+    assert trio.current_time() - began == pytest.approx(7, abs=0.5)
+
+    async with trio.open_nursery() as nursery:
+
+        async def publish_later() -> None:
+            await trio.sleep(5)
+            await _publish(place, 1)
+
+        nursery.start_soon(publish_later)
+        assert len(await consumer.receive(wait_s=20)) == 1
+
+
+async def test_the_invisible_duration_is_kept_then_it_is_delivered_again(place: Place, autojump_clock: Clock) -> None:
+    consumer = place.queues.simple_consumer("jobs", "work")
+    await _publish(place, 1)
+    (first,) = await consumer.receive(invisible_duration_s=30)
+    assert await consumer.receive(wait_s=15) == []
+    (again,) = await consumer.receive(wait_s=20)
+    assert (again.id, again.attempts) == (first.id, 2)
+    with pytest.raises(NotInFlightError, match=first.handle):
+        await consumer.ack(first)  # the handle is of the first delivery
+    await consumer.ack(again)
+
+
+async def test_each_message_has_its_own_duration(place: Place, autojump_clock: Clock) -> None:
+    consumer = place.queues.simple_consumer("jobs", "work")
+    await _publish(place, 3)
+    for seconds in (300, 40, 100):
+        await consumer.receive(1, invisible_duration_s=seconds)
+    began = trio.current_time()
+    order: list[tuple[bytes, int]] = []
+    while len(order) < 3:
+        for message in await consumer.receive(wait_s=20, invisible_duration_s=599):
+            order.append((message.body, round((trio.current_time() - began) / 10)))
+    assert order == [(b"1", 4), (b"2", 10), (b"0", 30)]
+
+
+async def test_the_duration_can_be_changed(place: Place, autojump_clock: Clock) -> None:
+    consumer = place.queues.simple_consumer("jobs", "work")
+    await _publish(place, 2)
+    longer, sooner = await consumer.receive(invisible_duration_s=30)
+    assert await consumer.change_invisible_duration(longer, 500) == pytest.approx(500, abs=1)
+    assert await consumer.change_invisible_duration(sooner.handle, 0) == 0
+    (again,) = await consumer.receive()
+    assert (again.id, again.attempts) == (sooner.id, 2)
+    await trio.sleep(400)
+    await consumer.ack(longer)
+    with pytest.raises(NotInFlightError):
+        await consumer.change_invisible_duration(longer, 10)
+
+
+async def test_no_message_is_held_for_longer_than_the_queue_allows(place: Place, autojump_clock: Clock) -> None:
+    consumer = place.queues.simple_consumer("jobs", "work")
+    await _publish(place, 1)
+    (message,) = await consumer.receive(invisible_duration_s=10_000)
+    assert message.invisible_s == pytest.approx(600, abs=1)
+    await trio.sleep(500)
+    assert await consumer.change_invisible_duration(message, 500) == pytest.approx(100, abs=1)
+
+
+async def test_after_the_last_attempt_it_is_a_dead_letter(place: Place, autojump_clock: Clock) -> None:
+    consumer = place.queues.simple_consumer("jobs", "work")
+    await _publish(place, 1)
+    for _ in range(3):
+        (message,) = await consumer.receive(wait_s=20)
+        await consumer.change_invisible_duration(message, 0)
+    assert await consumer.receive(wait_s=1) == []
+    assert len(await place.queues.dead("jobs", "work")) == 1
+
+
+async def test_19_a_receive_whose_answer_was_lost_can_be_asked_again(place: Place, autojump_clock: Clock) -> None:
+    """(19: apache/rocketmq-clients#708, apache/rocketmq#6690) The messages of a lost answer were away until their time
+    was over: asked again with the same attempt id, they come."""
+    consumer = place.queues.simple_consumer("jobs", "work")
+    await _publish(place, 4)
+    lost = await consumer.receive(2, attempt_id="call 1", invisible_duration_s=300)
+    again = await consumer.receive(2, attempt_id="call 1", invisible_duration_s=300)
+    assert [message.handle for message in again] == [message.handle for message in lost]
+    assert [message.body for message in again] == [b"0", b"1"]
+    await consumer.ack(again[0])
+    assert [m.body for m in await consumer.receive(2, attempt_id="call 1")] == [b"1"]
+    assert [m.body for m in await consumer.receive(2, attempt_id="call 2")] == [b"2", b"3"]
+
+
+async def test_32_one_call_gives_what_was_not_acknowledged_in_time_and_what_is_new(
+    place: Place, autojump_clock: Clock
+) -> None:
+    """(32: redis/redis#14402) Claiming what was left over needed another command than reading what is new."""
+    consumer = place.queues.simple_consumer("jobs", "work")
+    await _publish(place, 1)
+    await consumer.receive(invisible_duration_s=10)
+    await trio.sleep(11)
+    await _publish(place, 1)
+    got: list[int] = []
+    while len(got) < 2:
+        got += [message.attempts for message in await consumer.receive()]
+    assert sorted(got) == [1, 2]
+
+
+async def test_waiting_receives_share_what_comes_and_take_no_more_than_they_asked_for(
+    place: Place, autojump_clock: Clock
+) -> None:
+    consumer = place.queues.simple_consumer("jobs", "work")
+    got: list[list[bytes]] = []
+
+    async def receive() -> None:
+        got.append([message.body for message in await consumer.receive(2, wait_s=20)])
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(receive)
+        await trio.testing.wait_all_tasks_blocked()
+        await _publish(place, 20)
+    assert all(1 <= len(each) <= 2 for each in got)
+    bodies = [body for each in got for body in each]
+    assert len(set(bodies)) == len(bodies)
+    # What came for nobody went back untried.
+    rest: list[int] = []
+    while len(rest) < 20 - len(bodies):
+        rest += [message.attempts for message in await consumer.receive(32)]
+    assert rest == [1] * (20 - len(bodies))
+
+
+async def test_what_one_member_received_no_other_one_settles(autojump_clock: Clock) -> None:
+    async with queue_sides(3) as (keeper, first, second):
+        await keeper.queues.create("jobs")
+        await keeper.queues.publish("jobs", b"a")
+        (message,) = await first.at(keeper).simple_consumer("jobs", "work").receive()
+        for other in (second.at(keeper), keeper.queues):
+            with pytest.raises(NotInFlightError):
+                await other.simple_consumer("jobs", "work").ack(message)
+        await first.cut(keeper)  # it stays its own: it belongs to the member, not to a connection
+        await first.at(keeper).simple_consumer("jobs", "work").ack(message)
+
+
+async def test_who_may_not_consume_receives_nothing(autojump_clock: Clock) -> None:
+    async with queue_sides() as (keeper, asker):
+        await keeper.queues.create("jobs", access={"consume": "owner"})
+        consumer = asker.at(keeper).simple_consumer("jobs", "work")
+        with pytest.raises(QueueAccessError):
+            await consumer.receive()
+        with pytest.raises(QueueAccessError):
+            await consumer.ack("0000010000000001-1")
+
+
+async def test_a_deleted_channel_ends_a_receive_that_waits(place: Place, autojump_clock: Clock) -> None:
+    consumer = place.queues.simple_consumer("jobs", "work")
+    await place.queues.create_channel("jobs", "work")
+    async with trio.open_nursery() as nursery:
+
+        async def receive() -> None:
+            with pytest.raises(QueueConsumerClosedError):
+                await consumer.receive(wait_s=20)
+
+        nursery.start_soon(receive)
+        await trio.testing.wait_all_tasks_blocked()
+        await place.queues.delete_channel("jobs", "work")
+    with pytest.raises(QueueNotFoundError):
+        await place.queues.simple_consumer("nothing", "work").receive()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"count": 0},
+        {"count": 33},
+        {"wait_s": 21},
+        {"wait_s": "now"},
+        {"invisible_s": 0},
+        {"invisible_s": -1},
+        {"attempt_id": "x" * 65},
+        {"attempt_id": 7},
+        {"channel": "#"},
+        {"channel": "work#ephemeral"},
+    ],
+)
+async def test_a_malformed_receive_is_refused(place: Place, autojump_clock: Clock, fields: dict[str, object]) -> None:
+    with pytest.raises((ValueError, Dep2pError)):
+        await place.queues.ask("receive", {"queue": "jobs", "channel": "work", **fields})
+
+
+@pytest.mark.parametrize(
+    "handles", [[], ["x"], ["0000010000000001"], ["0000010000000001-"], ["zz-1"], "a", [1], ["a-1"] * 257]
+)
+async def test_malformed_handles_are_refused(place: Place, autojump_clock: Clock, handles: object) -> None:
+    await place.queues.create_channel("jobs", "work")
+    with pytest.raises((ValueError, Dep2pError)):
+        await place.queues.ask("ack", {"queue": "jobs", "channel": "work", "handles": handles})
+
+
+def test_a_handle_names_a_message_and_an_attempt() -> None:
+    assert parse_handle("0000010000000003-2") == ((1, 3), 2)
+
+
+async def test_a_message_of_the_largest_size_can_be_received(autojump_clock: Clock) -> None:
+    """Its answer is a third longer in base64 than the largest message."""
+    async with queue_sides() as (keeper, asker):
+        await keeper.queues.create("jobs")
+        await asker.at(keeper).publish("jobs", bytes(1_048_576))
+        (message,) = await asker.at(keeper).simple_consumer("jobs", "work").receive()
+        assert len(message.body) == 1_048_576
+        assert len((await asker.at(keeper).peek("jobs"))[0]["data"]) > 1_048_576
+
+
+async def test_askers_that_hold_nothing_are_forgotten(autojump_clock: Clock) -> None:
+    async with running_engine() as engine:
+        await engine.create_queue("", "jobs")
+        for number in range(50):
+            receiver = await engine.simple.receiver("", "jobs", "work", f"peer {number}", from_start=False)
+            assert await receiver.receive(1, 0.0, 1.0, "") == []
+        assert len(engine.simple) == 1
+        assert len(engine.book.find("", "jobs").channel("work").consumers) == 1
