@@ -168,7 +168,7 @@ class Receiver:
 
     def _hold_for(self, key: Key, held: Held, invisible_s: float) -> float:
         now = self._engine.now()
-        until = min(now + invisible_s, held.first + self.channel.queue.options.msg_timeout_max_s)
+        until: float = min(now + invisible_s, held.first + self.channel.queue.options.msg_timeout_max_s)
         self.core.hold_until(key, held, until)
         self._engine.changed()
         return max(0.0, until - now)
