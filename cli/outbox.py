@@ -112,7 +112,7 @@ def flush(
         if run.json:
             run.emit({"left": left})
         elif left:
-            run.warn(f"{left} messages still wait: dep2p outbox ls")
+            run.warn(f"{left} {'message' if left == 1 else 'messages'} still wait: dep2p outbox ls")
         else:
             run.say("nothing waits")
         return EXIT_FAILED if left else EXIT_OK
@@ -141,24 +141,29 @@ def drop(
             dropped = await client.drop_from_outbox(peer=await resolve_peer(client, peer), realm=realm)
         else:
             waiting = [str(item["id"]) for item in (await client.outbox(realm=realm))["items"]]
-            for given in ids or ():
-                dropped += await client.drop_from_outbox(message_id=_find(given, waiting), realm=realm)
+            for found in dict.fromkeys([_find(given, waiting) for given in ids or ()]):
+                dropped += await client.drop_from_outbox(message_id=found, realm=realm)
         if run.json:
             run.emit({"dropped": dropped})
+        elif dropped:
+            run.say(f"dropped {dropped} {'message' if dropped == 1 else 'messages'}")
         else:
-            run.say(f"dropped {dropped} messages")
+            run.say("nothing waits")
         return EXIT_OK if dropped else EXIT_FAILED
 
     return run.with_client(body)
 
 
 def _find(given: str, waiting: list[str]) -> str:
-    """The whole id: ``12D3KooW…abcd:7`` and ``abcd:7`` stand for one that ends so. Raises :class:`CliError`."""
-    ending = given.rpartition("…")[2]
-    found = [each for each in waiting if each == given or each.endswith(ending)]
+    """The whole id: ``12D3KooW…abcd:7``, ``abcd:7`` and ``7`` stand for one that ends so, its number being whole.
+
+    Raises :class:`CliError`.
+    """
+    peer, _colon, number = given.rpartition("…")[2].rpartition(":")
+    found = [each for each in waiting if each.endswith(f":{number}") and each.rpartition(":")[0].endswith(peer)]
     if len(found) != 1:
         what = "is the end of several ids" if found else "does not wait"
-        raise CliError(f"{printable(given)} {what}", "D1001", tries=("dep2p outbox ls --json",))
+        raise CliError(f"{printable(given)!r} {what}", "D1001", tries=("dep2p outbox ls --json",))
     return found[0]
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _READ_BYTES: Final = 65_536
 _ON_NO_PEERS: Final = ("error", "queue", "ok")
+_NOT_ENDED: Final = ("created", "sending", "delivered", "retrying")
+"""States of a reliable message; instead of an end its reason is told."""
 
 TopicArgument = Annotated[str, typer.Argument(help="The topic's name.", metavar="TOPIC")]
 PublicOption = Annotated[
@@ -166,7 +168,8 @@ async def _reliably(run: Invocation, client: "Client", topic: str, content: byte
         by = ", ".join(short_peer(peer) for peer in done.acknowledged_by) or "nobody"
         run.say(f"published {byte_count(len(content))}; acknowledged by {by}")
         for peer, why in done.missing.items():
-            run.warn(f"{short_peer(peer)}: {why}; the daemon goes on trying")
+            goes_on = "; the daemon goes on trying" if why in _NOT_ENDED else ""
+            run.warn(f"{short_peer(peer)}: {why}{goes_on}")
     return EXIT_OK if enough else EXIT_FAILED
 
 

@@ -125,8 +125,10 @@ class Fields:
             raise self.wrong(field, "a name has 1 to 255 bytes, all printable")
         return value
 
-    def number(self, name: str, default: float, *, low: float = 0.0, high: float = math.inf) -> float:
-        """A number greater than ``low``, at most ``high``."""
+    def number(
+        self, name: str, default: float, *, low: float = 0.0, high: float = math.inf, may_be_low: bool = False
+    ) -> float:
+        """A number greater than ``low``, or ``low`` itself when that is allowed, at most ``high``."""
         value = self._take(name)
         if value is None:
             return default
@@ -136,8 +138,9 @@ class Fields:
             number = float(value)
         except OverflowError:
             number = math.inf
-        if not low < number <= high or not math.isfinite(number):
-            raise self.wrong(name, f"is out of range: more than {low:g}, at most {high:g}")
+        if not (low < number <= high or (may_be_low and number == low)) or not math.isfinite(number):
+            bound = "at least" if may_be_low else "more than"
+            raise self.wrong(name, f"is out of range: {bound} {low:g}, at most {high:g}")
         return number
 
     def integer(self, name: str, default: int, *, low: int, high: int) -> int:

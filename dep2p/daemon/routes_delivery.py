@@ -26,7 +26,7 @@ _CRITICAL_MAX = 256
 
 
 def _wait_s(control: Control, fields: Fields) -> float:
-    return fields.number("wait_s", 0.0, high=control.bounds.timeout_max_s)
+    return fields.number("wait_s", 0.0, high=control.bounds.timeout_max_s, may_be_low=True)
 
 
 def receipt_fields(receipt: Receipt) -> dict[str, object]:

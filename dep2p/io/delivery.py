@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, cast
 
 import trio
 
-from dep2p.errors import Dep2pError, MessageTooLargeError, StreamClosedError
+from dep2p.errors import Dep2pError, MessageTooLargeError, PeerNotFoundError, StreamClosedError
 from dep2p.host.interface import ByteStream, Connection, Host
 from dep2p.io.delivery_items import DeliveryStats, OutboxItem
 from dep2p.io.delivery_journal import Journal
@@ -230,8 +230,8 @@ class Delivery:
         and `statuses` say why not. Waits while the outbox is full, or with ``wait`` False raises
         DeliveryQueueFullError. Cancelled, the message may have been accepted.
 
-        Raises MessageTooLargeError or ``ValueError`` (nothing was accepted), StoreError (it is not on disk),
-        StreamClosedError (this node is stopping).
+        Raises MessageTooLargeError, ``ValueError`` or PeerNotFoundError for this node itself (nothing was accepted),
+        StoreError (it is not on disk), StreamClosedError (this node is stopping).
         """
         if type(data) is not bytes:
             data = bytes(data)
@@ -270,6 +270,8 @@ class Delivery:
             raise MessageTooLargeError(f"a message of {size} bytes is larger than the whole outbox")
         sending = self._sending.get(receipt.peer)
         if sending is None:
+            if receipt.peer == self._host.peer_id:
+                raise PeerNotFoundError(f"{receipt.peer} is this node itself: reliable messages are for other members")
             sending = self._new_sending(receipt.peer)
         if self._nursery is None or self.is_draining or room.is_full(size) or sending.core.is_full:
             sending.write_now()

@@ -36,6 +36,8 @@ _STEP_BYTES_SHIFT: Final = 13
 _OVERHEAD_BYTES: Final = 64
 _NEVER: Final = float("inf")
 _WITHOUT_HANDLER_MAX: Final = 4_096
+_UNTOLD_MAX: Final = 4_096
+"""A sender that does not read what it is told gets nothing more handled from so many results on."""
 NO_HANDLER: Final = "no handler of this name"
 
 
@@ -68,6 +70,7 @@ class Receiving:
         self._is_paused = False
         self._sleeper: trio.lowlevel.Task | None = None
         self._results = trio.Event()
+        self._collected = trio.Event()
         self._is_over = False
         self._is_idle = False
         self._is_durable = service.journal.is_durable
@@ -108,6 +111,7 @@ class Receiving:
         self._service.due.forget(self)
         self._wake_handler()
         self._results.set()
+        self._collected.set()
 
     # Handling
 
@@ -160,7 +164,10 @@ class Receiving:
                 self.link.resume(PAUSED_BY_INBOX)
             if len(self._handled) + len(self._rejected) >= _ACK_ITEMS:
                 self._tell()
-                if inbox:
+                if len(self._handled) + len(self._rejected) >= _UNTOLD_MAX:
+                    self._collected = trio.Event()
+                    await self._collected.wait()
+                elif inbox:
                     left = _STEP_ITEMS
                     await trio.lowlevel.checkpoint()  # the writer's turn
 
@@ -320,6 +327,7 @@ class Receiving:
             assert lane is not None
             handled, self._handled = self._handled, []
             rejected, self._rejected = self._rejected, []
+            self._collected.set()
             if not service.is_current(self.link.peer, lane):
                 continue  # the sender counts anew: nobody waits for these
             row = InboxRow(lane.epoch, *lane.dump(), lane.dump_rejected())
@@ -332,6 +340,7 @@ class Receiving:
             return []
         handled, self._handled = self._handled, []
         rejected, self._rejected = self._rejected, []
+        self._collected.set()
         self._told_received, self._told_s = self._received, trio.current_time()
         return split_ack(self._received, handled, rejected)
 
@@ -351,4 +360,7 @@ class Receiving:
 
     def on_deadline(self, now: float) -> None:
         """Say that we are still here."""
-        self._put([], [])
+        if self.link.out.items:
+            self._told_s = now  # the sender has not read the last word yet
+        else:
+            self._put([], [])

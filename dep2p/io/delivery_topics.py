@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from dep2p.errors import DeliveryFailedError, ProtocolError, PublishRefusedError
+from dep2p.errors import DeliveryFailedError, NoPeersSubscribedError, ProtocolError, PublishRefusedError
 from dep2p.gossipsub.message_id import realm_id as realm_message_id
 from dep2p.io.delivery import Delivery, TopicVerdict
 from dep2p.io.delivery_receipt import Receipt, raise_unless_acknowledged
@@ -120,7 +120,7 @@ class DeliveryTopics:
             raise ValueError(f'wait_for is {wait_for!r}: it must be "all" or "any"')
         peers = list(dict.fromkeys(self._pubsub.peers(topic) if critical_peers is None else critical_peers))
         if not peers:
-            raise ValueError(
+            raise NoPeersSubscribedError(
                 f"nobody is critical for {topic!r}: no peer is subscribed now. Wait for one, or name critical_peers"
             )
         result = await self._pubsub.publish(topic, data, wait=wait, on_no_peers="ok")

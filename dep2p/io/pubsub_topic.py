@@ -138,8 +138,8 @@ class Topic:
 
         ``reliable``: each of ``critical_peers`` (by default `Topic.critical_peers`, or who is subscribed now) must have
         handled it, or the returned receipt says why not; what pub/sub does not bring them is sent to them directly.
-        All the others get it as ever. Raises ``ValueError`` when there is no critical peer, StoreError when it is
-        published but could not be kept for them.
+        All the others get it as ever. Raises NoPeersSubscribedError when there is no critical peer, StoreError when it
+        is published but could not be kept for them.
         """
         self._check()
         if reliable:

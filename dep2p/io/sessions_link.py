@@ -36,8 +36,10 @@ class PulledOutput(LinkOutput):
 
     __slots__ = ("_collect", "_pulls", "_writer")
 
-    def __init__(self, stream: ByteStream, limits: Limits, collect: Callable[[int], list[bytes]]) -> None:
-        super().__init__(stream, limits, lambda: None)
+    def __init__(
+        self, stream: ByteStream, limits: Limits, collect: Callable[[int], list[bytes]], on_low: Callable[[], None]
+    ) -> None:
+        super().__init__(stream, limits, on_low)
         self._pulls = stream
         self._collect = collect
         self._writer: trio.lowlevel.Task | None = None
@@ -85,6 +87,8 @@ class PulledOutput(LinkOutput):
                 await stream.drain(_UNSENT_LOW_BYTES)
             else:
                 await trio.lowlevel.checkpoint()
+            if not self._pieces:
+                self._on_low()
 
 
 class SessionLink(Link):
@@ -109,7 +113,7 @@ class SessionLink(Link):
         self._on_link_end = on_end
         self.refused_id = 0
         """The ``req_id`` of the ERROR by which the other end has closed the link: what it could not take."""
-        self.pulled = PulledOutput(stream, limits, collect)
+        self.pulled = PulledOutput(stream, limits, collect, self._output_low)
         self.out = self.pulled
 
     def receive(self, frames: list[Frame]) -> None:

@@ -16,7 +16,9 @@ from dep2p.errors import (
     DeliveryQueueFullError,
     HandlerError,
     MessageTooLargeError,
+    NoPeersSubscribedError,
     NotInRealmError,
+    PeerNotFoundError,
     StoreError,
     StoreLockedError,
 )
@@ -266,6 +268,8 @@ async def test_bad_input_is_refused_before_anything_is_kept(autojump_clock: Mock
             await _send(a, b, bytes(2_000_000))
         with pytest.raises(ValueError, match="name"):
             await a.send(b.peer_id, "", b"", reliable=True)
+        with pytest.raises(PeerNotFoundError, match="itself"):
+            await _send(a, a, b"")
         assert a.delivery().outbox() == []
     with pytest.raises(NotInRealmError):
         a.delivery()
@@ -546,5 +550,5 @@ async def test_a_critical_peer_that_does_not_read_the_topic_has_not_acknowledged
         receipt = await topics[0].publish(b"x", reliable=True)
         with pytest.raises(DeliveryFailedError, match="all tries are used up"):
             await receipt.wait()
-        with pytest.raises(ValueError, match="nobody is critical"):
+        with pytest.raises(NoPeersSubscribedError, match="nobody is critical"):
             await topics[0].publish(b"x", reliable=True, critical_peers=[])
