@@ -97,4 +97,13 @@ QUEUE_ROWS: Final = (
         409,
         EXIT_REFUSED,
     ),
+    ErrorInfo(
+        "D5304",
+        "whether it was stored is not known",
+        "The store went away while it wrote, for longer than is waited for it. The message is kept, and is found to be "
+        "there, or written, when the store is back.",
+        "Start the store's server. Publish again only what may come twice.",
+        503,
+        EXIT_FAILED,
+    ),
 )

@@ -167,6 +167,16 @@ class StoreError(Dep2pError):
 
     is_about_batch = False
     """It is what was to be written that the store does not take, not the store that is ill."""
+    is_away = False
+    """The store could not be reached."""
+
+
+class StoreUnknownError(StoreError):
+    """The store went away while it wrote: whether it did is not known yet.
+
+    What was to be written is kept, and is found to be there, or written, when the store is back: publishing it again
+    without a publisher's number may make two of it.
+    """
 
 
 class StoreFullError(StoreError):

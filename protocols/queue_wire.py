@@ -76,6 +76,7 @@ class QueueCode(IntEnum):
     STORE = 11
     STORE_FULL = 12
     CONSUMER_CLOSED = 13
+    STORE_UNKNOWN = 14
 
 
 class Point(NamedTuple):

@@ -214,6 +214,17 @@ class QueueCommits:
                 flush.done.set()
         self.book.failed(batch, error, publishes=publishes)
 
+    def uncertain(self, batch: StoreBatch, error: Exception) -> None:
+        """See `BatchOwner`."""
+        _durable, flushes = self._waiting_for[id(batch)]
+        for flush in [*flushes, *self._flushes]:
+            flush.error = error
+            flush.done.set()
+        flushes.clear()
+        self._flushes.clear()
+        self.book.uncertain(batch, error)
+        self.book.refuse(StoreError(f"nothing was taken of this: before it, {error}"))
+
     def _read_soon(self, reads: Sequence[Read]) -> None:
         nursery = self._nursery
         for read in reads:

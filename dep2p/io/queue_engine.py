@@ -64,7 +64,9 @@ class _Waiter:
         self.publish: Publish | None = None
 
     def __call__(self, publish: Publish) -> None:
-        """The publish is done with; also when nobody waits any more."""
+        """The publish is done with, or in doubt; also when nobody waits any more."""
+        if self.publish is not None:
+            return
         self.publish = publish
         self.engine.settled(self.items, self.size)
         task, self.task = self.task, None
@@ -307,7 +309,13 @@ class QueueEngine(QueueCommits):
         if not self._has_room(len(messages), size):
             raise QueueFullError("too much is waiting to become durable on this node")
 
+        is_told = False
+
         def done(publish: Publish) -> None:
+            nonlocal is_told
+            if is_told:
+                return
+            is_told = True
             self._pending_items -= len(messages)
             self._pending_bytes -= size
             error = publish.error

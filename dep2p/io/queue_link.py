@@ -21,6 +21,7 @@ from dep2p.errors import (
     RemoteError,
     StoreError,
     StoreFullError,
+    StoreUnknownError,
     StreamClosedError,
     error_from_wire,
 )
@@ -52,6 +53,7 @@ _EXCEPTIONS: Final[dict[int, type[Dep2pError]]] = {
     QueueCode.STORE: StoreError,
     QueueCode.STORE_FULL: StoreFullError,
     QueueCode.CONSUMER_CLOSED: QueueConsumerClosedError,
+    QueueCode.STORE_UNKNOWN: StoreUnknownError,
 }
 
 

@@ -15,6 +15,7 @@ from dep2p.errors import (
     ProtocolNotSupportedError,
     QueueFullError,
     RequestTimeoutError,
+    StoreUnknownError,
     StreamClosedError,
 )
 from dep2p.io.link import LinkPool
@@ -200,8 +201,9 @@ class PeerPublisher:
     def _answered(self, batch: _Batch, answer: Answer) -> None:
         del self._in_flight[batch]
         error = answer.error
-        if isinstance(error, StreamClosedError):
-            # The link is over: what was on its way goes again, in the old order, with the old numbers.
+        is_unknown = isinstance(error, StoreUnknownError) and trio.current_time() < batch.deadline_s
+        if isinstance(error, StreamClosedError) or is_unknown:
+            # The link is over, or the keeper's store is away: it goes again, in the old order, with the old numbers.
             self._counters["publishes_sent_again"] += batch.items
             index = 0
             while index < len(self._waiting) and 0 < self._waiting[index].first_number < batch.first_number:

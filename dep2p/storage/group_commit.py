@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeVar
 
 import trio
 
-from dep2p.errors import StoreError, StoreFullError
+from dep2p.errors import StoreError, StoreFullError, StoreUnknownError
 from dep2p.protocols.queue.records import StoreBatch
 from dep2p.storage.interface import QueueStore
 
@@ -32,6 +32,10 @@ class BatchOwner(Protocol):
     def take_changes(self) -> StoreBatch: ...
 
     def committed(self, batch: StoreBatch) -> None: ...
+
+    def uncertain(self, batch: StoreBatch, error: Exception) -> None:
+        """Whether it was written is not known: the same batch is committed again until that is certain."""
+        ...
 
     def failed(self, batch: StoreBatch, error: Exception, *, publishes: "list[int] | None" = None) -> None: ...
 
@@ -66,6 +70,8 @@ class GroupCommit:
         self._done = trio.Event()
         self._is_writing = False
         self._is_closed = False
+        self._doubtful: StoreBatch | None = None
+        """The store went away while it wrote this one; it goes before all others."""
 
     def kick(self) -> None:
         """There is something to write. Cheap: call it for every change."""
@@ -84,7 +90,7 @@ class GroupCommit:
                 await self._rest()
             self._is_kicked = False
             self._before()
-            if not self._owner.has_changes:
+            if not self._is_due:
                 self._tell_done()
                 continue
             if await self._write_one():
@@ -98,6 +104,10 @@ class GroupCommit:
                 self.kick()
                 await trio.sleep(retry_s)
                 retry_s = min(retry_s * 2, _RETRY_MAX_S)
+
+    @property
+    def _is_due(self) -> bool:
+        return self._doubtful is not None or self._owner.has_changes
 
     async def _rest(self) -> None:
         """Until there is something to write; the store does meanwhile what can wait."""
@@ -126,7 +136,7 @@ class GroupCommit:
 
     async def _write_one(self) -> bool:
         owner = self._owner
-        batch = owner.take_changes()
+        batch, self._doubtful = self._doubtful or owner.take_changes(), None
         self._is_writing = True
         started_s = trio.current_time()
         may_go_on = True
@@ -145,10 +155,16 @@ class GroupCommit:
                 if self.problem != str(error):
                     self.problem = str(error)
                     logger.error("%s", error)
-                may_go_on = await self._save_what_can_be(batch, error)
+                if isinstance(error, StoreUnknownError):
+                    self._doubtful = batch
+                    self.counters["commits_in_doubt"] += 1
+                    owner.uncertain(batch, error)
+                    may_go_on = False
+                else:
+                    may_go_on = await self._save_what_can_be(batch, error)
         self._is_writing = False
         self._after()
-        if not self._is_kicked and not owner.has_changes:
+        if not self._is_kicked and not self._is_due:
             self._tell_done()
         return may_go_on
 
@@ -217,7 +233,7 @@ class GroupCommit:
 
     async def flush(self) -> None:
         """Until everything that was changed before is written."""
-        while self._owner.has_changes or self._is_writing:
+        while self._is_due or self._is_writing:
             done = self._done
             self.kick()
             await done.wait()
@@ -234,6 +250,6 @@ class GroupCommit:
         with trio.CancelScope(shield=True):
             for _ in range(1_000):
                 self._before()
-                if not self._owner.has_changes or not await self._write_one():
+                if not self._is_due or not await self._write_one():
                     break
             await trio.to_thread.run_sync(self.store.close, limiter=self._limiter)

@@ -61,7 +61,8 @@ class QueueStore(Protocol):
 
         A number of a message is taken once, also when its message has long been trimmed: else it is an error about the
         batch. Of a large trim, messages leave the store in bounded steps, and are not seen any more at once. Raises
-        StoreFullError (nothing was written; acks alone may still fit), StoreError.
+        StoreFullError (nothing was written; acks alone may still fit), StoreUnknownError (it may have been written:
+        committed again, the very same batch is written once), StoreError (nothing was written).
         """
         ...
 
@@ -81,5 +82,5 @@ class QueueStore(Protocol):
         ...
 
     def statistics(self) -> StoreStatistics:
-        """Counts since `open`, and the size on disk."""
+        """Counts since `open`, and the size on disk, as last looked at: from any thread, and without waiting."""
         ...

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import psycopg
 from psycopg import sql
 
-from dep2p.errors import StoreError, StoreFullError, StoreLockedError
+from dep2p.errors import StoreError, StoreFullError, StoreLockedError, StoreUnknownError
 from dep2p.protocols.queue.ranges import joined
 from dep2p.protocols.queue.records import (
     Cursor,
@@ -33,6 +33,8 @@ SCHEMA_VERSION: Final = 1
 RECONNECT_S: Final = 15.0
 """For so long a call waits for a server that went away."""
 _CONNECT_TIMEOUT_S: Final = 5
+_SIZE_S: Final = 60.0
+"""So often it is looked at how large the tables are."""
 _STARTING: Final = "starting up"
 """In what a server says that is not ready; the driver gives no code for it."""
 _TRIM_ROWS: Final = 4_000
@@ -78,6 +80,11 @@ class PostgresStore:
         self._trimmed: dict[int, int] = {}
         self._trims: dict[int, int] = {}
         """Up to where messages have left the log, of partitions of which some are still there."""
+        self._doubt: StoreBatch | None = None
+        """It may have been written, under the last number."""
+        self._size_bytes = 0
+        self._size_s = 0.0
+        """When to look at it."""
         self._commits = self._rows = 0
         self.place = without_password(url)
         """For people: where the store is, without its password."""
@@ -104,6 +111,7 @@ class PostgresStore:
             raise
         self._epoch, self._batch = found[0], found[1]
         self._db, self._is_open = db, True
+        self._look_at_size()
 
     def _connect_first(self) -> "psycopg.Connection[tuple[Any, ...]]":
         """A server that is there and not ready yet, as after the start of the machine, is waited for."""
@@ -164,7 +172,9 @@ class PostgresStore:
                 # The server may not have noticed yet that the old connection, which holds the lock, has gone.
                 lost = isinstance(error, StoreLockedError) or self._db is None or self._db.closed
                 if not lost or time.monotonic() >= until_s or getattr(error, "is_final", False):
-                    raise error if isinstance(error, StoreError) else self._explain(error) from None
+                    explained = error if isinstance(error, StoreError) else self._explain(error)
+                    explained.is_away = lost and not getattr(error, "is_final", False)
+                    raise explained from None
                 time.sleep(0.1)
             except psycopg.Error as error:
                 raise self._explain(error) from None
@@ -264,17 +274,21 @@ class PostgresStore:
 
     def tidy_in_s(self) -> float | None:
         """When `tidy` has something to do."""
-        return 0.0 if self._trims else None
+        return 0.0 if self._trims else max(0.0, self._size_s - time.monotonic())
 
     def tidy(self) -> None:
-        """Remove some of what was trimmed."""
-        self._commit(StoreBatch())
+        """Remove some of what was trimmed, or look at the size."""
+        if self._trims:
+            self._commit(StoreBatch())
+        else:
+            self._look_at_size()
 
     def _commit(self, batch: StoreBatch) -> None:
         last = check_numbers(batch.appends, self._last)
-        self._batch += 1  # a number is used once, whatever came of it
-        number = self._batch
-        is_again = False
+        is_again = self._doubt is batch
+        if not is_again:
+            self._batch += 1  # a number is used once, whatever came of it
+        number, self._doubt = self._batch, None
 
         def step(db: "psycopg.Connection[tuple[Any, ...]]") -> dict[int, int]:
             nonlocal is_again
@@ -292,7 +306,13 @@ class PostgresStore:
                     raise gone
                 return self._write(db, batch)
 
-        self._trims = self._call(step)
+        try:
+            self._trims = self._call(step)
+        except StoreError as error:
+            if is_again and error.is_away:
+                self._doubt = batch
+                raise StoreUnknownError(f"whether this was written is not known: {error}") from None
+            raise
         self._last.update(last)
         for partition, up_to in batch.trims.items():
             self._trimmed[partition] = max(self._trimmed.get(partition, 0), up_to)
@@ -410,15 +430,20 @@ class PostgresStore:
         cursor.execute("delete from done where channel = %s and partition = %s and low <= %s", (*place, floor))
         cursor.execute("delete from states where channel = %s and partition = %s and seq <= %s", (*place, floor))
 
-    def statistics(self) -> StoreStatistics:
-        """Counts since `open`; the size of the schema's tables."""
+    def _look_at_size(self) -> None:
+        """Of the schema's tables."""
+        self._size_s = time.monotonic() + _SIZE_S
         query = (
             "select coalesce(sum(pg_total_relation_size(c.oid)), 0) from pg_class c join pg_namespace n "
             "on n.oid = c.relnamespace where n.nspname = %s and c.relkind = 'r'"
         )
         row = self._call(lambda db: db.execute(query, (self._schema,)).fetchone())
+        self._size_bytes = 0 if row is None else int(row[0])
+
+    def statistics(self) -> StoreStatistics:
+        """Counts since `open`; the size of the schema's tables, a minute old at most."""
         return StoreStatistics(
-            bytes_on_disk=0 if row is None else int(row[0]),
+            bytes_on_disk=self._size_bytes,
             commits=self._commits,
             fsyncs=self._commits if self._is_synced else 0,
             rows_written=self._rows,

@@ -18,7 +18,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import OutOfMemoryError
 from redis.retry import Retry
 
-from dep2p.errors import StoreError, StoreFullError, StoreLockedError
+from dep2p.errors import StoreError, StoreFullError, StoreLockedError, StoreUnknownError
 from dep2p.protocols.queue.ranges import joined
 from dep2p.protocols.queue.records import (
     Cursor,
@@ -36,6 +36,8 @@ logger = logging.getLogger("dep2p.storage")
 RECONNECT_S: Final = 15.0
 """For so long a call waits for a server that went away."""
 _TIMEOUT_S: Final = 10.0
+_SIZE_S: Final = 60.0
+"""So often it is looked at how much memory the server has in use."""
 _TRIM_ROWS: Final = 4_000
 """Messages removed from the log in one commit; more of them go with later ones, so that no commit stalls."""
 _STATE: Final = struct.Struct(">QQ")
@@ -167,6 +169,11 @@ class RedisStore:
         """Up to where messages have left the log, by partition, as far as it is known here."""
         self._trims: dict[int, int] = {}
         """The same of those of which some messages are still there."""
+        self._doubt: StoreBatch | None = None
+        """It may have been written, under the last number."""
+        self._size_bytes = 0
+        self._size_s = 0.0
+        """When to look at it."""
         self._commits = self._rows = 0
         # Nothing is sent twice by the driver: whether a step was taken is found out by its number.
         self._db: Any = redis.Redis.from_url(
@@ -192,6 +199,7 @@ class RedisStore:
             self._batch = int(self._db.hget(self._prefix + "owner", "batch") or 0)
             self._is_open = True
             self._tell_durability()
+            self._look_at_size()
         except redis.RedisError as error:
             self._db.connection_pool.disconnect()
             raise self._explain(error) from None
@@ -261,10 +269,15 @@ class RedisStore:
                     self._db.connection_pool.disconnect()
                     self._own()
                 return step()
-            except (redis.ConnectionError, redis.TimeoutError) as error:
+            except (redis.ConnectionError, redis.TimeoutError, StoreLockedError) as error:
+                # The server may not have noticed yet that the old connection, which owns it, has gone.
+                if isinstance(error, StoreLockedError) and self._is_connected:
+                    raise
                 self._is_connected = False
                 if time.monotonic() >= until_s:
-                    raise self._explain(error) from None
+                    explained = error if isinstance(error, StoreError) else self._explain(error)
+                    explained.is_away = True
+                    raise explained from None
                 time.sleep(0.1)
             except redis.RedisError as error:
                 raise self._explain(error) from None
@@ -393,18 +406,22 @@ class RedisStore:
 
     def tidy_in_s(self) -> float | None:
         """When `tidy` has something to do."""
-        return 0.0 if self._trims else None
+        return 0.0 if self._trims else max(0.0, self._size_s - time.monotonic())
 
     def tidy(self) -> None:
-        """Remove some of what was trimmed."""
-        self._commit(StoreBatch())
+        """Remove some of what was trimmed, or look at the size."""
+        if self._trims:
+            self._commit(StoreBatch())
+        else:
+            self._look_at_size()
 
     def _commit(self, batch: StoreBatch) -> None:
-        self._batch += 1  # a number is used once, whatever came of it
-        number = self._batch
+        is_again = self._doubt is batch
+        if not is_again:
+            self._batch += 1  # a number is used once, whatever came of it
+        number, self._doubt = self._batch, None
         trims = {**self._trims, **batch.trims}
         steps = [self._epoch, number, "commit", _TRIM_ROWS, *_steps(batch, trims)]
-        is_again = False
 
         def step() -> bytes:
             nonlocal is_again
@@ -416,7 +433,13 @@ class RedisStore:
             is_again = True
             return bytes(self._step(keys=[self._prefix], args=steps))
 
-        unfinished = self._answer(self._call(step))
+        try:
+            unfinished = self._answer(self._call(step))
+        except StoreError as error:
+            if is_again and error.is_away:
+                self._doubt = batch
+                raise StoreUnknownError(f"whether this was written is not known: {error}") from None
+            raise
         self._trims = {each: trims[each] for each in unfinished if each not in batch.partitions_removed}
         for partition, up_to in batch.trims.items():
             self._trimmed[partition] = max(self._trimmed.get(partition, 0), up_to)
@@ -434,11 +457,15 @@ class RedisStore:
         refused.is_about_batch = True
         raise refused
 
+    def _look_at_size(self) -> None:
+        """The server's memory."""
+        self._size_s = time.monotonic() + _SIZE_S
+        self._size_bytes = int(self._call(lambda: self._db.info("memory")["used_memory"]))
+
     def statistics(self) -> StoreStatistics:
-        """Counts since `open`; the size is that of the server's memory."""
-        used = self._call(lambda: self._db.info("memory")["used_memory"])
+        """Counts since `open`; the size is that of the server's memory, a minute old at most."""
         return StoreStatistics(
-            bytes_on_disk=int(used),
+            bytes_on_disk=self._size_bytes,
             commits=self._commits,
             fsyncs=self._commits if self._is_synced else 0,
             rows_written=self._rows,

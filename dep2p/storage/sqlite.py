@@ -307,7 +307,7 @@ class SqliteStore:
                     db.execute("rollback")
                 raise
         except sqlite3.Error as error:
-            raise explain(self.path, error) from error
+            raise explain(self.path, error, is_commit=keep) from error
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 raise StoreFullError(f"no room for the queues' file {self.path}: free some space") from error

@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
-from dep2p.errors import StoreError, StoreFullError, StoreLockedError
+from dep2p.errors import StoreError, StoreFullError, StoreLockedError, StoreUnknownError
 from dep2p.storage.sqlite_log import kept_log, log_of, lost_commits
 from dep2p.storage.sqlite_rows import row_sum
 from dep2p.storage.sqlite_schema import MIGRATIONS, SCHEMA_VERSION
@@ -170,8 +170,8 @@ def damaged(path: Path, detail: str) -> StoreError:
     )
 
 
-def explain(path: Path, error: sqlite3.Error) -> StoreError:
-    """What SQLite says, for people, with what to do."""
+def explain(path: Path, error: sqlite3.Error, *, is_commit: bool = False) -> StoreError:
+    """What SQLite says, for people, with what to do. ``is_commit``: it was to write."""
     name = str(getattr(error, "sqlite_errorname", ""))
     if name.startswith("SQLITE_FULL") or "disk is full" in str(error):
         return StoreFullError(
@@ -180,6 +180,11 @@ def explain(path: Path, error: sqlite3.Error) -> StoreError:
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return StoreLockedError(
             f"the queues' file {path} is in use by another process: stop the daemon of that directory first"
+        )
+    if is_commit and name == "SQLITE_IOERR_FSYNC":
+        return StoreUnknownError(
+            f"the queues' file {path}: {error}: whether this is on the disk is not known, it is written again. Check "
+            "the disk"
         )
     if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
         return damaged(path, str(error))

@@ -458,6 +458,24 @@ class QueueBook:
             if out:
                 consumer.on_deliver(out)
 
+    def uncertain(self, batch: StoreBatch, error: Exception) -> None:
+        """Whether it was written is not known: the same batch comes again, to `committed` or `failed`. Who published
+        in it is told."""
+        for _queue, publish in self._taken[id(batch)].publishes:
+            publish.doubt(error)
+
+    def refuse(self, error: Exception) -> None:
+        """Give up the publishes that are in no batch yet."""
+        refused, self._publishes, self._publish_rows = self._publishes, [], 0
+        for queue, publish in refused:
+            self._give_up(queue, publish, error)
+
+    def _give_up(self, queue: Queue, publish: Publish, error: Exception) -> None:
+        queue.hidden(publish)
+        queue.forget_publish(publish)
+        publish.rows = []
+        publish.finish(error)
+
     def failed(self, batch: StoreBatch, error: Exception, *, publishes: Sequence[int] | None = None) -> None:
         """It was not written. ``publishes``: the positions of those to give up (all by default); the rest of the batch
         goes into the next one, and deliveries wait for that."""
@@ -466,10 +484,7 @@ class QueueBook:
         again: list[tuple[Queue, Publish]] = []
         for position, (queue, publish) in enumerate(taken.publishes):
             if position in given_up:
-                queue.hidden(publish)
-                queue.forget_publish(publish)
-                publish.rows = []
-                publish.finish(error)
+                self._give_up(queue, publish, error)
             else:
                 again.append((queue, publish))
         self._publishes[:0] = again

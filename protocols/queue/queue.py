@@ -49,7 +49,7 @@ class Publish:
 
     def __init__(self, on_done: "Callable[[Publish], None]") -> None:
         self.on_done = on_done
-        """Called once, when `is_done` is set."""
+        """Called when `is_done` is set; before, too, for each time that the outcome is in doubt."""
         self.runs: list[Run] = []
         self.rows: list[MessageRow] = []
         self.publisher = b""
@@ -65,6 +65,11 @@ class Publish:
             partition, first, items = self.runs[0]
             return [(partition, first)] if items == 1 else [(partition, first + n) for n in range(items)]
         return [(run.partition, run.first_seq + n) for run in self.runs for n in range(run.items)]
+
+    def doubt(self, error: Exception) -> None:
+        """Whether it is committed is not known for now; `finish` comes later."""
+        self.error = error
+        self.on_done(self)
 
     def finish(self, error: Exception | None = None) -> None:
         """It is committed, or not."""
@@ -470,7 +475,7 @@ class Queue:
         is_unwritten = self.is_ephemeral or is_ephemeral(channel.name)
 
         def done(publish: Publish) -> None:
-            if publish.error is None:
+            if publish.is_done and publish.error is None:
                 channel.dead_items = max(0, channel.dead_items - 1)
                 self.counts["replayed"] += 1
                 if is_unwritten:

@@ -3,13 +3,14 @@
 import copy
 from collections.abc import Callable, Sequence
 
-from dep2p.errors import StoreError
+from dep2p.errors import StoreError, StoreUnknownError
 from dep2p.protocols.queue.book import QueueBook
 from dep2p.protocols.queue.channel import Channel
 from dep2p.protocols.queue.consumer import Consumer, Delivery
 from dep2p.protocols.queue.message import NewMessage
 from dep2p.protocols.queue.options import QueueOptions
 from dep2p.protocols.queue.queue import Publish, Queue
+from dep2p.protocols.queue.records import StoreBatch
 from dep2p.storage.memory import MemoryStore
 
 START_US = 1_700_000_000_000_000
@@ -26,6 +27,10 @@ class World:
         self.book = self._new_book()
         self._consumers = 0
         self.fail_next: StoreError | None = None
+        self.doubt_next: bool | None = None
+        """The store goes away in the next commit: before it has written (False), or after it."""
+        self._doubtful: StoreBatch | None = None
+        self._is_written = False
 
     def _new_book(self) -> QueueBook:
         book = QueueBook(cache_bytes=self.cache_bytes)
@@ -45,6 +50,7 @@ class World:
     def crash(self) -> None:
         """The process is gone: what was not committed, too."""
         self.book = self._new_book()
+        self._doubtful = None
         self.now = 5.0
 
     # Queues
@@ -79,12 +85,25 @@ class World:
 
     def commit(self) -> bool:
         """One batch; False when there was nothing to do."""
+        if self._doubtful is not None:
+            batch, self._doubtful = self._doubtful, None
+            if not self._is_written:
+                self.store.commit(copy.deepcopy(batch))
+            self.book.committed(batch)
+            return True
         for read in self.book.pump(self.now, self.wall_us):
             rows = self.store.scan(read.partition, read.from_seq, items_max=read.items_max, bytes_max=read.bytes_max)
             self.book.loaded(read, rows)
         if not self.book.has_changes:
             return bool(self.book.awake)
         batch = self.book.take_changes()
+        is_written, self.doubt_next = self.doubt_next, None
+        if is_written is not None:
+            if is_written:
+                self.store.commit(copy.deepcopy(batch))
+            self._doubtful, self._is_written = batch, is_written
+            self.book.uncertain(batch, StoreUnknownError("the server went away"))
+            return True
         error, self.fail_next = self.fail_next, None
         if error is not None:
             self.book.failed(batch, error)

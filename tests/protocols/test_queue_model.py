@@ -47,6 +47,27 @@ class QueueMachine(RuleBasedStateMachine):
         made = self.world.publish(self.world.queue(), b"never")
         assert made.error is not None
 
+    @rule(is_written=st.booleans(), is_followed=st.booleans(), is_crash=st.booleans())
+    def publish_in_doubt(self, is_written: bool, is_followed: bool, is_crash: bool) -> None:
+        """The store goes away while it writes; the same batch is written again, or found to be there."""
+        body = b"%d" % self.number + b"?" * 20
+        self.number += 1
+        self.world.doubt_next = is_written
+        made = self.world.publish(self.world.queue(), body, settle=False)
+        self.world.commit()
+        assert made.error is not None
+        assert not made.is_done
+        if is_written or not is_crash:
+            self.published[body] = None
+        if is_crash:
+            self.crash()
+            return
+        if is_followed:
+            self.publish(1, 0.0, 0)
+        self.world.settle()
+        assert made.is_done
+        assert made.error is None
+
     @precondition(lambda self: len(self.takers) < 4)
     @rule(name=st.sampled_from(_CHANNELS), max_in_flight=st.integers(0, 4))
     def attach(self, name: str, max_in_flight: int) -> None:
