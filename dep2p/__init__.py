@@ -23,8 +23,10 @@ if TYPE_CHECKING:
         PublishRefusedError,
         RateLimitedError,
         RealmFileError,
+        RejectMessage,
         RemoteError,
         RequestTimeoutError,
+        RetryMessage,
         SessionClosedError,
         SessionFailedError,
         SessionFullError,
@@ -45,6 +47,10 @@ if TYPE_CHECKING:
     from dep2p.io.pubsub_subscription import Subscription
     from dep2p.io.pubsub_topic import Topic
     from dep2p.io.pubsub_wire import PublicPubSub
+    from dep2p.io.queue_outbox import OutboxRelay, create_outbox, publish_in
+    from dep2p.io.queue_producer import Producer
+    from dep2p.io.queue_push_consumer import PushConsumer, PushedMessage
+    from dep2p.io.queue_simple_consumer import SimpleConsumer
     from dep2p.io.registry import Notice, Request
     from dep2p.io.sessions import OpenSession, Session
     from dep2p.io.sessions_served import SessionRequest
@@ -53,12 +59,14 @@ if TYPE_CHECKING:
     from dep2p.node import Node
     from dep2p.node_joined import RealmStatus
     from dep2p.protocols.ordered.options import SessionOptions
+    from dep2p.protocols.queue.flows.backoff import Backoff
     from dep2p.realm.interface import MemberEvent
     from dep2p.realm.secret import Invite, Realm
     from dep2p.types import PeerId, RealmId
 
 __all__ = [
     "AlreadyRespondedError",
+    "Backoff",
     "ConfigError",
     "Dep2pError",
     "GossipParams",
@@ -81,22 +89,28 @@ __all__ = [
     "NotMemberError",
     "Notice",
     "OpenSession",
+    "OutboxRelay",
     "OverloadedError",
     "PeerId",
     "PeerNotFoundError",
+    "Producer",
     "ProtocolError",
     "ProtocolNotSupportedError",
     "PublicPubSub",
     "PublishRefusedError",
     "PublishResult",
+    "PushConsumer",
+    "PushedMessage",
     "RateLimitedError",
     "Realm",
     "RealmFileError",
     "RealmId",
     "RealmStatus",
+    "RejectMessage",
     "RemoteError",
     "Request",
     "RequestTimeoutError",
+    "RetryMessage",
     "ScoreParams",
     "Session",
     "SessionClosedError",
@@ -108,6 +122,7 @@ __all__ = [
     "SessionRequest",
     "SessionResetError",
     "SessionTokenError",
+    "SimpleConsumer",
     "StreamClosedError",
     "Subscription",
     "TooManyTopicsError",
@@ -116,10 +131,22 @@ __all__ = [
     "TopicStatus",
     "Verdict",
     "__version__",
+    "create_outbox",
+    "publish_in",
 ]
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Backoff": "dep2p.protocols.queue.flows.backoff",
+    "OutboxRelay": "dep2p.io.queue_outbox",
+    "Producer": "dep2p.io.queue_producer",
+    "PushConsumer": "dep2p.io.queue_push_consumer",
+    "PushedMessage": "dep2p.io.queue_push_consumer",
+    "RejectMessage": "dep2p.errors",
+    "RetryMessage": "dep2p.errors",
+    "SimpleConsumer": "dep2p.io.queue_simple_consumer",
+    "create_outbox": "dep2p.io.queue_outbox",
+    "publish_in": "dep2p.io.queue_outbox",
     "ConfigError": "dep2p.errors",
     "Dep2pError": "dep2p.errors",
     "HandlerError": "dep2p.errors",

@@ -4,10 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from dep2p.io.queue_consumer import Consumer, Messages
 from dep2p.io.queue_items import Attributes, encode_attributes, message_id
+from dep2p.io.queue_outbox import DEFAULT_TABLE, OutboxRelay, publish_in
 from dep2p.io.queue_producer import Producer, ProducerSettings
 from dep2p.io.queue_push_consumer import ConsumerSettings, Handler, PushConsumer
 from dep2p.io.queue_simple_consumer import SimpleConsumer
@@ -42,6 +44,17 @@ class Queues(ABC):
         self, name: str, messages: Sequence[WireMessage], timeout_s: float | None
     ) -> list[tuple[int, int]]:
         """Publish all or none; returns the ids when all are durable."""
+
+    @abstractmethod
+    async def publish_numbered(
+        self, name: str, messages: Sequence[WireMessage], publisher: tuple[bytes, int]
+    ) -> list[tuple[int, int]]:
+        """Publish all or none, as a publisher (16 bytes) whose first message has that number.
+
+        The last 64 numbers of a publisher are remembered on disk: one that comes again is not taken again, and gives
+        the ids of the first time. Numbers rise. Raises what `publish` raises; ProtocolError or ``ValueError`` for a
+        number that is older than what is remembered.
+        """
 
     @abstractmethod
     async def open_consumer(
@@ -111,6 +124,18 @@ class Queues(ABC):
         ``settings`` are those of :class:`ProducerSettings`. Raises ``ValueError`` for a setting.
         """
         return Producer([self, *elsewhere], name, ProducerSettings(order=order, **settings)).working()
+
+    def relay(
+        self, address: str | Path, *, table: str = DEFAULT_TABLE, poll_s: float = 0.2
+    ) -> AbstractAsyncContextManager[OutboxRelay]:
+        """Put what apps published in their own transactions (`dep2p.io.queue_outbox.publish_in`) into the queues of
+        this place, exactly once, while the block runs.
+
+        ``address``: the app's database, a file of SQLite or ``postgresql://…``; ``table``: its outbox, which is made if
+        it is not there; ``poll_s``: how often it is looked at. Raises ``ValueError``, and what the database raises
+        when it cannot be opened.
+        """
+        return OutboxRelay(self, address, table=table, poll_s=poll_s).working()
 
     # Consuming
 
@@ -290,6 +315,10 @@ class Queue:
     async def publish_many(self, bodies: Sequence[bytes], **options: Any) -> list[str]:
         """As :meth:`Queues.publish_many`."""
         return await self._place.publish_many(self.name, bodies, **options)
+
+    def publish_in(self, connection: Any, body: bytes, **options: Any) -> None:
+        """Publish when the connection's transaction commits: `dep2p.io.queue_outbox.publish_in`."""
+        publish_in(connection, self.name, body, **options)
 
     def producer(
         self, *, order: Order = "best_effort", elsewhere: Sequence[Queues] = (), **settings: Any

@@ -272,6 +272,27 @@ class QueueService:
             raise ValueError(f"the request has {len(payload)} bytes: at most {wire.ADMIN_BYTES_MAX}")
         wait_s = fields.get("wait_s")  # the other side answers after that
         timeout_s = self._limits.request_timeout_s + (float(wait_s) if isinstance(wait_s, int | float) else 0.0)
+        return _answer(
+            await self._request(peer, timeout_s, lambda req_id: encode_frame(wire.ADMIN, payload, req_id=req_id))
+        )
+
+    async def publish_numbered(
+        self, peer: PeerId, name: str, messages: Sequence[WireMessage], publisher: tuple[bytes, int]
+    ) -> list[tuple[int, int]]:
+        """To a member's queue, as a publisher of its own numbers; once, without another try."""
+        answer = await self._request(
+            peer,
+            self._limits.request_timeout_s,
+            lambda req_id: wire.encode_publish(req_id, name, *publisher, messages),
+        )
+        if answer.error is not None:
+            raise answer.error
+        points = wire.decode_published(answer.payload) if answer.type == wire.PUBLISHED else []
+        if len(points) != len(messages):
+            raise ProtocolError(f"{len(points)} ids for {len(messages)} messages")
+        return [*points]
+
+    async def _request(self, peer: PeerId, timeout_s: float, frame: Callable[[int], bytes]) -> Answer:
         deadline_s = trio.current_time() + timeout_s
         link = await self._pool.get(peer, deadline_s)
         req_id = link.new_id()
@@ -285,13 +306,13 @@ class QueueService:
         link.expect(req_id, on_answer)
         try:
             with trio.move_on_at(deadline_s) as scope:
-                await link.send(encode_frame(wire.ADMIN, payload, req_id=req_id))
+                await link.send(frame(req_id))
                 await answered.wait()
         finally:
             link.forget(req_id)
         if scope.cancelled_caught:
             raise RequestTimeoutError(f"{peer} did not answer within {timeout_s:g} s")
-        return _answer(answers[0])
+        return answers[0]
 
     # Telling
 
@@ -340,6 +361,11 @@ class RemoteQueues(Queues):
     ) -> list[tuple[int, int]]:
         return await self._service.publish(self.peer, name, messages, timeout_s)
 
+    async def publish_numbered(
+        self, name: str, messages: Sequence[WireMessage], publisher: tuple[bytes, int]
+    ) -> list[tuple[int, int]]:
+        return await self._service.publish_numbered(self.peer, name, messages, publisher)
+
     async def open_consumer(
         self, name: str, channel: str, *, max_in_flight: int, from_start: bool, bytes_max: int | None, filter_text: str
     ) -> Consumer:
@@ -371,6 +397,13 @@ class LocalQueues(Queues):
         self, name: str, messages: Sequence[WireMessage], timeout_s: float | None
     ) -> list[tuple[int, int]]:
         return await self._engine.publish(self._namespace, name, new_messages(messages), timeout_s=timeout_s)
+
+    async def publish_numbered(
+        self, name: str, messages: Sequence[WireMessage], publisher: tuple[bytes, int]
+    ) -> list[tuple[int, int]]:
+        return await self._engine.publish(
+            self._namespace, name, new_messages(messages), timeout_s=0.0, publisher=publisher
+        )
 
     async def open_consumer(
         self, name: str, channel: str, *, max_in_flight: int, from_start: bool, bytes_max: int | None, filter_text: str

@@ -278,6 +278,8 @@ class Queue:
                 if not self.is_ephemeral:
                     self.book.define(self.publisher_key(gone), None)
             known = self._publishers[name] = _Publisher()
+        else:
+            self._publishers.move_to_end(name)  # the quietest one is forgotten first
         known.recent[number] = publish
         known.last = max(known.last, number + count - 1)
         publish.publisher = name

@@ -1,0 +1,241 @@
+"""Publishing inside the app's own transaction: what commits becomes one message, what does not becomes none."""
+
+import base64
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from dep2p.errors import QueueFullError, StoreError, StreamClosedError
+from dep2p.io.queue_access import Rights
+from dep2p.io.queue_engine import QueueEngine
+from dep2p.io.queue_outbox import create_outbox, publish_in
+from dep2p.io.queue_places import Queues
+from dep2p.io.queue_service import LocalQueues
+from dep2p.protocols.queue_wire import WireMessage
+from tests.io.queues_support import queue_sides, running_engine
+from tests.io.support import REALM
+
+
+class Shaky(LocalQueues):
+    """Fails as told: before or after a batch was taken."""
+
+    def __init__(self, engine: QueueEngine, rights: Rights) -> None:
+        super().__init__(engine, rights, REALM)
+        self.before: list[Exception] = []
+        self.after: list[Exception] = []
+        self.numbers: list[int] = []
+
+    async def publish_numbered(
+        self, name: str, messages: Sequence[WireMessage], publisher: tuple[bytes, int]
+    ) -> list[tuple[int, int]]:
+        self.numbers.append(publisher[1])
+        if self.before:
+            raise self.before.pop(0)
+        points = await super().publish_numbered(name, messages, publisher)
+        if self.after:
+            raise self.after.pop(0)
+        return points
+
+
+class App:
+    """An app's database: a table of orders, and the outbox."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.db = sqlite3.connect(path)
+        self.db.execute("pragma journal_mode=wal")
+        self.db.execute("create table orders (number integer primary key)")
+        create_outbox(self.db)
+        self.db.commit()
+
+    def order(self, *numbers: int, key: str = "k", commit: bool = True, queue: str = "jobs") -> None:
+        """In one transaction."""
+        for number in numbers:
+            self.db.execute("insert into orders values (?)", (number,))
+            publish_in(self.db, queue, b"%d" % number, order_key=key, headers={"n": number})
+        if commit:
+            self.db.commit()
+        else:
+            self.db.rollback()
+
+    def left(self) -> list[tuple[Any, ...]]:
+        return self.db.execute("select id, queue, error from dep2p_outbox order by id").fetchall()
+
+    def close(self) -> None:
+        self.db.close()
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Any:
+    made = App(tmp_path / "app.db")
+    yield made
+    made.close()
+
+
+async def _bodies(place: Queues, queue: str = "jobs") -> list[int]:
+    return [int(base64.b64decode(message["data"])) async for message in place.export(queue)]
+
+
+async def test_what_commits_becomes_a_message_and_what_is_rolled_back_does_not(app: App) -> None:
+    async with queue_sides() as (keeper, asker):
+        for place in (keeper.queues, asker.at(keeper)):
+            await place.create("jobs")
+            async with place.relay(app.path, poll_s=0.01) as relay:
+                first = len(await _bodies(place))
+                app.order(first + 1, first + 2)
+                app.order(first + 3, commit=False)
+                app.order(first + 3)
+                with trio.fail_after(30):
+                    await relay.flush()
+                assert relay.counts["published"] == 3
+                assert app.left() == []
+        assert await _bodies(keeper.queues) == [1, 2, 3, 4, 5, 6]
+        (message, *_) = await keeper.queues.peek("jobs")
+        assert (message["key"], message["headers"]) == ("k", {"n": 1})
+
+
+async def test_the_relay_finds_out_by_itself(app: App) -> None:
+    async with queue_sides(1) as (keeper,):
+        await keeper.queues.create("jobs")
+        async with keeper.queues.relay(app.path, poll_s=0.01):
+            app.order(1)
+            async with keeper.queues.consume("jobs", "c") as messages:
+                with trio.fail_after(30):
+                    assert (await anext(messages)).body == b"1"
+
+
+async def test_what_was_published_and_not_removed_is_not_published_twice(app: App) -> None:
+    """The crash between the two steps, as the next relay sees it."""
+    async with queue_sides(1) as (keeper,):
+        place = Shaky(keeper.engine, keeper.rights)
+        await place.create("jobs")
+        app.order(*range(1, 31))
+        place.after = [StreamClosedError("the process dies here")]
+        async with place.relay(app.path, poll_s=0.01) as relay:
+            with trio.fail_after(30):
+                while not relay.problem:  # noqa: ASYNC110  (there is no event for it)
+                    await trio.sleep(0.01)
+        assert len(app.left()) == 30
+        assert await _bodies(place) == list(range(1, 31))
+        app.order(31)
+        async with place.relay(app.path, poll_s=0.01) as relay:
+            with trio.fail_after(30):
+                await relay.flush()
+        assert await _bodies(place) == list(range(1, 32))
+        assert place.numbers == [1, 1, 31]
+        assert keeper.engine.book.find(REALM, "jobs").counts["deduplicated"] == 1
+        assert app.left() == []
+
+
+async def test_a_busy_or_lost_place_is_tried_again(app: App) -> None:
+    async with queue_sides(1) as (keeper,):
+        place = Shaky(keeper.engine, keeper.rights)
+        await place.create("jobs")
+        place.before = [QueueFullError("full"), StreamClosedError("away"), StoreError("ill")]
+        app.order(1, 2, 3)
+        async with place.relay(app.path, poll_s=0.01) as relay:
+            with trio.fail_after(30):
+                await relay.flush()
+            assert relay.counts["failed"] == 3
+            assert relay.problem == ""
+        assert await _bodies(place) == [1, 2, 3]
+        assert place.numbers == [1, 1, 1, 1]
+
+
+async def test_a_refused_message_stays_with_its_error_and_the_others_go_on(app: App) -> None:
+    async with queue_sides(1) as (keeper,):
+        await keeper.queues.create("jobs", {"message_bytes_max": 3})
+        app.order(1, 2, 30_000, 4)
+        app.order(5, queue="nothing")
+        async with keeper.queues.relay(app.path, poll_s=0.01) as relay:
+            with trio.fail_after(30):
+                await relay.flush()
+            assert relay.counts["refused"] == 2
+            assert await _bodies(keeper.queues) == [1, 2, 4]
+            (large, missing) = app.left()
+            assert "MessageTooLargeError" in large[2]
+            assert "QueueNotFoundError" in missing[2]
+            # Mended, it goes.
+            await keeper.queues.create("nothing")
+            app.db.execute("update dep2p_outbox set error = null where queue = 'nothing'")
+            app.db.commit()
+            with trio.fail_after(30):
+                await relay.flush()
+            assert await _bodies(keeper.queues, "nothing") == [5]
+
+
+async def test_only_one_relay_at_a_time_publishes(app: App) -> None:
+    async with queue_sides(1) as (keeper,):
+        await keeper.queues.create("jobs")
+        async with (
+            keeper.queues.relay(app.path, poll_s=0.01) as old,
+            keeper.queues.relay(app.path, poll_s=0.01) as new,
+        ):
+            for number in range(1, 40):
+                app.order(number)
+            with trio.fail_after(30):
+                await new.flush()
+                while "taken the outbox" not in old.problem and old.counts["published"]:
+                    app.order(1_000 + old.counts["published"])
+                    await trio.sleep(0.01)
+        bodies = await _bodies(keeper.queues)
+        assert len(bodies) == len(set(bodies))
+        assert [number for number in bodies if number < 1_000] == list(range(1, 40))
+
+
+async def test_an_outbox_of_another_name(app: App) -> None:
+    create_outbox(app.db, table="mail")
+    publish_in(app.db, "jobs", b"7", table="mail")
+    app.db.commit()
+    async with queue_sides(1) as (keeper,):
+        await keeper.queues.create("jobs")
+        async with keeper.queues.relay(app.path, table="mail", poll_s=0.01) as relay:
+            with trio.fail_after(30):
+                await relay.flush()
+        assert await _bodies(keeper.queues) == [7]
+
+
+class _Async:
+    """What an asynchronous connection looks like."""
+
+    async def execute(self, *_: object) -> None: ...
+
+
+_Async.__module__ = "psycopg"
+
+
+@pytest.mark.parametrize("connection", [object(), "app.db", _Async()])
+def test_other_connections_are_refused(connection: object) -> None:
+    with pytest.raises(ValueError, match="connection"):
+        publish_in(connection, "jobs", b"x")
+    with pytest.raises(ValueError, match="connection"):
+        create_outbox(connection)
+
+
+@pytest.mark.parametrize("table", ["", "Orders", "a;drop table x", "1a", "a" * 41, "a b"])
+def test_other_table_names_are_refused(app: App, table: str) -> None:
+    with pytest.raises(ValueError, match="table"):
+        publish_in(app.db, "jobs", b"x", table=table)
+    with pytest.raises(ValueError, match="table"):
+        create_outbox(app.db, table=table)
+
+
+def test_a_malformed_message_is_refused_before_it_is_written(app: App) -> None:
+    with pytest.raises(ValueError, match="name"):
+        publish_in(app.db, "no such name!", b"x")
+    with pytest.raises(ValueError, match="attributes"):
+        publish_in(app.db, "jobs", b"x", headers={"h": "y" * 20_000})
+    assert app.left() == []
+
+
+async def test_a_database_that_cannot_be_opened_is_told_at_once(tmp_path: Path) -> None:
+    async with running_engine() as engine:
+        with pytest.raises(sqlite3.OperationalError):
+            async with LocalQueues(engine, Rights.__new__(Rights), "").relay(tmp_path / "no" / "app.db"):
+                pass
+        with pytest.raises(ValueError, match="poll_s"):
+            LocalQueues(engine, Rights.__new__(Rights), "").relay(tmp_path / "app.db", poll_s=0)
