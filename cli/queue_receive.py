@@ -19,7 +19,7 @@ from dep2p.error_codes import EXIT_FAILED, EXIT_OK
 
 if TYPE_CHECKING:
     from dep2p.client import Client
-    from dep2p.client_queues import ReceivedQueueMessage
+    from dep2p.client_queue_receive import ReceivedQueueMessage
 
 HandlesArgument = Annotated[list[str], typer.Argument(help="Handles as `receive` prints them.", metavar="HANDLE...")]
 HandleArgument = Annotated[str, typer.Argument(help="As `receive` prints it.", metavar="HANDLE")]
