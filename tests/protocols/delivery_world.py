@@ -18,7 +18,7 @@ EPOCH = b"epoch--1"
 
 
 class World:
-    """``handled`` counts how often the handler took each message; ``torn`` are those whose record a crash took."""
+    """``handled`` counts how often the handler ended for each message, ``torn`` how often a crash took its record."""
 
     def __init__(
         self, seed: int, *, loss: float = 0.3, rejecting: float = 0.0, policy: DeliveryPolicy | None = None
@@ -34,11 +34,13 @@ class World:
         self.ends: dict[int, State] = {}
         self.states: dict[int, State] = {}
         self.handled: dict[int, int] = {}
-        self.torn: dict[int, None] = {}
+        self.torn: dict[int, int] = {}
+        self.told_rejected: dict[int, None] = {}
         self.retries = 0
         self._stored: dict[int, float] = {}
         self._next_number = 1
         self._record: tuple[int, list[tuple[int, int]], list[tuple[int, int]]] = (0, [], [])
+        self._untold: list[int] = []
         self._unrecorded: list[int] = []
         self._agenda: list[tuple[float, int, str, bytes, int]] = []
         self._order = itertools.count()
@@ -108,8 +110,9 @@ class World:
 
     def crash_receiver(self) -> None:
         self.cut()
-        self.torn.update(dict.fromkeys(self._unrecorded))
-        self._unrecorded = []
+        for number in self._unrecorded:
+            self.torn[number] = self.torn.get(number, 0) + 1
+        self._unrecorded, self._untold = [], []
         floor, done, rejected = self._record
         self.receiver = ReceiverLane(EPOCH, floor=floor, done=done, rejected=rejected)
 
@@ -138,6 +141,19 @@ class World:
             self.connect()
             self.run_for(6.0)
         self.run_for(6.0)
+        self._check_rest()
+
+    def _check_rest(self) -> None:
+        """Everything has ended, and with the next HELLO the receiver keeps no more than a floor."""
+        self.cut()
+        self.connect()
+        self.run_for(1.0)
+        assert not self._agenda
+        assert not self._stored
+        assert set(self.ends) == set(self.accepted), "a message has no end"
+        assert self.sender.is_settled and not self.sender.has_unsent and self.sender.next_deadline() is None
+        assert not self.receiver.has_working
+        assert self.receiver.dump() == (self._next_number - 1, []) and not self.receiver.dump_rejected()
 
     # The link
 
@@ -166,20 +182,24 @@ class World:
         verdict = self.receiver.begin(number)
         if verdict == "handle":
             self.handled[number] = self.handled.get(number, 0) + 1
+            assert number not in self.told_rejected, f"{number} was told as rejected, and is handled again"
             if number in self.unwanted:
                 self.receiver.reject(number, "no")
             else:
                 self.receiver.finish(number)
             self._unrecorded.append(number)
+            self._untold.append(number)
             if self.rng.random() < 0.3:
                 return  # the record and the acknowledgement come with a later message
         else:
             assert verdict == ("rejected" if number in self.unwanted else "handled")
-            if number not in self._unrecorded:
-                self._unrecorded.append(number)
-        told, self._unrecorded = self._unrecorded, []
+            if number not in self._untold:
+                self._untold.append(number)
+        told, self._untold = self._untold, []
+        self._unrecorded = []
         self._record = (*self.receiver.dump(), self.receiver.dump_rejected())
         rejected = [(each, "no") for each in told if each in self.unwanted]
+        self.told_rejected.update(dict.fromkeys(number for number, _why in rejected))
         taken = [each for each in told if each not in self.unwanted]
         for ack in split_ack(0 if self.loss else self._received, taken, rejected):
             self._post("sender", ack)
