@@ -4,10 +4,11 @@ Seed 004's flow: the route is fetched once and kept; a message goes to the next 
 to the one after it, at most ``attempts_max`` times. A transactional message has one attempt. A place that says 'flow
 control' gets nothing for as long as it says.
 
-Messages with an order key stand in a line per key, of which one batch is on its way at a time. In strict order a
-message that failed stays at the head of its line and goes to the same place again, after the back-off, for ever (until
-its sender withdraws it). In best-effort order it may go to another place, and after ``attempts_max`` tries it leaves
-the line, which goes on without it; both are counted.
+Messages with an order key stand in a line per key, of which one batch is on its way at a time. In strict order that is
+one message, since a batch whose outcome is not known would repeat more than its current message; one that failed stays
+at the head of its line and goes to the same place again, after the back-off, for ever (until its sender withdraws it).
+In best-effort order it may go to another place, and after ``attempts_max`` tries it leaves the line, which goes on
+without it; both are counted.
 """
 
 import heapq
@@ -137,6 +138,7 @@ class ProducerCore:
         self.counts: Counter[str] = Counter()
         self.items = 0
         self.bytes = 0
+        self._batch_items = 1 if self.is_strict else BATCH_ITEMS
         self._in_flight_max = in_flight_max
         self._in_flight = 0
         self._open: dict[Send, None] = {}
@@ -410,7 +412,7 @@ class ProducerCore:
         for send in line.sends:
             # One that has failed goes with those that were in its batch, or alone: tries stay its own.
             if sends and (
-                len(sends) >= BATCH_ITEMS
+                len(sends) >= self._batch_items
                 or size + send.size > BATCH_BYTES
                 or send.kind is not head.kind
                 or send.tries != head.tries

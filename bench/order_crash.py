@@ -1,0 +1,282 @@
+"""Order by key over real processes: consumers are killed and paused, partitions are added; every key keeps its order.
+
+A keeper, a producer in strict order and consumers in FIFO mode, each a process with a node of its own, over loopback.
+Each handler appends a line to one file; the lines of a key must be its numbers from 0 on, in order, and only the
+current one may be repeated. ``python -m bench.order_crash --help``; the report is one JSON object.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final
+
+import trio
+
+from dep2p.garbage import collect_seldom
+from dep2p.io.queue_places import Queues
+from dep2p.io.queue_push_consumer import PushedMessage
+from dep2p.node import Node
+from dep2p.realm.secret import Realm
+from dep2p.types import PeerId
+
+_QUEUE: Final = "orders"
+_GROUP: Final = "billing"
+_REALM: Final = "order-crash"
+_LOOK_S: Final = 0.2
+_START_S: Final = 60.0
+
+
+@dataclass(slots=True)
+class Order:
+    """What the lines of handlers say. Feed them in the order of the file."""
+
+    keys: int
+    per_key: int
+    next: dict[int, int] = field(default_factory=dict[int, int])
+    """By key, the number that comes next."""
+    handled: int = 0
+    repeats: int = 0
+    """Of the current message of a key."""
+    wrong: list[str] = field(default_factory=list[str])
+    """Lines that are out of order."""
+    by_process: dict[int, int] = field(default_factory=lambda: defaultdict[int, int](int))
+
+    def take(self, line: str) -> None:
+        """One line: key, number, process."""
+        key, number, process = (int(part) for part in line.split())
+        expected = self.next.get(key, 0)
+        self.by_process[process] += 1
+        if number == expected:
+            self.next[key] = number + 1
+            self.handled += 1
+        elif number == expected - 1:
+            self.repeats += 1
+        else:
+            self.wrong.append(f"key {key}: {number} came where {expected} was next (process {process})")
+
+    @property
+    def is_complete(self) -> bool:
+        """Every message was handled."""
+        return self.handled == self.keys * self.per_key
+
+
+# Roles
+
+
+async def keep(arguments: argparse.Namespace) -> None:
+    """The node with the queue: says its address, and expands when it is told to."""
+    async with Node.open(_realm(arguments.secret), data_dir=arguments.directory) as node:
+        queues = node.queues.of(_REALM)
+        await queues.create(_QUEUE, json.loads(arguments.options))
+        _say({"address": node.listen_addrs()[0]})
+        source = trio.lowlevel.FdStream(os.dup(0))
+        while line := await source.receive_some(1_024):
+            await queues.ask("expand", {"queue": _QUEUE, "partitions": int(line)})
+            _say({"partitions": int(line)})
+
+
+async def produce(arguments: argparse.Namespace) -> None:
+    """All messages, round by round over the keys."""
+    async with Node.open(_realm(arguments.secret), bootstrap=[arguments.address]) as node:
+        place = await _place(node, arguments.address)
+        async with place.producer(_QUEUE, order="strict", items_max=2_000, close_timeout_s=3_600.0) as producer:
+            _say({"ready": True})
+            for number in range(arguments.per_key):
+                for key in range(arguments.keys):
+                    await producer.send(b"%d %d" % (key, number), order_key=f"key {key}")
+        _say({"done": producer.statistics()})
+
+
+async def consume(arguments: argparse.Namespace) -> None:
+    """A line in the file for each message, until SIGTERM."""
+    log = os.open(arguments.log, os.O_WRONLY | os.O_APPEND)
+    process = os.getpid()
+
+    async def handle(message: PushedMessage) -> None:
+        await trio.lowlevel.checkpoint()  # one that was paused for longer than its lease ends here
+        os.write(log, message.body + b" %d\n" % process)
+
+    async with Node.open(_realm(arguments.secret), bootstrap=[arguments.address]) as node:
+        place = await _place(node, arguments.address)
+        with trio.open_signal_receiver(signal.SIGTERM) as signals:
+            async with place.consumer(_QUEUE, _GROUP, handle, mode="fifo", concurrency=64) as consumer:
+                _say({"ready": process})
+                async for _ in signals:
+                    break
+        _say({"done": consumer.statistics()})
+
+
+def _realm(secret: str) -> Realm:
+    return Realm.from_psk(bytes.fromhex(secret), _REALM)
+
+
+async def _place(node: Node, address: str) -> Queues:
+    place = node.queues.at(PeerId(address.rpartition("/p2p/")[2]))
+    with trio.fail_after(_START_S):
+        while True:
+            try:
+                await place.info(_QUEUE)
+            except Exception:
+                await trio.sleep(0.1)
+            else:
+                return place
+
+
+def _say(fields: dict[str, Any]) -> None:
+    os.write(1, json.dumps(fields).encode() + b"\n")
+
+
+# The run
+
+
+class _Process:
+    """One role at work."""
+
+    def __init__(self, role: str, **arguments: object) -> None:
+        command = [sys.executable, "-m", "bench.order_crash", "--role", role]
+        for name, value in arguments.items():
+            command += [f"--{name.replace('_', '-')}", str(value)]
+        self.popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def hear(self) -> dict[str, Any]:
+        """Its next line. Raises ``RuntimeError`` when it has ended."""
+        assert self.popen.stdout is not None
+        line = self.popen.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a process of the run ended with status {self.popen.wait()}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def tell(self, text: str) -> None:
+        """A line for it."""
+        stdin: IO[str] | None = self.popen.stdin
+        assert stdin is not None
+        stdin.write(text + "\n")
+        stdin.flush()
+
+    def end(self) -> None:
+        """At once."""
+        if self.popen.poll() is None:
+            self.popen.send_signal(signal.SIGCONT)
+            self.popen.kill()
+        self.popen.wait()
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """One run; its report."""
+    secret = os.urandom(32).hex()
+    order = Order(arguments.keys, arguments.per_key)
+    events: list[dict[str, Any]] = []
+    processes: list[_Process] = []
+    began_s = time.monotonic()
+
+    def start(role: str, **more: object) -> _Process:
+        processes.append(_Process(role, secret=secret, **more))
+        return processes[-1]
+
+    def note(what: str) -> None:
+        events.append({"what": what, "at_s": round(time.monotonic() - began_s, 2), "handled": order.handled})
+
+    with tempfile.TemporaryDirectory(prefix="dep2p-order-") as directory:
+        log = Path(directory) / "log"
+        log.touch()
+        options = {"partitions": arguments.partitions, "max_attempts": 0} | json.loads(arguments.options)
+        try:
+            keeper = start("keep", directory=f"{directory}/keeper", options=json.dumps(options))
+            address = keeper.hear()["address"]
+            consumers = [start("consume", address=address, log=log) for _ in range(arguments.consumers)]
+            for each in consumers:
+                each.hear()
+            producer = start("produce", address=address, keys=arguments.keys, per_key=arguments.per_key)
+            producer.hear()
+            began_s = time.monotonic()
+            paused_at_s = 0.0
+            todo = {"pause": 0.2, "kill": 0.3, "expand": 0.4}
+            with log.open() as lines:
+                while not order.is_complete:
+                    for line in lines:
+                        order.take(line)
+                    now_s = time.monotonic()
+                    share = order.handled / (arguments.keys * arguments.per_key)
+                    if arguments.pause_s and share >= todo.get("pause", 2.0):
+                        del todo["pause"]
+                        consumers[0].popen.send_signal(signal.SIGSTOP)
+                        paused_at_s = now_s
+                        note("paused a consumer")
+                    if arguments.kill and share >= todo.get("kill", 2.0):
+                        del todo["kill"]
+                        consumers[-1].popen.kill()
+                        consumers.append(start("consume", address=address, log=log))
+                        note("killed a consumer with -9, and started another one")
+                    if arguments.expand_to and share >= todo.get("expand", 2.0):
+                        del todo["expand"]
+                        keeper.tell(str(arguments.expand_to))
+                        keeper.hear()
+                        note(f"expanded to {arguments.expand_to} partitions")
+                    if paused_at_s and now_s - paused_at_s >= arguments.pause_s:
+                        paused_at_s = 0.0
+                        consumers[0].popen.send_signal(signal.SIGCONT)
+                        note("let the paused consumer go on")
+                    if order.wrong or now_s - began_s > arguments.timeout_s:
+                        break
+                    time.sleep(_LOOK_S)
+                elapsed_s = time.monotonic() - began_s
+                if paused_at_s:  # also what it does when it wakes after everything is done counts
+                    time.sleep(max(0.0, arguments.pause_s - (time.monotonic() - paused_at_s)))
+                    consumers[0].popen.send_signal(signal.SIGCONT)
+                    note("let the paused consumer go on")
+                time.sleep(arguments.settle_s)
+                for line in lines:
+                    order.take(line)
+        finally:
+            for process in reversed(processes):
+                process.end()
+    return {
+        "messages": arguments.keys * arguments.per_key,
+        "keys": arguments.keys,
+        "consumers": arguments.consumers,
+        "handled": order.handled,
+        "repeats_of_the_current_message": order.repeats,
+        "out_of_order": order.wrong[:20],
+        "is_complete": order.is_complete,
+        "elapsed_s": round(elapsed_s, 2),
+        "handled_by_process": dict(order.by_process),
+        "events": events,
+    }
+
+
+def main() -> int:
+    """The exit status is 0 when every message was handled and every key kept its order."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keys", type=int, default=500)
+    parser.add_argument("--per-key", type=int, default=400)
+    parser.add_argument("--consumers", type=int, default=4)
+    parser.add_argument("--partitions", type=int, default=2)
+    parser.add_argument("--expand-to", type=int, default=6, help="partitions, in the middle of the run; 0: none")
+    parser.add_argument("--pause-s", type=float, default=40.0, help="one consumer is stopped for so long; 0: none")
+    parser.add_argument("--kill", type=int, default=1, help="1: one consumer is killed with -9")
+    parser.add_argument("--settle-s", type=float, default=2.0, help="what comes so long after the end still counts")
+    parser.add_argument("--timeout-s", type=float, default=1_800.0)
+    parser.add_argument("--options", default="{}", help="of the queue, a JSON object")
+    for name in ("role", "secret", "address", "directory", "log"):
+        parser.add_argument(f"--{name}", default="", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.role:
+        collect_seldom()
+        trio.run({"keep": keep, "produce": produce, "consume": consume}[arguments.role], arguments)
+        return 0
+    report = run(arguments)
+    print(json.dumps(report, indent=2))
+    return 0 if report["is_complete"] and not report["out_of_order"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
