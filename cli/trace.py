@@ -1,4 +1,4 @@
-"""``dep2p trace``: reports from traces, in Spark; traces of others imported; what a trace file holds. No daemon."""
+"""``dep2p trace``: reports from traces, in Spark; traces of others imported; what a trace file holds; live traces."""
 
 import sys
 from collections.abc import Callable
@@ -11,6 +11,7 @@ import typer
 from dep2p.cli.command import Invocation, command, group
 from dep2p.cli.failure import CliError
 from dep2p.cli.render import byte_count, duration, printable, table
+from dep2p.cli.trace_live import register_live
 from dep2p.error_codes import EXIT_FAILED, EXIT_OK
 
 if TYPE_CHECKING:
@@ -317,7 +318,7 @@ def _short(value: object) -> str:
 
 def register(app: typer.Typer) -> None:
     """Add the group ``trace``."""
-    sub = group(app, "trace", "Traces: reports in Spark, imports, what a file holds.")
+    sub = group(app, "trace", "Traces: of the daemon, reports in Spark, imports, what a file holds.")
     command(
         sub,
         "analyze",
@@ -342,4 +343,5 @@ def register(app: typer.Typer) -> None:
         import_traces
     )
     command(sub, "warm", examples=[("dep2p trace warm", "once after an install")])(warm)
+    register_live(sub)
     command(sub, "cat", examples=[("dep2p trace cat traces --kind publish --kind reject", "read along")])(cat)

@@ -33,6 +33,7 @@ from dep2p.client_queues import QueueCalls, QueueConsumer, QueueDelivery, Queued
 from dep2p.client_sessions import OpenedSession, SessionCalls, SessionEvent, SessionPush
 from dep2p.client_streams import ClientStream
 from dep2p.client_topics import TopicCalls
+from dep2p.client_traces import TraceCalls
 from dep2p.client_transport import NdjsonLines, Transport
 from dep2p.config import control_socket_path, default_data_dir
 from dep2p.control_wire import decode_headers, decode_payload, encode_headers, encode_payload
@@ -68,7 +69,7 @@ _LOOK_TIMEOUT_S = 10.0  # for calls that only read what the daemon has in memory
 _MARGIN_S = 10.0  # how much longer than the daemon the client waits for a call that has a timeout of its own
 
 
-class Client(DeliveryCalls, SessionCalls, TopicCalls, QueueCalls, QueueReceiveCalls):
+class Client(DeliveryCalls, SessionCalls, TopicCalls, QueueCalls, QueueReceiveCalls, TraceCalls):
     """Calls to one daemon. Made by :meth:`open`; any number of tasks may use it at once.
 
     ``realm`` arguments take a realm's name, id or a unique start of the id; None stands for the only realm joined.

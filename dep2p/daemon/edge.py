@@ -18,6 +18,7 @@ from dep2p.daemon import (
     routes_sessions,
     routes_streams,
     routes_topics,
+    routes_trace,
 )
 from dep2p.daemon.control import Control
 from dep2p.daemon.problems import Problem, problem_response
@@ -38,6 +39,7 @@ def build_app(control: Control) -> Starlette:
         *routes_queues.ROUTES,
         *routes_sessions.ROUTES,
         *routes_delivery.ROUTES,
+        *routes_trace.ROUTES,
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: no_route})
     app.router.redirect_slashes = False

@@ -11,6 +11,7 @@ from dep2p.io.delivery_topics import TopicPublish
 from dep2p.io.pubsub_items import Lagged, Message, OnFull, OnNoPeers, PublishResult, TopicStatus, WaitFor
 from dep2p.io.queue_engine import QueueEngine
 from dep2p.io.queue_places import Queues
+from dep2p.io.tracing import Tracer
 from dep2p.limits import Limits
 from dep2p.node_sessions import Sessions
 from dep2p.realm.interface import MemberEvent
@@ -198,6 +199,9 @@ class NodeApi(Protocol):
 
     @property
     def sessions(self) -> Sessions: ...
+
+    @property
+    def tracer(self) -> Tracer: ...
 
     def listen_addrs(self) -> list[str]: ...
     def realms(self) -> Sequence[RealmInfo]: ...

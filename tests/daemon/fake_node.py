@@ -29,6 +29,7 @@ from dep2p.io.delivery import Delivery
 from dep2p.io.delivery_topics import TopicPublish
 from dep2p.io.pubsub_items import TopicStatus
 from dep2p.io.sessions import SessionRegistry
+from dep2p.io.tracing import Tracer, TraceSources
 from dep2p.limits import Limits
 from dep2p.node_messaging import RealmChoice
 from dep2p.node_services import RealmServices
@@ -306,6 +307,7 @@ class FakeNode:
         self.sessions = Sessions(self, SessionRegistry(), self.limits)
         """A test that wants sessions puts those of a real node here."""
         self.queues = FakeQueues()
+        self.tracer = Tracer(self.peer_id, 1_000, TraceSources(list, list, list, list))
         self._add(Realm.from_psk(bytes(32), "team"))
 
     def delivery(self, realm: RealmChoice = None) -> Delivery:
