@@ -22,6 +22,7 @@ from bench.queue import queue, queue_scale
 from bench.report import Report, Result
 from bench.simulator import simulator
 from bench.spark import spark
+from bench.trace import trace
 
 BENCHES: Mapping[str, tuple[Callable[[Run], Awaitable[list[Result]]], str]] = {
     "request": (request, "100 B there and back, 1 and 64 in flight, against the py-libp2p helper and raw TCP"),
@@ -36,6 +37,7 @@ BENCHES: Mapping[str, tuple[Callable[[Run], Awaitable[list[Result]]], str]] = {
     "crash": (crash, "kill -9 of a process with queues, many times: nothing acknowledged is lost, no id given twice"),
     "session": (session, "100 B pushed in order through a session and taken, against plain notifies"),
     "simulator": (simulator, "simulated events a second of one core, against a bare heapq loop with flooding nodes"),
+    "trace": (trace, "what a trace costs: CPU and bytes an event, against libp2p's JSON; pub/sub with it and without"),
     "spark": (spark, "reports over a synthetic trace, warm and cold, against DuckDB; needs `make spark`"),
 }
 

@@ -152,7 +152,7 @@ async def _two_and_burst(run: Run, plan: Plan) -> list[Result]:
     run.effort = replace(run.effort, rounds=plan.rounds_two)
     sides = (run.ours, *plan.sides_two)
     async with run.crew() as crew:
-        groups = await _start_groups(run, crew, sides, 2)
+        groups = await start_groups(run, crew, sides, 2)
         if "libp2p" in groups:
             # Its queue holds 32 entries, two for each message, and drops what does not fit.
             groups["libp2p"].batch = 8
@@ -161,7 +161,7 @@ async def _two_and_burst(run: Run, plan: Plan) -> list[Result]:
                 if side != "libp2p":
                     await fly(group, _WARM_MESSAGES)
         samples = dict(
-            zip(sides, await alternate(run, crew, [_measure(run, group) for group in groups.values()]), strict=True)
+            zip(sides, await alternate(run, crew, [measure(run, group) for group in groups.values()]), strict=True)
         )
         burst = await _bursts(run, plan, crew, {side: group for side, group in groups.items() if side != _PUBLIC})
     js = _name(JS_PEER, groups["js"])
@@ -178,10 +178,10 @@ async def _ten(run: Run, plan: Plan) -> list[Result]:
     run.effort = replace(run.effort, rounds=plan.rounds_ten)
     sides = (run.ours, *plan.sides_ten)
     async with run.crew() as crew:
-        groups = await _start_groups(run, crew, sides, plan.ten)
+        groups = await start_groups(run, crew, sides, plan.ten)
         if "libp2p" in groups:
             groups["libp2p"].batch = 1
-        samples = await alternate(run, crew, [_measure(run, group) for group in groups.values()])
+        samples = await alternate(run, crew, [measure(run, group) for group in groups.values()])
         burst: list[Result] = []
         if plan.has_burst_of_ten:
             ours, _ = await _burst(run, crew, groups[run.ours], plan.burst_messages)
@@ -256,11 +256,12 @@ def _name(peer: str, group: Group) -> str:
 # Processes
 
 
-async def _start_groups(run: Run, crew: Crew, sides: Sequence[str], size: int) -> dict[str, Group]:
+async def start_groups(run: Run, crew: Crew, sides: Sequence[str], size: int) -> dict[str, Group]:
+    """Processes of each side, that many, connected each to each."""
     groups: dict[str, Group] = {}
     for side in sides:
         group = groups[side] = await _connect(run, await _start_workers(crew, side, size), is_limited=False)
-        group.may_lose = side not in (run.ours, _PUBLIC)
+        group.may_lose = side in ("js", "libp2p")
     return groups
 
 
@@ -317,7 +318,8 @@ async def _connect(run: Run, workers: Sequence[Worker], *, is_limited: bool) -> 
 # Rounds
 
 
-def _measure(run: Run, group: Group) -> Callable[[], Awaitable[Sample]]:
+def measure(run: Run, group: Group) -> Callable[[], Awaitable[Sample]]:
+    """A round of a group, for `alternate`."""
     return lambda: _round(run, group)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import cast
 
-TIME_AND_SIZE_UNITS = ("ms", "MB", "KB")
+TIME_AND_SIZE_UNITS = ("ms", "us", "MB", "KB", "B")
 """Units of which less is better, so that the ratio is the peer's value over ours."""
 
 

@@ -11,6 +11,10 @@ _DISK_TIMEOUT_S: Final = 120.0
 """For what waits for a disk."""
 
 
+def _whole(directory: Path | str) -> str:
+    return os.path.abspath(os.path.expanduser(directory))
+
+
 class TraceCalls:
     """The part of :class:`dep2p.client.Client` about the trace that the daemon writes."""
 
@@ -28,7 +32,7 @@ class TraceCalls:
         """
         body: dict[str, Any] = dict(settings)
         if directory is not None:
-            body["dir"] = os.path.abspath(os.path.expanduser(directory))
+            body["dir"] = _whole(directory)
         return await self._transport.call("POST", "/v1/trace/start", body, timeout_s=_DISK_TIMEOUT_S)
 
     async def trace_stop(self) -> dict[str, Any]:

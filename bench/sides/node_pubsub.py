@@ -1,13 +1,16 @@
 """dep2p's pub/sub as an application uses it: `Node.join`, `Topic.publish` and `Topic.subscribe`."""
 
+import tempfile
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import trio
 
 from bench.sides.pubsub import Received
 from dep2p.io.pubsub_items import Lagged
 from dep2p.io.pubsub_topic import Topic
+from dep2p.io.trace_settings import TraceSettings
 from dep2p.limits import Limits
 from dep2p.node import Node
 from dep2p.node_arguments import split_addr
@@ -45,16 +48,35 @@ class NodeSubscriber:
 class NodePubSubSide:
     """Nodes in a realm made of the shared secret, on the realm's wire; or on libp2p's. Defaults everywhere."""
 
-    def __init__(self, *, is_public: bool = False) -> None:
+    def __init__(self, *, is_public: bool = False, is_traced: bool = False, rpcs: bool = True) -> None:
+        """``is_traced``: write a trace, with an event for each RPC or without."""
         self._is_public = is_public
+        self._is_traced = is_traced
+        self._settings = TraceSettings(rpcs=rpcs)
 
     @asynccontextmanager
     async def subscribe(self, secret: str, *, is_limited: bool) -> AsyncGenerator[NodeSubscriber, None]:
         """A node, joined, with one subscription that is read all the time."""
         limits = Limits() if is_limited else Limits(pubsub_publish_per_s=0.0)
         realm = None if self._is_public else Realm.from_psk(bytes.fromhex(secret), "bench")
+        directory = tempfile.TemporaryDirectory(prefix="dep2p-bench-trace-")
+        with directory:
+            async with self._open(realm, limits, Path(directory.name) if self._is_traced else None) as subscriber:
+                yield subscriber
+
+    @asynccontextmanager
+    async def _open(
+        self, realm: Realm | None, limits: Limits, trace_dir: Path | None
+    ) -> AsyncGenerator[NodeSubscriber, None]:
         async with (
-            Node.open(realm, listen=("/ip4/127.0.0.1/tcp/0",), limits=limits, public_pubsub=self._is_public) as node,
+            Node.open(
+                realm,
+                listen=("/ip4/127.0.0.1/tcp/0",),
+                limits=limits,
+                public_pubsub=self._is_public,
+                trace_dir=trace_dir,
+                trace_settings=self._settings,
+            ) as node,
             await node.join(_TOPIC, public=self._is_public) as topic,
             trio.open_nursery() as nursery,
         ):

@@ -35,9 +35,7 @@ async def start(control: Control, request: Request) -> ASGIApp:
     chosen = fields.optional_text("dir")
     directory = control.config.trace_dir if chosen is None else Path(chosen)
     if not directory.is_absolute():
-        raise Problem(
-            "D1005", f"dir: {chosen} is relative, and the daemon's directory is not yours: give the whole path"
-        )
+        raise Problem("D1005", f"dir: {chosen} is relative: give the whole path on the daemon's machine")
     settings = _settings(fields, trace_settings(control.config.trace))
     fields.finish()
     with control.lifecycle.work():
