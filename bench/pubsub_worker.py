@@ -14,11 +14,11 @@ _MESH_CHECK_S = 0.02
 
 def load_side(name: str) -> PubSubSide:
     """The side ``name``; imported here, so that no process holds code of a side that it does not run."""
-    if name in ("dep2p", "dep2p-public", "dep2p-traced", "dep2p-traced-bare"):
+    if name in ("dep2p", "dep2p-public", "dep2p-traced", "dep2p-traced-rpcs"):
         from bench.sides.node_pubsub import NodePubSubSide
 
         return NodePubSubSide(
-            is_public=name == "dep2p-public", is_traced="traced" in name, rpcs=not name.endswith("-bare")
+            is_public=name == "dep2p-public", is_traced="traced" in name, rpcs=name.endswith("-rpcs")
         )
     if name == "libp2p":
         from bench.sides.stock_pubsub import StockPubSubSide

@@ -50,10 +50,10 @@ async def trace(run: Run) -> list[Result]:
     results = await _events(run, peers, messages, rounds)
     run.effort = replace(run.effort, rounds=7 if run.effort is FULL else min(rounds, 3))
     async with run.crew() as crew:
-        groups = await start_groups(run, crew, ("dep2p-traced", "dep2p-traced-bare", "dep2p"), 2)
-        traced, bare, without = await alternate(run, crew, [measure(run, group) for group in groups.values()])
+        groups = await start_groups(run, crew, ("dep2p-traced", "dep2p-traced-rpcs", "dep2p"), 2)
+        traced, rpcs, without = await alternate(run, crew, [measure(run, group) for group in groups.values()])
     results.append(Result("trace/overhead", "1/s", "the same without a trace", traced, without))
-    results.append(Result("trace/overhead/no-rpcs", "1/s", "the same without a trace", bare, without))
+    results.append(Result("trace/overhead/rpcs", "1/s", "the same without a trace", rpcs, without))
     return results
 
 
@@ -106,7 +106,7 @@ async def _ours(peers: list[PeerId], messages: int) -> tuple[float, float, float
     with tempfile.TemporaryDirectory(prefix="dep2p-bench-trace-") as directory:
         async with trio.open_nursery() as nursery:
             await nursery.start(tracer.run)
-            await tracer.start(Path(directory), TraceSettings(snapshot_s=0, clock_s=0))
+            await tracer.start(Path(directory), TraceSettings(rpcs=True, snapshot_s=0, clock_s=0))
             log = tracer.log
             idle_s, _ = await _no_trace(peers, messages)
             thread_s, all_s = time.thread_time(), time.process_time()

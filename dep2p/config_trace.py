@@ -16,9 +16,9 @@ class TraceConfig:
     """Trace from the start on. `dep2p trace start` and `dep2p trace stop` do it while the daemon runs."""
     dir: str = "auto"
     """Directory of the files; it is made, and several nodes may share it. "auto" is <data_dir>/trace."""
-    rpcs: bool = True
-    """With an event for each RPC of pub/sub that comes or goes: most of the bytes. Without them, reports say nothing
-    about IWANT, IDONTWANT and the cost of control messages."""
+    rpcs: bool = False
+    """With an event for each RPC of pub/sub that comes or goes, not just for those that are dropped: twice the cost and
+    more. Without them, reports say nothing about IWANT, IDONTWANT and the cost of control messages."""
     roll_bytes: int = 67_108_864
     """A file is complete, and readers see it, when it has this size,"""
     roll_s: float = 900.0

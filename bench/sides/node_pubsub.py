@@ -48,7 +48,7 @@ class NodeSubscriber:
 class NodePubSubSide:
     """Nodes in a realm made of the shared secret, on the realm's wire; or on libp2p's. Defaults everywhere."""
 
-    def __init__(self, *, is_public: bool = False, is_traced: bool = False, rpcs: bool = True) -> None:
+    def __init__(self, *, is_public: bool = False, is_traced: bool = False, rpcs: bool = False) -> None:
         """``is_traced``: write a trace, with an event for each RPC or without."""
         self._is_public = is_public
         self._is_traced = is_traced

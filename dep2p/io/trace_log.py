@@ -7,22 +7,23 @@ The parts ask `is_on` and call the method of their kind. Encoding, numbering and
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 import trio
 
 from dep2p.gossipsub.rpc import Rpc
-from dep2p.gossipsub.trace import DeliverMessage, DropRpc, DuplicateMessage, RecvRpc, SendRpc, Trace
+from dep2p.gossipsub.trace import DeliverMessage, DropRpc, DuplicateMessage, PublishMessage, RecvRpc, SendRpc, Trace
 from dep2p.gossipsub.trace_events import RpcParts, rpc_parts, trace_events
 from dep2p.traces import schema
 from dep2p.traces.schema import SCHEMA_VERSION as V
-from dep2p.traces.schema import Event, MessageRef
+from dep2p.traces.schema import Event, MessageRef, OneMessage
 from dep2p.types import PeerId
 
 WAKE_AT: Final = 2_048
 """So many events wake the writer before its time: four frames, and a hop to a thread for two thousand events."""
 _IDS_PER_ITEM: Final = 16
 """An RPC with many ids takes the room of one event for each sixteen of them."""
+_RPCS: Final = (RecvRpc, SendRpc, DropRpc)
 
 
 class TraceLog:
@@ -140,7 +141,10 @@ class TraceLog:
             message = trace.message
             sender = trace.received_from
             event = schema.Duplicate(V, self._node, 0, t, message.id, message.topic, sender, len(message.data))
-        elif isinstance(trace, RecvRpc | SendRpc | DropRpc):
+        elif isinstance(trace, PublishMessage):
+            message = trace.message
+            event = schema.Publish(V, self._node, 0, t, message.id, message.topic, len(message.data))
+        elif isinstance(trace, _RPCS):
             self._rpc(trace, t)
             return
         else:
@@ -158,7 +162,7 @@ class TraceLog:
             if len(messages) == 1:
                 (message,) = messages
                 size = len(message.data)
-                refs = [MessageRef(message.id, message.topic, size)]
+                refs = cast("list[MessageRef]", OneMessage(MessageRef(message.id, message.topic, size)))
             else:
                 refs = [MessageRef(message.id, message.topic, len(message.data)) for message in messages]
                 size = sum([len(message.data) for message in messages])

@@ -10,7 +10,7 @@ ROLL_BYTES_MIN: Final = 4_096
 class TraceSettings:
     """How a node traces. Raises ``ValueError`` for values that contradict each other."""
 
-    rpcs: bool = True
+    rpcs: bool = False
     """With an event for each RPC of pub/sub: most of the bytes, and all that is known of IWANT and IDONTWANT."""
     roll_bytes: int = 67_108_864
     """A file is complete at this size."""

@@ -91,6 +91,12 @@ class MessageRef(msgspec.Struct, omit_defaults=True, gc=False):
     size: int | None = None
 
 
+class OneMessage(msgspec.Struct, array_like=True, gc=False):
+    """A list of one message, in JSON. Most RPCs hold one, and a list would be an object more for the collector."""
+
+    only: MessageRef
+
+
 class IHaveRef(msgspec.Struct, omit_defaults=True, gc=False):
     """An IHAVE: how many ids, and which when the writer keeps them."""
 

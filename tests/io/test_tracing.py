@@ -54,7 +54,7 @@ def assert_whole(events: list[dict[str, Any]]) -> None:
 
 
 async def test_the_files_hold_what_the_nodes_count(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
-    async with pubsub_nodes(3, trace_dir=tmp_path, trace_settings=TraceSettings(clock_s=5)) as nodes:
+    async with pubsub_nodes(3, trace_dir=tmp_path, trace_settings=TraceSettings(clock_s=5, rpcs=True)) as nodes:
         topics = await joined(nodes)
         async with topics[1].subscribe() as one, topics[2].subscribe() as other:
             sent = [await topics[0].publish(b"message %d" % number) for number in range(50)]
