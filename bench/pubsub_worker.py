@@ -17,9 +17,7 @@ def load_side(name: str) -> PubSubSide:
     if name in ("dep2p", "dep2p-public", "dep2p-traced", "dep2p-traced-rpcs"):
         from bench.sides.node_pubsub import NodePubSubSide
 
-        return NodePubSubSide(
-            is_public=name == "dep2p-public", is_traced="traced" in name, rpcs=name.endswith("-rpcs")
-        )
+        return NodePubSubSide(is_public=name == "dep2p-public", is_traced="traced" in name, rpcs=name.endswith("-rpcs"))
     if name == "libp2p":
         from bench.sides.stock_pubsub import StockPubSubSide
 

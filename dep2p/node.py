@@ -226,7 +226,7 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
         joined = Joined(realm, membership, messaging, pubsub, services, trio.CancelScope(), trio.Event())
         for registration in self._registrations:
             self._apply(registration, joined)
-        self.tracer.attach(pubsub)
+        self.tracer.attach(pubsub, messaging, services.delivery)
         membership.subscribe(lambda event: self._tell_members(realm.realm_id, event))
         await self._nursery.start(self._run_realm, joined)
 
@@ -299,6 +299,10 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
     def all_services(self) -> list[RealmServices]:
         """Those of the realms, in the order of joining."""
         return [joined.services for joined in self._joined.values()]
+
+    def all_apps(self) -> list[tuple[Messaging, Delivery | None]]:
+        """Messaging and reliable delivery of the realms, in the order of joining."""
+        return [(joined.messaging, joined.services.delivery) for joined in self._joined.values()]
 
     def all_pubsubs(self) -> list[PubSub]:
         """Those of the realms in the order of joining, then the public one."""

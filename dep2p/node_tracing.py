@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from dep2p.host.interface import Host
+from dep2p.io.delivery import Delivery
+from dep2p.io.messaging import Messaging
 from dep2p.io.pubsub import PubSub
 from dep2p.io.queue_engine import QueueEngine
 from dep2p.io.tracing import Tracer, TraceSources
@@ -21,6 +23,7 @@ class Traced(Protocol):
     @property
     def host(self) -> Host: ...
     def all_pubsubs(self) -> Sequence[PubSub]: ...
+    def all_apps(self) -> Sequence[tuple[Messaging, Delivery | None]]: ...
     def all_services(self) -> Sequence[RealmServices]: ...
 
 
@@ -28,6 +31,7 @@ def make_tracer(node: Traced, engine: QueueEngine, limits: Limits) -> Tracer:
     """One for a node, which need not be in any realm yet."""
     sources = TraceSources(
         pubsubs=node.all_pubsubs,
+        apps=node.all_apps,
         clocks=lambda: [services.clocks for services in node.all_services()],
         depths=lambda: _depths(node, engine),
         connection_rtts=lambda: [
@@ -42,8 +46,9 @@ def make_tracer(node: Traced, engine: QueueEngine, limits: Limits) -> Tracer:
 def _depths(node: Traced, engine: QueueEngine) -> Iterator[Depth]:
     """What waits for acknowledgements, and in the queues that have been used since the start."""
     for services in node.all_services():
-        for peer, items in services.delivery.waiting().items():
-            yield Depth(f"delivery:{peer}", items)
+        outbox = services.delivery.stats()
+        if outbox.waiting_items:
+            yield Depth(f"outbox:{services.delivery.realm_id}", outbox.waiting_items, outbox.waiting_bytes)
     for queue in list(engine.book.queues.values()):
         if queue.is_loaded and queue.items:
             yield Depth(f"queue:{queue.namespace}/{queue.name}", queue.items, queue.size_bytes)

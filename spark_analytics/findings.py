@@ -292,15 +292,17 @@ def _drops(found: Analysis, figures: dict[str, Any]) -> list[Finding]:
     rpcs = figures["rpcs"]
     if not rpcs or not rpcs["dropped"]:
         return []
+    share: float | None = rpcs["drop_ratio"]
+    of_all = "" if share is None else f" ({share:.2%})"
     worst = found.tables["drops"].groupby("peer")["drops"].sum().sort_values(ascending=False)
     return [
         Finding(
-            "bad" if rpcs["drop_ratio"] > 0.001 else "look",
+            "bad" if share is None or share > 0.001 else "look",
             "dropped-rpcs",
-            f"{rpcs['dropped']:,} RPCs ({rpcs['drop_ratio']:.2%}) found the queue of their peer full, most of them "
+            f"{rpcs['dropped']:,} RPCs{of_all} found the queue of their peer full, most of them "
             f"({int(worst.iloc[0]):,}) that of {short(worst.index[0])}",
             str(worst.index[0]),
-            evidence={"dropped": rpcs["dropped"], "ratio": rpcs["drop_ratio"]},
+            evidence={"dropped": rpcs["dropped"], "ratio": share},
         )
     ]
 

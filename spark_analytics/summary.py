@@ -109,7 +109,8 @@ def rpc_figures(found: Analysis) -> dict[str, Any] | None:
         "sent": int(sent["rpcs"]),
         "received": int(received["rpcs"]),
         "dropped": int(dropped["rpcs"]),
-        "drop_ratio": ratio(dropped["rpcs"], dropped["rpcs"] + sent["rpcs"]),
+        # A trace may hold dropped RPCs only: then nobody knows how many were sent.
+        "drop_ratio": ratio(dropped["rpcs"], dropped["rpcs"] + sent["rpcs"]) if sent["rpcs"] else None,
         "message_bytes": int(sent["message_bytes"]),
         "control_bytes": int(sent["control_bytes"]),
         "control_overhead": ratio(sent["control_bytes"], sent["control_bytes"] + sent["message_bytes"]),

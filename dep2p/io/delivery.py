@@ -19,6 +19,8 @@ from dep2p.io.delivery_sending import Sending
 from dep2p.io.messaging import Messaging
 from dep2p.io.sessions_due import DueTimes
 from dep2p.io.sessions_link import SessionLink
+from dep2p.io.trace_apps import TracedStatuses
+from dep2p.io.trace_log import TraceLog
 from dep2p.limits import Limits
 from dep2p.protocols.compression import Zstd
 from dep2p.protocols.delivery.receiver import ReceiverLane
@@ -103,6 +105,7 @@ class Delivery:
         self._takes_now = False
         """Nothing is waited for before a message is accepted."""
         self._watchers: dict[Statuses, None] = {}
+        self.trace_log: TraceLog | None = None
         self._nursery: trio.Nursery | None = None
         self._time: Callable[[], float] = trio.current_time
 
@@ -405,6 +408,10 @@ class Delivery:
         """Every change of state from now on, in one ordered stream: ``async with … as statuses``."""
         return Statuses(self._watchers, self._watched)
 
+    def traced(self, log: TraceLog, run: str) -> TracedStatuses:
+        """The same for a trace."""
+        return TracedStatuses(self._watchers, self._watched, log, f"{run}:{self.realm_id[:8]}")
+
     def _watched(self) -> None:
         """Somebody looks from now on, or does not any more."""
         for sending in self._sending.values():
@@ -540,10 +547,6 @@ class Delivery:
             sum(1 for each in sendings if each.link is not None),
             len(self._receiving),
         )
-
-    def waiting(self) -> dict[PeerId, int]:
-        """Messages that are not acknowledged yet, by receiver; only where there are any."""
-        return {peer: len(each.core.unsettled) for peer, each in self._sending.items() if each.core.unsettled}
 
     def counters(self) -> dict[str, int]:
         """Monotonic counts by name."""

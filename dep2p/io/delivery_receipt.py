@@ -132,14 +132,22 @@ class Statuses:
         self._lot = trio.lowlevel.ParkingLot()
 
     async def __aenter__(self) -> Self:
-        self._watchers[self] = None
-        self._on_change()
+        self.open()
         await trio.lowlevel.checkpoint()
         return self
 
-    async def __aexit__(self, *_exc: object) -> None:
+    def open(self) -> None:
+        """What happens from now on comes."""
+        self._watchers[self] = None
+        self._on_change()
+
+    def end(self) -> None:
+        """Nothing more comes."""
         self.close()
         self._on_change()
+
+    async def __aexit__(self, *_exc: object) -> None:
+        self.end()
         await trio.lowlevel.cancel_shielded_checkpoint()
 
     def close(self) -> None:

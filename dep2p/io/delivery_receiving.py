@@ -11,6 +11,7 @@ from dep2p.host.interface import ByteStream
 from dep2p.io.link import PAUSED_BY_INBOX
 from dep2p.io.registry import Notice, NotifyEntry
 from dep2p.io.sessions_link import SessionLink
+from dep2p.io.trace_apps import trace_received
 from dep2p.protocols.delivery.receiver import ReceiverLane
 from dep2p.protocols.delivery.wire import Hello, decode_hello, split_ack
 from dep2p.protocols.frame import Frame, FrameType
@@ -199,6 +200,7 @@ class Receiving:
         known = lane.begin(number)
         if known != "handle":
             self._counters["messages_repeated"] += 1
+            self._trace("repeated", frame)
             if known == "handled":
                 self._handled.append(number)
             elif known == "rejected":
@@ -244,6 +246,7 @@ class Receiving:
         if reason is None:
             lane.finish(number)
             self._handled_count += 1
+            self._trace("received", frame)
             if teller is self:
                 self._handled.append(number)
             elif teller is not None:
@@ -255,6 +258,11 @@ class Receiving:
                 teller.tell_rejected(number, reason)
         if teller is None:
             service.note_handled_later(self.link.peer, lane)
+
+    def _trace(self, state: str, frame: Frame) -> None:
+        log = self._service.trace_log
+        if log is not None and self.lane is not None:
+            trace_received(log, self.lane.epoch, frame[2], self._peer, state, len(frame[3]))
 
     def _look_at(self, headers: HeaderMap) -> None:
         """Headers come again and again, and are the same object then. Raises ProtocolError."""

@@ -11,6 +11,8 @@ from dep2p.host.interface import ByteStream
 from dep2p.io.driver import DeadlineTimer
 from dep2p.io.link import PAUSED_BY_INBOX, Link
 from dep2p.io.registry import Notice, Registry, Request, RequestEntry
+from dep2p.io.trace_apps import trace_notify, trace_request
+from dep2p.io.trace_log import TraceLog
 from dep2p.io.workers import Workers
 from dep2p.limits import Limits
 from dep2p.protocols.admission import PeerLoad, Refusal
@@ -36,7 +38,7 @@ _NOTIFY_BYTES_SHIFT: Final = 13
 class RequestWork:
     """One request at work: waiting for a place or running in a worker."""
 
-    __slots__ = ("_link", "entry", "is_cancelled", "is_started", "job", "scope")
+    __slots__ = ("_link", "entry", "is_cancelled", "is_started", "job", "outcome", "scope")
 
     def __init__(self, link: "InboundLink", entry: RequestEntry, job: Job) -> None:
         self._link = link
@@ -49,6 +51,9 @@ class RequestWork:
     async def run(self) -> None:
         """Call the handler and send what it gives."""
         link, job = self._link, self.job
+        log = link.trace_log
+        began = 0.0 if log is None else trio.current_time()
+        self.outcome = "cancelled"
         try:
             if not self.is_cancelled:
                 await self._answer(link, job)
@@ -56,6 +61,9 @@ class RequestWork:
             link.counters["responses_dropped_link_ended"] += 1
         finally:
             link.work_ended(self)
+            if log is not None:
+                took_s = trio.current_time() - began
+                trace_request(log, link.peer, job.name, "in", self.outcome, took_s, len(job.data), None)
 
     async def _answer(self, link: "InboundLink", job: Job) -> None:
         try:
@@ -65,13 +73,16 @@ class RequestWork:
             if type(data) is not bytes:
                 raise TypeError(f"the handler {job.name!r} gave {type(data).__name__}: it must give bytes")
         except HandlerError as error:
+            self.outcome = "handler_failed"
             link.counters["handlers_failed"] += 1
             await link.answer_error(job, ErrorCode.HANDLER_FAILED, str(error))
         except Exception:
+            self.outcome = "handler_failed"
             link.counters["handlers_failed"] += 1
             logger.exception("the handler of requests %r failed", job.name)
             await link.answer_error(job, ErrorCode.HANDLER_FAILED, "the handler failed")
         else:
+            self.outcome = "ok"
             await link.answer(job, data)
 
 
@@ -113,6 +124,7 @@ class InboundLink(Link):
         self._notify_asleep = False
         self._inbox_closed = False
         self._has_notify_rate = limits.notifies_per_peer_per_s > 0
+        self.trace_log: TraceLog | None = None
 
     # Frames
 
@@ -280,11 +292,15 @@ class InboundLink(Link):
                 # it in `ended`.
                 if self._inbox_closed or is_verified(connection):
                     await entry.fn(Notice(self.peer, name, item[1], dict(headers) if headers else {}))
+                    if self.trace_log is not None:
+                        trace_notify(self.trace_log, self.peer, name, "in", "ok", len(item[1]))
                 else:
                     self.counters["notifies_dropped_not_member"] += 1
             except Exception:
                 self.counters["handlers_failed"] += 1
                 logger.exception("the handler of notifies %r failed", name)
+                if self.trace_log is not None:
+                    trace_notify(self.trace_log, self.peer, name, "in", "handler_failed", len(item[1]))
             finally:
                 entry.give_place()
 

@@ -21,6 +21,8 @@ from dep2p.io.registry import Notice, NotifyEntry, NotifyHandler, Registry, Requ
 from dep2p.io.requests import Caller, OutboundLink
 from dep2p.io.stream_service import StreamService
 from dep2p.io.streams import MessageStream
+from dep2p.io.trace_apps import outcome_of, trace_notify, trace_request
+from dep2p.io.trace_log import TraceLog
 from dep2p.io.workers import Workers
 from dep2p.limits import Limits
 from dep2p.protocols.admission import PeerLoad
@@ -102,6 +104,13 @@ class Messaging:
         self._nursery: trio.Nursery | None = None
         self._idle_check_at = float("inf")
         self._is_draining = False
+        self._trace_log: TraceLog | None = None
+
+    def trace_to(self, log: TraceLog | None) -> None:
+        """Give what happens from now on to a trace; None ends that."""
+        self._trace_log = self._streams.trace_log = log
+        for link in self._inbound:
+            link.trace_log = log
 
     @property
     def realm_id(self) -> RealmId:
@@ -232,6 +241,7 @@ class Messaging:
                     nursery=nursery,
                 )
                 self._inbound[link] = None
+                link.trace_log = self._trace_log
                 if self._is_draining:
                     link.drain()
                 if self._gate.is_verified(stream.connection):
@@ -325,7 +335,19 @@ class Messaging:
         (the link ended; the request may or may not have been handled), PeerNotFoundError, NotMemberError,
         ProtocolNotSupportedError, MessageTooLargeError (nothing was sent), or ``ValueError`` for bad headers.
         """
-        return await self._caller.request(peer, name, data, timeout_s, idempotent, headers)
+        log = self._trace_log
+        if log is None:
+            return await self._caller.request(peer, name, data, timeout_s, idempotent, headers)
+        began, outcome, reply_size = trio.current_time(), "ok", None
+        try:
+            reply = await self._caller.request(peer, name, data, timeout_s, idempotent, headers)
+            reply_size = len(reply)
+            return reply
+        except BaseException as error:
+            outcome = outcome_of(error)
+            raise
+        finally:
+            trace_request(log, peer, name, "out", outcome, trio.current_time() - began, len(data), reply_size)
 
     async def notify(
         self, peer: PeerId, name: str, data: bytes, *, headers: Mapping[str, object] | None = None
@@ -337,6 +359,8 @@ class Messaging:
         within ``Limits.request_timeout_s``), MessageTooLargeError or ``ValueError``; nothing was sent then.
         """
         await self._caller.notify(peer, name, data, headers)
+        if self._trace_log is not None:
+            trace_notify(self._trace_log, peer, name, "out", "ok", len(data))
 
     def stream(
         self, peer: PeerId, name: str, data: bytes = b"", *, headers: Mapping[str, object] | None = None

@@ -20,6 +20,8 @@ from dep2p.host.interface import ByteStream, Connection
 from dep2p.io.driver import DeadlineTimer
 from dep2p.io.registry import Registry, StreamEntry
 from dep2p.io.streams import MessageStream
+from dep2p.io.trace_apps import trace_stream
+from dep2p.io.trace_log import TraceLog
 from dep2p.limits import Limits
 from dep2p.protocols.admission import PeerLoad
 from dep2p.protocols.compression import Zstd
@@ -53,6 +55,7 @@ class StreamService:
     ) -> None:
         self.protocol = stream_protocol(realm_id)
         self.is_draining = False
+        self.trace_log: TraceLog | None = None
         self._gate = gate
         self._limits = limits
         self._counters = counters
@@ -102,9 +105,12 @@ class StreamService:
         raw = await connection.open_stream(self.protocol, timeout_s=self._limits.stream_open_timeout_s)
         stream = self._make(raw, is_opener=True)
         lingers = False
+        log, began = self.trace_log, trio.current_time()
         try:
             await stream.open(name, head, bytes(data), dict(headers or {}))
             self._counters["streams_opened"] += 1
+            if log is not None:
+                trace_stream(log, peer, name, "out", None, 0.0)
             yield stream
             await stream.aclose()
             stream.raise_untold()
@@ -112,6 +118,8 @@ class StreamService:
                 lingers = True
                 nursery.start_soon(self._linger, stream)
         finally:
+            if log is not None:
+                trace_stream(log, peer, name, "out", stream, trio.current_time() - began)
             if not lingers:
                 self._forget(stream)
 
@@ -184,6 +192,16 @@ class StreamService:
 
     async def _handle(self, stream: MessageStream, entry: StreamEntry) -> None:
         self._counters["streams_accepted"] += 1
+        log, began = self.trace_log, trio.current_time()
+        if log is not None:
+            trace_stream(log, stream.peer, stream.name, "in", None, 0.0)
+        try:
+            await self._run_handler(stream, entry)
+        finally:
+            if log is not None:
+                trace_stream(log, stream.peer, stream.name, "in", stream, trio.current_time() - began)
+
+    async def _run_handler(self, stream: MessageStream, entry: StreamEntry) -> None:
         try:
             with trio.CancelScope() as scope:
                 stream.accept(scope)

@@ -1,7 +1,10 @@
 """Events of requests, notifies, streams and reliable messages. Their parts call these only while a trace is on."""
 
+from collections.abc import Callable
+
 from dep2p.errors import Dep2pError, WireError
-from dep2p.io.delivery_receipt import Receipt
+from dep2p.io.delivery_receipt import Status, Statuses
+from dep2p.io.streams import MessageStream
 from dep2p.io.trace_log import TraceLog
 from dep2p.protocols.delivery.states import State
 from dep2p.traces import schema
@@ -37,36 +40,43 @@ def trace_notify(log: TraceLog, peer: PeerId, name: str, side: str, outcome: str
     log.put(schema.Notify(V, log.node, 0, log.t_us(), peer, name, side, outcome, size))
 
 
-def trace_stream(log: TraceLog, peer: PeerId, name: str, side: str, state: str, took_s: float, reason: str) -> None:
-    """An app's stream was opened or ended."""
-    took_us = None if state == "open" else int(took_s * 1e6)
-    log.put(schema.Stream(V, log.node, 0, log.t_us(), peer, name, side, state, took_us, reason=reason or None))
+def trace_stream(log: TraceLog, peer: PeerId, name: str, side: str, ended: MessageStream | None, took_s: float) -> None:
+    """An app's stream was opened; or has ``ended``, after so long."""
+    if ended is None:
+        log.put(schema.Stream(V, log.node, 0, log.t_us(), peer, name, side, "open"))
+        return
+    error = ended.error
+    state, reason = ("closed", None) if error is None else ("reset", str(error)[:200])
+    log.put(schema.Stream(V, log.node, 0, log.t_us(), peer, name, side, state, int(took_s * 1e6), reason=reason))
 
 
-def trace_sent(log: TraceLog, epoch: bytes, message: Receipt, state: State) -> None:
-    """A reliable message changed its state at its sender."""
-    name = _STATES.get(state)
-    if name is not None:
-        log.put(
-            schema.Delivery(
-                *(V, log.node, 0, log.t_us(), _message_id(epoch, message.number), message.peer, name),
-                message.topic or None,
-                message.tries or None,
-                size=len(message.body),
-                reason=message.reason or None,
+class TracedStatuses(Statuses):
+    """Gives the changes of state of reliable messages, at their sender, to a trace."""
+
+    def __init__(self, watchers: dict[Statuses, None], on_change: Callable[[], None], log: TraceLog, run: str) -> None:
+        """``run``: goes before the ids of messages, whose numbers begin anew when a node does."""
+        super().__init__(watchers, on_change)
+        self._log = log
+        self._run = run
+
+    def put(self, status: Status) -> None:
+        """For the service."""
+        name = _STATES.get(status.state)
+        if name is not None:
+            log = self._log
+            log.put(
+                schema.Delivery(
+                    *(V, log.node, 0, log.t_us(), f"{self._run}:{status.id}".encode(), status.peer, name),
+                    attempt=status.tries or None,
+                    reason=status.reason or None,
+                )
             )
-        )
 
 
 def trace_received(log: TraceLog, epoch: bytes, number: int, peer: PeerId, state: str, size: int) -> None:
     """A reliable message was handled here, or was known already."""
     log.put(
         schema.Delivery(
-            *(V, log.node, 0, log.t_us(), _message_id(epoch, number), peer, state), position=number, size=size
+            *(V, log.node, 0, log.t_us(), epoch + number.to_bytes(8, "big"), peer, state), position=number, size=size
         )
     )
-
-
-def _message_id(epoch: bytes, number: int) -> bytes:
-    """The same at both ends: the sender's epoch for this receiver, and the message's number in it."""
-    return epoch[:8] + number.to_bytes(6, "big")

@@ -35,12 +35,12 @@ class TraceLog:
         "_last_now",
         "_last_t_us",
         "_mark",
-        "_node",
         "_offset_s",
         "_wall",
         "_weight",
         "dropped",
         "is_on",
+        "node",
         "rpcs",
         "wake",
     )
@@ -54,7 +54,7 @@ class TraceLog:
         """Events that were not taken, by reason; all since the node began."""
         self.wake: Callable[[], None] = lambda: None
         """Called when there is enough to be written."""
-        self._node = node
+        self.node = node
         self._items_max = items_max
         self._wall = wall
         self._events: list[Event] = []
@@ -105,7 +105,7 @@ class TraceLog:
     def put(self, event: Event) -> None:
         """Take an event; its ``seq`` is given when it is written."""
         events = self._events
-        if len(events) >= self._mark and not self._has_room():
+        if not self.is_on or (len(events) >= self._mark and not self._has_room()):
             return
         events.append(event)
 
@@ -136,19 +136,19 @@ class TraceLog:
         if isinstance(trace, DeliverMessage):
             message = trace.message
             sender = trace.received_from
-            event = schema.Deliver(V, self._node, 0, t, message.id, message.topic, sender, len(message.data))
+            event = schema.Deliver(V, self.node, 0, t, message.id, message.topic, sender, len(message.data))
         elif isinstance(trace, DuplicateMessage):
             message = trace.message
             sender = trace.received_from
-            event = schema.Duplicate(V, self._node, 0, t, message.id, message.topic, sender, len(message.data))
+            event = schema.Duplicate(V, self.node, 0, t, message.id, message.topic, sender, len(message.data))
         elif isinstance(trace, PublishMessage):
             message = trace.message
-            event = schema.Publish(V, self._node, 0, t, message.id, message.topic, len(message.data))
+            event = schema.Publish(V, self.node, 0, t, message.id, message.topic, len(message.data))
         elif isinstance(trace, _RPCS):
             self._rpc(trace, t)
             return
         else:
-            for event in trace_events(trace, self._node, 0, t):
+            for event in trace_events(trace, self.node, 0, t):
                 self.put(event)
             return
         events = self._events
@@ -173,7 +173,7 @@ class TraceLog:
         self._put_rpc(trace, t, rpc_parts(rpc))
 
     def _put_rpc(self, trace: RecvRpc | SendRpc | DropRpc, t: int, parts: RpcParts) -> None:
-        node = self._node
+        node = self.node
         if isinstance(trace, RecvRpc):
             self.put(schema.RecvRpc(V, node, 0, t, trace.received_from, *parts))
         elif isinstance(trace, SendRpc):

@@ -13,7 +13,10 @@ import trio
 
 from dep2p.errors import TraceError, TraceRunningError
 from dep2p.io.clocks import Clocks
+from dep2p.io.delivery import Delivery
+from dep2p.io.messaging import Messaging
 from dep2p.io.pubsub import PubSub
+from dep2p.io.trace_apps import TracedStatuses
 from dep2p.io.trace_files import TraceFiles
 from dep2p.io.trace_log import TraceLog
 from dep2p.io.trace_settings import TraceSettings
@@ -36,6 +39,8 @@ class TraceSources:
     """What snapshots are made of. Each is asked anew: realms come and go."""
 
     pubsubs: Callable[[], Iterable[PubSub]]
+    apps: Callable[[], Iterable[tuple[Messaging, Delivery | None]]]
+    """The messages of apps, of each realm."""
     clocks: Callable[[], Iterable[Clocks]]
     depths: Callable[[], Iterable[schema.Depth]]
     """What waits outside of pub/sub."""
@@ -83,6 +88,7 @@ class _Run:
         self.dropped_before = dropped
         self.told = Counter(dropped)
         self.rtts: dict[PeerId, int] = {}
+        self.statuses: dict[TracedStatuses, None] = {}
 
 
 class Tracer:
@@ -140,14 +146,25 @@ class Tracer:
             log.put(schema.NodeStart(V, self._own, 0, log.t_us(), metadata.version("dep2p")))
             for pubsub in self._sources.pubsubs():
                 pubsub.trace_to(log)
+            for messaging, delivery in self._sources.apps():
+                self._attach_apps(messaging, delivery)
             await self._nursery.start(self._work, run)
             logger.info("tracing to %s", directory, extra={"rpcs": settings.rpcs})
             return self.status()
 
-    def attach(self, pubsub: PubSub) -> None:
-        """A pub/sub network that was made while the trace may be running."""
+    def attach(self, pubsub: PubSub, messaging: Messaging, delivery: Delivery) -> None:
+        """The parts of a realm that is joined while the trace may be running."""
         if self.is_on:
             pubsub.trace_to(self.log)
+            self._attach_apps(messaging, delivery)
+
+    def _attach_apps(self, messaging: Messaging, delivery: Delivery | None) -> None:
+        messaging.trace_to(self.log)
+        if delivery is not None and self._run is not None:
+            delivery.trace_log = self.log
+            statuses = delivery.traced(self.log, str(int(self._run.started_at_s * 1e3)))
+            statuses.open()
+            self._run.statuses[statuses] = None
 
     async def stop(self, reason: str) -> TraceStatus:
         """End the run: its last event says why, its file is completed. Nothing happens when none is going on."""
@@ -166,6 +183,12 @@ class Tracer:
             self._run, self._last = None, run
             for pubsub in self._sources.pubsubs():
                 pubsub.trace_to(None)
+            for messaging, delivery in self._sources.apps():
+                messaging.trace_to(None)
+                if delivery is not None:
+                    delivery.trace_log = None
+            for statuses in run.statuses:
+                statuses.end()
             self.log.stop()
 
     # Work

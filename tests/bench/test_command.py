@@ -20,6 +20,7 @@ NAMES = {
     "dial": {"dial", "dial/request"},
     "memory": {"memory/idle", "memory/peer"},
     "simulator": {"simulator/1000", "simulator/10000"},
+    "trace": {"trace/event", "trace/event/all", "trace/bytes", "trace/overhead", "trace/overhead/rpcs"},
 }
 
 

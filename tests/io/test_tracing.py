@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from dep2p import Node, Realm
+from dep2p import HandlerError, MessageStream, Node, NoHandlerError, Notice, Realm, Request
 from dep2p.errors import TraceError, TraceRunningError
 from dep2p.io.trace_log import TraceLog
 from dep2p.io.trace_settings import TraceSettings
@@ -184,3 +184,97 @@ async def test_a_node_that_fails_still_ends_its_trace(tmp_path: Path) -> None:
             raise RuntimeError("the app")
     (events,) = runs_in(tmp_path)
     assert_whole(events)
+
+
+async def test_what_apps_send_each_other_is_in_the_trace(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with pubsub_nodes(2, trace_dir=tmp_path, trace_settings=BARE) as (ann, bob):
+        taken: list[bytes] = []
+
+        @bob.on_request("double")
+        async def double(request: Request) -> bytes:
+            await trio.sleep(0.25)
+            return request.data * 2
+
+        @bob.on_request("fail")
+        async def fail(_request: Request) -> bytes:
+            raise HandlerError("no")
+
+        @bob.on_notify("note")
+        async def note(notice: Notice) -> None:
+            if notice.data == b"bad":
+                raise ValueError("bad")
+            taken.append(notice.data)
+
+        @bob.on_stream("items")
+        async def items(stream: MessageStream) -> None:
+            async for _ in stream:
+                pass
+
+        del double, fail, note, items
+        await until(lambda: bool(ann.membership().verified_connection(bob.peer_id)))
+        assert await ann.request(bob.peer_id, "double", b"abc") == b"abcabc"
+        with pytest.raises(HandlerError):
+            await ann.request(bob.peer_id, "fail", b"")
+        with pytest.raises(NoHandlerError):
+            await ann.request(bob.peer_id, "nothing", b"")
+        await ann.notify(bob.peer_id, "note", b"12345")
+        await ann.notify(bob.peer_id, "note", b"bad")
+        await until(lambda: taken == [b"12345"])
+        async with ann.stream(bob.peer_id, "items") as stream:
+            await stream.send(b"x")
+        receipt = await ann.send(bob.peer_id, "note", b"surely", reliable=True)
+        assert receipt is not None
+        await receipt.wait()
+        await until(lambda: taken == [b"12345", b"surely"])
+    at_ann, at_bob = events_in(tmp_path, ann), events_in(tmp_path, bob)
+    asked = {event["name"]: event for event in of_kind(at_ann, "request")}
+    assert {name: event["outcome"] for name, event in asked.items()} == {
+        "double": "ok",
+        "fail": "handler_failed",
+        "nothing": "no_handler",
+    }
+    assert all(event["side"] == "out" and event["peer"] == bob.peer_id for event in asked.values())
+    assert asked["double"]["duration_us"] >= 250_000
+    assert (asked["double"]["size"], asked["double"]["reply_size"]) == (3, 6)
+    answered = {event["name"]: event for event in of_kind(at_bob, "request")}
+    assert {name: event["outcome"] for name, event in answered.items()} == {"double": "ok", "fail": "handler_failed"}
+    assert 250_000 <= answered["double"]["duration_us"] <= asked["double"]["duration_us"]
+    assert [event["outcome"] for event in of_kind(at_bob, "notify")] == ["ok", "handler_failed"]
+    assert [event["size"] for event in of_kind(at_ann, "notify")] == [5, 3]
+    for node_events, side in ((at_ann, "out"), (at_bob, "in")):
+        assert [(event["side"], event["state"]) for event in of_kind(node_events, "stream")] == [
+            (side, "open"),
+            (side, "closed"),
+        ]
+    states = [event["state"] for event in of_kind(at_ann, "delivery")]
+    assert states[0] == "created" and states[-1] == "acknowledged" and states.count("sending") == 1
+    assert len({event["msg"] for event in of_kind(at_ann, "delivery")}) == 1
+    (received,) = of_kind(at_bob, "delivery")
+    assert received["state"] == "received" and received["position"] == 1 and received["peer"] == ann.peer_id
+
+
+async def test_after_its_end_nothing_of_apps_comes_into_a_trace(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with pubsub_nodes(2) as (ann, bob):
+
+        @bob.on_request("slow")
+        async def slow(_request: Request) -> bytes:
+            await trio.sleep(5)
+            return b""
+
+        del slow
+        await until(lambda: bool(ann.membership().verified_connection(bob.peer_id)))
+        await ann.tracer.start(tmp_path, BARE)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ann.request, bob.peer_id, "slow", b"")
+            await trio.sleep(1)
+            await ann.tracer.stop("in the middle")
+        assert len(ann.tracer.log) == 0
+        await ann.tracer.start(tmp_path, BARE)
+        await ann.tracer.stop("again")
+    for events in runs_in(tmp_path):
+        assert_whole(events)
+        assert not of_kind(events, "request")

@@ -1,0 +1,63 @@
+"""A report of live nodes: the numbers in it are those that the nodes counted themselves."""
+
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from dep2p.io.trace_settings import TraceSettings
+from dep2p.spark_analytics.analysis import AnalysisOptions, analyse
+from dep2p.spark_analytics.findings import findings
+from dep2p.spark_analytics.job import check_places
+from dep2p.spark_analytics.load import read_raw, to_silver, write_silver
+from dep2p.spark_analytics.summary import summary
+from tests.io.pubsub_support import joined, pubsub_nodes, take, until
+
+MESSAGES = 60
+
+
+async def _traced(directory: Path, *, rpcs: bool) -> dict[str, dict[str, int]]:
+    """Three nodes publish to each other; what each counted, by its id."""
+    settings = TraceSettings(rpcs=rpcs, snapshot_s=0.5, clock_s=1.0)
+    async with pubsub_nodes(3, trace_dir=directory, trace_settings=settings) as nodes:
+        topics = await joined(nodes)
+        async with topics[0].subscribe() as a, topics[1].subscribe() as b, topics[2].subscribe() as c:
+            for number in range(MESSAGES):
+                await topics[number % 3].publish(b"message %d" % number)
+            for messages in (a, b, c):
+                await take(messages, MESSAGES * 2 // 3)
+        await until(lambda: all(node.counters().get("clocks_readings", 0) >= 2 for node in nodes), within_s=60)
+        await trio.sleep(0.6)
+        return {node.peer_id: node.pubsub().counters() for node in nodes}
+
+
+def test_the_report_of_live_nodes_has_their_own_numbers(spark: Any, tmp_path: Path) -> None:
+    counted = trio.run(lambda: _traced(tmp_path / "traces", rpcs=True))
+    assert check_places([str(tmp_path / "traces")]) == []
+    write_silver(to_silver(read_raw(spark, [str(tmp_path / "traces")])), str(tmp_path / "silver"))
+    found = analyse(spark, str(tmp_path / "silver"), AnalysisOptions(settle_s=0.5))
+    figures = summary(found)
+    assert figures["nodes"] == 3 and figures["missing_events"] == 0 and len(found.tables["strangers"]) == 0
+    (topic,) = figures["topics"]
+    assert topic["topic"] == "chat" and topic["messages"] == MESSAGES and topic["reliability"] == 1.0
+    copies = found.tables["copies"].groupby("node")[["publishes", "firsts", "duplicates", "rejects"]].sum()
+    for node, counts in counted.items():
+        row = copies.loc[node]
+        assert row["publishes"] == counts["router_published"] == MESSAGES // 3
+        assert row["firsts"] - row["publishes"] == counts["messages_delivered"] == MESSAGES * 2 // 3
+        assert row["duplicates"] == counts["router_duplicates"]
+        assert row["rejects"] == 0
+    assert figures["rpcs"]["sent"] and figures["rpcs"]["received"] and not figures["rpcs"]["dropped"]
+    assert len(found.tables["peer_scores"]) == 3 and len(found.tables["mesh_sessions"])
+    worst = [item for item in findings(found, figures) if item.level == "bad"]
+    assert not worst, worst
+    assert not found.offsets, "one machine, one clock"
+
+
+def test_without_rpcs_the_rest_of_the_report_is_the_same(spark: Any, tmp_path: Path) -> None:
+    trio.run(lambda: _traced(tmp_path / "traces", rpcs=False))
+    write_silver(to_silver(read_raw(spark, [str(tmp_path / "traces")])), str(tmp_path / "silver"))
+    found = analyse(spark, str(tmp_path / "silver"), AnalysisOptions(settle_s=0.5))
+    figures = summary(found)
+    assert figures["topics"][0]["reliability"] == 1.0 and figures["rpcs"] is None
+    assert not [item for item in findings(found, figures) if item.level == "bad"]
