@@ -20,7 +20,7 @@ class TraceSettings:
     """The files of this node in the directory, all together; above it the oldest are removed."""
     age_max_s: float = 0.0
     """Files that were completed so long ago are removed; 0 keeps them."""
-    snapshot_s: float = 10.0
+    snapshot_s: float = 5.0
     """Between two snapshots of meshes, scores, queues and round trips; 0 takes none."""
     clock_s: float = 60.0
     """Between two readings of the clock of each connected member; 0 takes none."""

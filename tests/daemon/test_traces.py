@@ -46,7 +46,7 @@ def test_started_looked_at_and_stopped(tracing: Served, tmp_path: Path) -> None:
     assert began.status_code == 201
     assert began.json()["is_on"] and began.json()["directory"] == str(tmp_path)
     settings = began.json()["settings"]
-    assert settings["rpcs"] is False and settings["roll_s"] == 30 and settings["snapshot_s"] == 10
+    assert settings["rpcs"] is False and settings["roll_s"] == 30 and settings["snapshot_s"] == 5
     again = tracing.http.post("/v1/trace/start", json={})
     assert again.status_code == 409 and again.json()["code"] == "D7006" and str(tmp_path) in again.json()["detail"]
     ended = tracing.http.post("/v1/trace/stop", json={}).json()
