@@ -29,8 +29,8 @@ class TraceConfig:
     age_max_s: float = 0.0
     """Files that were complete so long ago are removed, too; 0 keeps them."""
     snapshot_s: float = 5.0
-    """Time between two snapshots of meshes, scores, queues and round trips; 0 takes none. Reports take a node that wrote
-    nothing for over ten seconds as stopped: keep it well below that."""
+    """Time between two snapshots of meshes, scores, queues and round trips; 0 takes none. Reports take a node that
+    wrote nothing for over ten seconds as stopped: keep it well below that."""
     clock_s: float = 60.0
     """Time between two readings of the clocks of the connected members, by which reports correct the times of nodes;
     0 takes none."""
