@@ -73,6 +73,16 @@ QUEUE_ROWS: Final = (
         EXIT_FAILED,
     ),
     ErrorInfo(
+        "D5209",
+        "the consumer has lost the partition",
+        "A result in an exclusive channel came after its consumer had handed the partition over, or had been silent for "
+        "a lease: another consumer has the message, or will.",
+        "Stop work on it: the result does not count. Let handlers end with the message's scope; raise lease_s of the "
+        "queue if consumers pause for longer.",
+        409,
+        EXIT_FAILED,
+    ),
+    ErrorInfo(
         "D5301",
         "a store cannot read or write",
         "The files or the server that keep queues and outboxes fail. Nothing that was acknowledged is lost by that.",

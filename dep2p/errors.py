@@ -215,6 +215,10 @@ class NotInFlightError(QueueError):
     """The consumer does not hold that message (any more): its time was over, or it was settled before."""
 
 
+class LockLostError(NotInFlightError):
+    """The consumer has lost the partition of that message: its lease was over, or it has handed it over."""
+
+
 class QueueAccessError(QueueError):
     """The queue's owner does not allow that to this peer."""
 

@@ -76,7 +76,7 @@ class LocalConsumer(Consumer):
         while True:
             taken: list[Delivery] = []
             while inbox and len(taken) < items_max:
-                partition, message, attempts, deadline = inbox.popleft()
+                partition, message, attempts, deadline, _epoch = inbox.popleft()
                 seq = message.seq
                 if (partition, seq) in held:  # else its time was over before anybody took it
                     taken.append(

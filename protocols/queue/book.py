@@ -5,20 +5,22 @@ The owner publishes and settles through `Queue` and `Channel`, calls `pump` to a
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
 from dep2p.errors import ProtocolError, QueueExistsError, QueueNotFoundError
-from dep2p.protocols.bounded_cbor import decode_bounded, encode_canonical
+from dep2p.protocols.bounded_cbor import encode_canonical
 from dep2p.protocols.queue.channel import PAGE_BYTES, Channel
 from dep2p.protocols.queue.consumer import Consumer, Delivery
-from dep2p.protocols.queue.filters import Filter
+from dep2p.protocols.queue.definitions import Definitions
 from dep2p.protocols.queue.log import LogCache, PartitionLog, Read
 from dep2p.protocols.queue.message import damaged as damaged_message
 from dep2p.protocols.queue.message import decode_row
 from dep2p.protocols.queue.names import check_name, is_ephemeral
-from dep2p.protocols.queue.options import QueueOptions, options_as_dict, options_from
-from dep2p.protocols.queue.queue import Publish, Queue, Run
+from dep2p.protocols.queue.options import QueueOptions, options_as_dict
+from dep2p.protocols.queue.ordering.exclusive import ExclusiveChannel
+from dep2p.protocols.queue.queue import Publish, Queue
 from dep2p.protocols.queue.records import DeadRow, MessageRow, PartitionRecord, StoreBatch
 
 CACHE_BYTES: Final = 67_108_864
@@ -26,16 +28,11 @@ _COMMIT_ROWS: Final = 2_000
 _COMMIT_BYTES: Final = 8_388_608
 _EPHEMERAL_DEAD_MAX: Final = 10_000
 
-_OPTION_NAMES: Final = frozenset(options_as_dict(QueueOptions()))
-
-QueueKey = tuple[str, str]
-"""Namespace and name."""
-
 
 class _Taken:
     """What a batch holds, besides what goes to the store."""
 
-    __slots__ = ("deleted", "deliveries", "publishers", "publishes")
+    __slots__ = ("calls", "deleted", "deliveries", "publishers", "publishes")
 
     def __init__(self) -> None:
         self.deleted: list[Publish] = []
@@ -44,17 +41,18 @@ class _Taken:
         """The definitions that tell of these publishes."""
         self.publishes: list[tuple[Queue, Publish]] = []
         self.deliveries: list[tuple[Consumer, list[Delivery]]] = []
+        self.calls: list[Callable[[], None]] = []
 
 
-class QueueBook:
+class QueueBook(Definitions):
     """The queues of one store."""
 
     def __init__(self, *, cache_bytes: int = CACHE_BYTES) -> None:
+        super().__init__()
         self.cache = LogCache(cache_bytes)
         self.wall_us = 0
         """Unix microseconds as last said by `pump` or `at`."""
         self.counts: Counter[str] = Counter()
-        self.queues: dict[QueueKey, Queue] = {}
         self.awake: dict[Channel, None] = {}
         self.active: dict[Channel, None] = {}
         """Channels with consumers or deferred messages: those with deadlines."""
@@ -67,7 +65,6 @@ class QueueBook:
         self.trims: dict[int, int] = {}
         self.freed: dict[Queue, None] = {}
         """Queues in which there may be room now; the owner clears it."""
-        self._definitions: dict[str, bytes | None] = {}
         self._publishes: list[tuple[Queue, Publish]] = []
         self._publish_rows = 0
         self._dead_added: dict[tuple[int, int], DeadRow] = {}
@@ -75,83 +72,24 @@ class QueueBook:
         self._partitions_removed: list[int] = []
         self._channels_removed: list[int] = []
         self._taken: dict[int, _Taken] = {}
-        self._next_partition = 1
-        self._next_channel = 1
+        self._calls: list[Callable[[], None]] = []
         self._queue_of: dict[int, Queue] = {}
         """By partition, of those that are loaded."""
         self._ephemeral_dead: dict[int, dict[int, DeadRow]] = {}
-        self._publishers: dict[int, list[tuple[bytes, int, dict[int, list[Run]]]]] = {}
 
-    # Definitions
+    def new_partition_ids(self, count: int) -> list[int]:
+        """Never given before."""
+        self._next_partition += count
+        return list(range(self._next_partition - count, self._next_partition))
 
-    def restore(self, definitions: Mapping[str, bytes]) -> None:
-        """Know the queues that the store has. Cheap: none of them is loaded. Raises ProtocolError for a damaged one."""
-        options: dict[bytes, QueueOptions] = {}
-        for key, raw in definitions.items():
-            try:
-                self._restore(key, raw, options)
-            except (ProtocolError, KeyError, TypeError, ValueError, AttributeError) as error:
-                raise ProtocolError(f"the store's definition {key[:120]!r} is damaged ({error})") from None
+    def expanded(self, queue: Queue, ids: Sequence[int]) -> None:
+        """A queue has more partitions."""
+        self._queue_of.update(dict.fromkeys(ids, queue))
+        self.define_queue(queue)
 
-    def _restore(self, key: str, raw: bytes, options: dict[bytes, QueueOptions]) -> None:
-        kind, _, rest = key.partition("/")
-        if kind == "ids":
-            partition, channel = cast(list[int], _decode(raw, key))
-            self._next_partition = max(self._next_partition, partition)
-            self._next_channel = max(self._next_channel, channel)
-        elif kind == "queue":
-            namespace, _, name = rest.rpartition("/")
-            self._restore_queue(namespace, name, cast(dict[str, Any], _decode(raw, key)), options)
-        elif kind == "publisher":
-            partition_text, _, publisher = rest.partition("/")
-            last, runs = cast(list[Any], _decode(raw, key))
-            recent = {int(first): [Run(*run) for run in each] for first, each in runs}
-            self._publishers.setdefault(int(partition_text), []).append((bytes.fromhex(publisher), int(last), recent))
-
-    def _restore_queue(
-        self, namespace: str, name: str, fields: dict[str, Any], known_options: dict[bytes, QueueOptions]
-    ) -> None:
-        # Nearly all queues have the options of others: looked at once, thousands of queues hold no start up.
-        as_written = encode_canonical(fields["options"])
-        options = known_options.get(as_written)
-        if options is None:
-            known = {key: value for key, value in fields["options"].items() if key in _OPTION_NAMES}
-            # Floats travel as text: CBOR of ours has none.
-            options = options_from({key: float(v) if isinstance(v, str) else v for key, v in known.items()})
-            known_options[as_written] = options
-        queue = self.queues[(namespace, name)] = Queue(self, namespace, name, options, fields["partitions"])
-        queue.is_paused = bool(fields["paused"])
-        for channel_name, (channel_id, filter_text, paused) in fields["channels"].items():
-            filter_ = Filter(filter_text) if filter_text else None
-            queue.channels[channel_name] = Channel(queue, channel_id, channel_name, filter_, is_paused=bool(paused))
-
-    def define(self, key: str, value: object | None) -> None:
-        """A small value goes into the next batch; None removes it."""
-        self._definitions[key] = None if value is None else encode_canonical(value)
-
-    def define_queue(self, queue: Queue) -> None:
-        """What the store keeps of a queue."""
-        if queue.is_ephemeral or queue.is_deleted:
-            return
-        options = {
-            key: repr(value) if isinstance(value, float) else value
-            for key, value in options_as_dict(queue.options).items()
-        }
-        channels = {
-            name: [channel.id, "" if channel.filter is None else channel.filter.text, channel.is_paused]
-            for name, channel in queue.channels.items()
-            if not is_ephemeral(name)
-        }
-        self.define(
-            f"queue/{queue.namespace}/{queue.name}",
-            {
-                "options": options,
-                "partitions": list(queue.partition_ids),
-                "channels": channels,
-                "paused": queue.is_paused,
-            },
-        )
-        self.define("ids", [self._next_partition, self._next_channel])
+    def when_committed(self, call: Callable[[], None]) -> None:
+        """Call when what was defined until now is committed."""
+        self._calls.append(call)
 
     def new_channel_id(self) -> int:
         """Never given before."""
@@ -170,20 +108,21 @@ class QueueBook:
         return sorted(name for space, name in self.queues if space == namespace)
 
     def create(self, namespace: str, name: str, options: QueueOptions) -> Queue:
-        """A new queue, or the one that is there with the same options.
+        """A new queue, or the one that is there with the same options (and maybe more partitions).
 
         Raises QueueExistsError when it is there with others, ``ValueError`` for the name.
         """
         check_name(name)
         found = self.queues.get((namespace, name))
         if found is not None:
+            if options.partitions < found.options.partitions:
+                options = replace(options, partitions=found.options.partitions)  # it was expanded since
             if found.options != options:
                 there = options_as_dict(found.options)
                 differing = [key for key, value in options_as_dict(options).items() if there[key] != value]
                 raise QueueExistsError(f"the queue {name!r} is there with another {', '.join(differing)}")
             return found
-        ids = range(self._next_partition, self._next_partition + options.partitions)
-        self._next_partition += options.partitions
+        ids = self.new_partition_ids(options.partitions)
         queue = self.queues[(namespace, name)] = Queue(self, namespace, name, options, ids)
         self.load(queue, {})
         self.define_queue(queue)
@@ -195,6 +134,9 @@ class QueueBook:
             return
         queue.load(records)
         self._queue_of.update(dict.fromkeys(queue.logs, queue))
+        for channel in queue.channels.values():
+            if channel.is_exclusive:
+                self.active[channel] = None  # leases of an earlier run end
         for publisher, last, recent in self._publishers.pop(queue.partition_ids[0], ()):
             queue.restore_publisher(publisher, last, recent)
 
@@ -222,6 +164,8 @@ class QueueBook:
         self.starved.pop(channel, None)
         if not queue.is_ephemeral and not is_ephemeral(channel.name):
             self._channels_removed.append(channel.id)
+            if isinstance(channel, ExclusiveChannel):
+                self.define(channel.store_key, None)
 
     # From queues
 
@@ -352,6 +296,7 @@ class QueueBook:
         return bool(
             self._publishes
             or self.staged
+            or self._calls
             or self.changed
             or self._definitions
             or self._dead_added
@@ -406,6 +351,7 @@ class QueueBook:
         batch.trims, self.trims = self.trims, {}
         batch.partitions_removed, self._partitions_removed = self._partitions_removed, []
         batch.channels_removed, self._channels_removed = self._channels_removed, []
+        taken.calls, self._calls = self._calls, []
         self._take_publishers(batch, taken)
         self._taken[id(batch)] = taken
         return batch
@@ -439,6 +385,8 @@ class QueueBook:
                 publish.finish()
         for queue in shown:
             queue.wake()
+        for call in taken.calls:
+            call()
         self._give_up_deleted(taken)
         self._hand_out(taken)
 
@@ -490,6 +438,7 @@ class QueueBook:
         self._publishes[:0] = again
         self._publish_rows += sum(len(publish.rows) for _queue, publish in again)
         self._give_up_deleted(taken)
+        self._calls[:0] = taken.calls
         for key in taken.publishers:  # written anew with those that go again
             del batch.definitions[key]
         self._definitions = {**batch.definitions, **self._definitions}
@@ -509,7 +458,3 @@ class QueueBook:
             if held:
                 consumer.staged[:0] = held
                 self.staged[consumer] = None
-
-
-def _decode(raw: bytes, key: str) -> object:
-    return decode_bounded(raw, f"the definition {key}", depth_max=6, entries_max=100_000)

@@ -199,6 +199,8 @@ class Channel(ChannelPlaces):
                 if wants is not None:
                     self._want(place, seq, wants)
                 break
+            if self.is_exclusive and self._is_blocked(place, message):
+                break
             place.read += 1
             ready += self._look_at(place, message, now, wall_us)
         return ready > 0, place.read > start
@@ -227,16 +229,26 @@ class Channel(ChannelPlaces):
             state = place.states[seq] = StateRow(self.id, place.log.id, seq, 1, 0, b"")
             self._set_state(place, seq, 1, 0, b"")
             self.counts["recovered"] += 1
-        due_us = message.due_us if state is None else state.due_us
-        if due_us > wall_us:
-            self._defer(place.log.id, message, now + (due_us - wall_us) / 1e6)
-            return False
         if state is not None and self._is_used_up(state.attempts):
             self._die(place, message, state.attempts, state.history, "its deliveries were used up", wall_us)
             return False
         if state is None and not message.due_us:
             place.unhanded[seq] = None
+        if self.is_exclusive and not self._takes_turn(place, message, state):
+            return False
+        due_us = message.due_us if state is None else state.due_us
+        if due_us > wall_us:
+            self._defer(place.log.id, message, now + (due_us - wall_us) / 1e6)
+            return False
         self._make_ready(place.log.id, message)
+        return True
+
+    def _is_blocked(self, place: Place, message: Message) -> bool:
+        """Asked for exclusive channels: whether a partition is not to be read further for now."""
+        return False
+
+    def _takes_turn(self, place: Place, message: Message, state: StateRow | None) -> bool:
+        """Asked for exclusive channels: whether a message may be handed out before any other of its key is done."""
         return True
 
     def _make_ready(self, partition: int, message: Message) -> None:
@@ -244,6 +256,9 @@ class Channel(ChannelPlaces):
             heapq.heappush(self._urgent, (-message.priority, next(self._order), partition, message.seq))
         else:
             self._ready.append((partition, message.seq))
+
+    def _make_ready_unseen(self, key: tuple[int, int]) -> None:
+        self._ready.append(key)
 
     def _defer(self, partition: int, message: Message, due: float) -> None:
         key = (partition, message.seq)
@@ -263,7 +278,7 @@ class Channel(ChannelPlaces):
                 if message is not None:
                     self._make_ready(partition, message)
                 else:
-                    self._ready.append((partition, seq))
+                    self._make_ready_unseen((partition, seq))
 
     def _want(self, place: Place, seq: int, wants: dict[int, Read]) -> None:
         log = place.log
@@ -352,7 +367,7 @@ class Channel(ChannelPlaces):
             return
         place = self._places[key[0]]
         self._set_state(place, key[1], held.attempts - 1, 0, self._history(place, key[1]))
-        self._ready.appendleft(key)
+        self._put_back(key)
         self.wake()
 
     def _back(
@@ -372,7 +387,7 @@ class Channel(ChannelPlaces):
         if delay_s:
             self._defer(key[0], held.message, now + delay_s)
         elif front:
-            self._ready.appendleft(key)
+            self._put_back(key)
         else:
             self._make_ready(key[0], held.message)
         self.wake()

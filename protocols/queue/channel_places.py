@@ -39,6 +39,9 @@ class Place:
 class ChannelPlaces:
     """The part of a `Channel` that is kept."""
 
+    is_exclusive = False
+    """Whether each partition has one consumer at a time, and each key an order."""
+
     def __init__(self, queue: Any, channel_id: int, name: str, filter_: Filter | None, *, is_paused: bool) -> None:
         self.queue = queue
         """The `Queue`; untyped, since type checkers know this folder under two names and would see two classes."""

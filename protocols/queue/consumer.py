@@ -16,6 +16,8 @@ class Delivery(NamedTuple):
     """1 at the first time."""
     deadline: float
     """On the clock of `now`: it goes to others then, unless it was touched."""
+    epoch: int = 0
+    """Under which lock, in an exclusive channel: results carry it."""
 
 
 class Held:

@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from dep2p.protocols.queue.names import LOGICAL_PARTITIONS
+
+ORDERS: Final = ("strict", "best_effort")
+_LEASE_MIN_S: Final = 0.5
+_LEASE_MAX_S: Final = 3_600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +43,23 @@ class QueueOptions:
     """What a consumer held is delivered to others as soon as it is gone; else when its time is over."""
     hold_without_channel: bool = True
     """Keep messages while there is no channel, for the first one (as nsqd); else they are dropped and counted."""
+    order: str = "best_effort"
+    """What an exclusive channel does with a message that failed: ``strict``: it comes again before the next one of its
+    key; ``best_effort``: it comes again later."""
+    lease_s: float = 30.0
+    """A consumer of an exclusive channel that is not heard of for so long has lost its partitions."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            if not isinstance(value, bool) and not value >= 0:
+            if isinstance(value, int | float) and not isinstance(value, bool) and not value >= 0:
                 raise ValueError(f"the option {each.name} is {value}: it cannot be negative")
         if not 1 <= self.partitions <= LOGICAL_PARTITIONS:
             raise ValueError(f"the option partitions is {self.partitions}: it is 1 to {LOGICAL_PARTITIONS}")
+        if self.order not in ORDERS:
+            raise ValueError(f"the option order is {self.order!r}: it is {' or '.join(ORDERS)}")
+        if not _LEASE_MIN_S <= self.lease_s <= _LEASE_MAX_S:
+            raise ValueError(f"the option lease_s is {self.lease_s:g}: it is {_LEASE_MIN_S:g} to {_LEASE_MAX_S:g}")
         for name in ("items_max", "bytes_max", "message_bytes_max", "dead_items_max"):
             if not getattr(self, name):
                 raise ValueError(f"the option {name} is 0: nothing could ever pass")
@@ -70,6 +83,8 @@ def options_from(given: Mapping[str, object], defaults: QueueOptions | None = No
             right, wanted = isinstance(value, bool), "true or false"
         elif isinstance(default, int):
             right, wanted = isinstance(value, int) and not isinstance(value, bool), "a whole number"
+        elif isinstance(default, str):
+            right, wanted = isinstance(value, str), "a text"
         else:
             right, wanted = isinstance(value, int | float) and not isinstance(value, bool), "a number"
         if not right:

@@ -1,100 +1,45 @@
 """A queue: its partitions and channels, what publishers say, and what leaves the log. Pure."""
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from dataclasses import replace
+from typing import Any, Final
 
 from dep2p.errors import ChannelNotFoundError, MessageTooLargeError, QueueFullError
 from dep2p.protocols.queue.channel import Channel
 from dep2p.protocols.queue.filters import Filter
 from dep2p.protocols.queue.log import PartitionLog, Read
 from dep2p.protocols.queue.message import Message, NewMessage, encode_meta, pack_meta
-from dep2p.protocols.queue.names import LOGICAL_PARTITIONS, check_name, is_ephemeral, logical_partition, ranges
+from dep2p.protocols.queue.names import LOGICAL_PARTITIONS, check_name, is_ephemeral, logical_partition
 from dep2p.protocols.queue.options import QueueOptions
+from dep2p.protocols.queue.ordering.exclusive import ExclusiveChannel
+from dep2p.protocols.queue.ordering.routes import RouteTable
+from dep2p.protocols.queue.publishers import Publish, Publishers, Run
 from dep2p.protocols.queue.records import DeadRow, MessageRow, PartitionRecord
 
-_PUBLISHERS_MAX: Final = 1_024
-"""Of a queue, whose last publishes are remembered."""
-_PUBLISHES_REMEMBERED: Final = 64
-"""Of one publisher: more than it has in flight."""
 _CHANNELS_MAX: Final = 1_000
 _SWEEP_ITEMS: Final = 1_024
 
+
+__all__ = ["Publish", "Queue", "Run"]
 
 _new = tuple[object, ...].__new__
 """A NamedTuple's own constructor costs twice as much."""
 
 
-@lru_cache(maxsize=64)
-def _partition_of(count: int) -> tuple[int, ...]:
-    """The partition of each logical one, of a queue that has so many."""
-    found = tuple(index for index, each in enumerate(ranges(count)) for _lp in each)
-    assert len(found) == LOGICAL_PARTITIONS
-    return found
-
-
-class Run(NamedTuple):
-    """Messages of one publish with numbers in a row."""
-
-    partition: int
-    first_seq: int
-    items: int
-
-
-class Publish:
-    """One publish: all of it, or nothing. Done when it is committed."""
-
-    __slots__ = ("error", "is_done", "on_done", "publisher", "replaces", "rows", "runs")
-
-    def __init__(self, on_done: "Callable[[Publish], None]") -> None:
-        self.on_done = on_done
-        """Called when `is_done` is set; before, too, for each time that the outcome is in doubt."""
-        self.runs: list[Run] = []
-        self.rows: list[MessageRow] = []
-        self.publisher = b""
-        """Who has published it, if that is remembered."""
-        self.replaces: tuple[int, int] | None = None
-        """A dead letter (channel, id) that goes when this comes: in the same step."""
-        self.is_done = False
-        self.error: Exception | None = None
-
-    def points(self) -> list[tuple[int, int]]:
-        """(partition, seq) of each message, in the order given."""
-        if len(self.runs) == 1:
-            partition, first, items = self.runs[0]
-            return [(partition, first)] if items == 1 else [(partition, first + n) for n in range(items)]
-        return [(run.partition, run.first_seq + n) for run in self.runs for n in range(run.items)]
-
-    def doubt(self, error: Exception) -> None:
-        """Whether it is committed is not known for now; `finish` comes later."""
-        self.error = error
-        self.on_done(self)
-
-    def finish(self, error: Exception | None = None) -> None:
-        """It is committed, or not."""
-        self.is_done = True
-        self.error = error
-        self.on_done(self)
-
-
-class _Publisher:
-    """What a publisher has published lately: a publish that is sent again is known by its first number."""
-
-    __slots__ = ("last", "recent")
-
-    def __init__(self) -> None:
-        self.last = 0
-        self.recent: OrderedDict[int, Publish | list[Run]] = OrderedDict()
-        """By the first number. An empty list: it was not written, and is taken when it is sent again."""
-
-
-class Queue:
+class Queue(Publishers):
     """Made by `QueueBook.create`, or from what the store has; `load` before it is used."""
 
     def __init__(
-        self, book: Any, namespace: str, name: str, options: QueueOptions, partition_ids: Sequence[int]
+        self,
+        book: Any,
+        namespace: str,
+        name: str,
+        options: QueueOptions,
+        partition_ids: Sequence[int],
+        routes: RouteTable | None = None,
     ) -> None:
+        super().__init__()
         self.book = book
         """The `QueueBook`; untyped, since type checkers know this folder under two names and would see two classes."""
         self.namespace = namespace
@@ -108,11 +53,27 @@ class Queue:
         self.counts: Counter[str] = Counter()
         self.channels: dict[str, Channel] = {}
         self.logs: dict[int, PartitionLog] = {}
-        self._partition_of = _partition_of(len(self.partition_ids))
+        self._routes = routes
+        self._partition_of: list[int] = []
         self._turn = 0
         self._only: PartitionLog | None = None
         """The log of a queue that has one partition."""
-        self._publishers: OrderedDict[bytes, _Publisher] = OrderedDict()
+
+    @property
+    def routes(self) -> RouteTable:
+        """Where each key goes. Made when it is first asked for: thousands of queues hold no start up."""
+        if self._routes is None:
+            self._routes = RouteTable.first(self.partition_ids)
+        return self._routes
+
+    @property
+    def is_expanded(self) -> bool:
+        """Whether the routes are others than those of a new queue."""
+        return self._routes is not None and self._routes.version > 1
+
+    def _route(self) -> None:
+        self._partition_of = [route.partition for route in self.routes.routes for _lp in range(route.low, route.high)]
+        assert len(self._partition_of) == LOGICAL_PARTITIONS
 
     # Loading
 
@@ -121,14 +82,42 @@ class Queue:
         if self.is_loaded:
             return
         self.is_loaded = True
+        self._route()
         for partition in self.partition_ids:
             record = records.get(partition) or PartitionRecord()
             log = self.logs[partition] = PartitionLog(partition, record, self.book.cache, is_pinned=self.is_ephemeral)
-            if len(self.partition_ids) == 1:
-                self._only = log
             for channel in self.channels.values():
                 known = record if channel.id in record.cursors else None
                 channel.add_partition(log, known, log.trimmed)
+        if len(self.partition_ids) == 1:
+            self._only = self.logs[self.partition_ids[0]]
+
+    def expand(self, count: int) -> list[int]:
+        """So many partitions more; gives their ids. Ranges are split, and no key loses its order by that.
+
+        Raises ``ValueError`` for too many.
+        """
+        routes = self.routes.settled([self._trimmed])
+        ids: list[int] = self.book.new_partition_ids(count)
+        self._routes = routes.expanded(ids, {each: log.last_seq for each, log in self.logs.items()})
+        self._route()
+        self._only = None
+        self.partition_ids = (*self.partition_ids, *ids)
+        self.options = replace(self.options, partitions=len(self.partition_ids))
+        for partition in ids:
+            log = PartitionLog(partition, PartitionRecord(), self.book.cache, is_pinned=self.is_ephemeral)
+            self.logs[partition] = log
+            for channel in self.channels.values():
+                channel.add_partition(log, None, 0)
+        for channel in self.channels.values():
+            if isinstance(channel, ExclusiveChannel):
+                channel.set_partitions(self.partition_ids)
+            channel.wake()
+        self.book.expanded(self, ids)
+        return ids
+
+    def _trimmed(self, partition: int) -> int:
+        return self.logs[partition].trimmed
 
     # Publishing
 
@@ -211,9 +200,14 @@ class Queue:
             raise ValueError("nothing to publish")
         size = 0
         options = self.options
+        is_strict = options.order == "strict"
         for message in messages:
-            body, _attributes, _key, priority, delay_s = message
+            body, _attributes, key, priority, delay_s = message
             size += len(body)
+            if is_strict and key and (delay_s or priority):
+                raise ValueError(
+                    f"the queue {self.name!r} keeps the order of keys: what has a key has no delay and no priority"
+                )
             if len(body) <= options.message_bytes_max and not delay_s and 0 <= priority <= 255:
                 continue
             if len(body) > options.message_bytes_max:
@@ -236,92 +230,12 @@ class Queue:
         self._turn += 1
         found: list[tuple[PartitionLog, list[NewMessage]]] = []
         for message in messages:
-            index = self._partition_of[logical_partition(message.key)] if message.key else self._turn % len(ids)
-            if not found or found[-1][0].id != ids[index]:
-                found.append((self.logs[ids[index]], []))
+            key = message.key
+            partition = self._partition_of[logical_partition(key)] if key else ids[self._turn % len(ids)]
+            if not found or found[-1][0].id != partition:
+                found.append((self.logs[partition], []))
             found[-1][1].append(message)
         return found
-
-    def _known(self, publisher: tuple[bytes, int], on_done: Callable[[Publish], None]) -> Publish | None:
-        name, number = publisher
-        known = self._publishers.get(name)
-        if known is None:
-            return None
-        before = known.recent.get(number)
-        if before == []:  # it was not written then
-            return None
-        if before is None:
-            if number > known.last:
-                return None
-            raise ValueError(f"publish {number} comes after {known.last} of the same publisher, and is not remembered")
-        self.counts["deduplicated"] += 1
-        if isinstance(before, Publish) and not before.is_done:
-            first_done = before.on_done
-
-            def both(publish: Publish) -> None:
-                first_done(publish)
-                on_done(publish)
-
-            before.on_done = both
-            return before
-        again = Publish(on_done)
-        again.runs = list(before.runs if isinstance(before, Publish) else before)
-        again.finish()
-        return again
-
-    def _remember(self, publisher: tuple[bytes, int], publish: Publish, count: int) -> None:
-        name, number = publisher
-        known = self._publishers.get(name)
-        if known is None:
-            if len(self._publishers) >= _PUBLISHERS_MAX:
-                gone, _old = self._publishers.popitem(last=False)
-                if not self.is_ephemeral:
-                    self.book.define(self.publisher_key(gone), None)
-            known = self._publishers[name] = _Publisher()
-        else:
-            self._publishers.move_to_end(name)  # the quietest one is forgotten first
-        known.recent[number] = publish
-        known.last = max(known.last, number + count - 1)
-        publish.publisher = name
-        while len(known.recent) > _PUBLISHES_REMEMBERED:
-            known.recent.popitem(last=False)
-
-    def remembered(self, name: bytes, written: Mapping[Publish, None]) -> list[object] | None:
-        """What the store shall keep of a publisher: only what is written, or just being written."""
-        known = self._publishers.get(name)
-        if known is None:
-            return None
-        last = known.last
-        runs: list[object] = []
-        for number, each in known.recent.items():
-            if isinstance(each, Publish) and not each.is_done and each not in written:
-                last = min(last, number - 1)
-                runs.append((number, ()))
-            else:
-                of: list[Run] = each.runs if isinstance(each, Publish) else each
-                runs.append((number, tuple(tuple(run) for run in of)))
-        return [last, runs]
-
-    def forget_publish(self, publish: Publish) -> None:
-        """It was not committed: sent again, it is taken again."""
-        for known in self._publishers.values():
-            for number, each in list(known.recent.items()):
-                if each is publish:
-                    known.recent[number] = []
-
-    def restore_publisher(self, name: bytes, last: int, recent: Mapping[int, list[Run]]) -> None:
-        """What the store has of a publisher."""
-        known = self._publishers[name] = _Publisher()
-        known.last = last
-        known.recent.update(recent)
-
-    def publisher_key(self, name: bytes) -> str:
-        """Of the definition that tells of a publisher."""
-        return f"publisher/{self.partition_ids[0]}/{name.hex()}"
-
-    def publisher_keys(self) -> list[str]:
-        """The keys of all definitions about publishers."""
-        return [self.publisher_key(name) for name in self._publishers]
 
     def _drop_overflow(self) -> None:
         for log in self.logs.values():
@@ -363,8 +277,10 @@ class Queue:
             raise ChannelNotFoundError(f"the queue {self.name!r} has no channel {name[:80]!r} (there are: {known})")
         return found
 
-    def create_channel(self, name: str, *, from_start: bool = False, filter_text: str = "") -> Channel:
-        """The channel, made if it is new: at the end of the log, or at its start.
+    def create_channel(
+        self, name: str, *, from_start: bool = False, filter_text: str = "", exclusive: bool = False
+    ) -> Channel:
+        """The channel, made if it is new: at the end of the log, or at its start. One that is there stays as it is.
 
         The first channel always begins at the start: what was published before it was kept for it. Raises
         ``ValueError`` (the name, the filter, too many).
@@ -376,8 +292,11 @@ class Queue:
         if len(self.channels) >= _CHANNELS_MAX:
             raise ValueError(f"the queue {self.name!r} has {_CHANNELS_MAX} channels: no more")
         filter_ = Filter(filter_text) if filter_text else None
+        if exclusive and (self.is_ephemeral or is_ephemeral(name)):
+            raise ValueError("an exclusive channel is kept: neither it nor its queue may be ephemeral")
         from_start = from_start or not self.channels
-        channel = self.channels[name] = Channel(self, self.book.new_channel_id(), name, filter_, is_paused=False)
+        kind = ExclusiveChannel if exclusive else Channel
+        channel = self.channels[name] = kind(self, self.book.new_channel_id(), name, filter_, is_paused=False)
         for log in self.logs.values():
             channel.add_partition(log, None, log.trimmed if from_start else log.last_seq)
         channel.wake()
@@ -434,6 +353,11 @@ class Queue:
         log.trim(up_to)
         if not self.is_ephemeral:
             self.book.trims[log.id] = up_to
+        if self.routes.has_barriers:
+            settled = self.routes.settled([self._trimmed])
+            if settled.routes != self.routes.routes:
+                self._routes = settled
+                self.book.define_queue(self)
         self.book.freed[self] = None
 
     def sweep(self, wall_us: int) -> list[Read]:

@@ -59,6 +59,7 @@ class RouteTable:
             raise ValueError(f"the route table ends at {at}, with version {version}")
         self.version = version
         self.routes = tuple(routes)
+        self.has_barriers = any(route.after for route in routes)
         self._lows = [route.low for route in routes]
 
     @classmethod
