@@ -75,8 +75,8 @@ QUEUE_ROWS: Final = (
     ErrorInfo(
         "D5209",
         "the consumer has lost the partition",
-        "A result in an exclusive channel came after its consumer had handed the partition over, or had been silent for "
-        "a lease: another consumer has the message, or will.",
+        "A result in an exclusive channel came after its consumer had handed the partition over, or had been silent "
+        "for a lease: another consumer has the message, or will.",
         "Stop work on it: the result does not count. Let handlers end with the message's scope; raise lease_s of the "
         "queue if consumers pause for longer.",
         409,

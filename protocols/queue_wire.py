@@ -77,6 +77,7 @@ class QueueCode(IntEnum):
     STORE_FULL = 12
     CONSUMER_CLOSED = 13
     STORE_UNKNOWN = 14
+    LOCK_LOST = 15
 
 
 class Point(NamedTuple):
@@ -216,6 +217,11 @@ def decode_ready(payload: bytes) -> tuple[int, int]:
 
 def encode_deliver(req_id: int, messages: Sequence[Delivered]) -> bytes:
     """A DELIVER frame."""
+    return encode_frame(DELIVER, deliver_payload(messages), req_id=req_id)
+
+
+def deliver_payload(messages: Sequence[Delivered]) -> bytes:
+    """Of a DELIVER frame."""
     parts = [_COUNT.pack(len(messages))]
     pack = _DELIVERED.pack
     for partition, seq, attempts, published_us, timeout_ms, attributes, body in messages:
@@ -224,7 +230,7 @@ def encode_deliver(req_id: int, messages: Sequence[Delivered]) -> bytes:
             attributes,
             body,
         )
-    return encode_frame(DELIVER, b"".join(parts), req_id=req_id)
+    return b"".join(parts)
 
 
 def decode_deliver(payload: bytes) -> list[Delivered]:
@@ -253,12 +259,17 @@ def decode_deliver(payload: bytes) -> list[Delivered]:
 
 def encode_settle(req_id: int, ticket: int, results: Sequence[Result]) -> bytes:
     """A SETTLE frame. With a ``ticket`` that is not 0, SETTLED comes when all of it is durable."""
+    return encode_frame(SETTLE, settle_payload(ticket, results), req_id=req_id)
+
+
+def settle_payload(ticket: int, results: Sequence[Result]) -> bytes:
+    """Of a SETTLE frame."""
     parts = [_COUNT.pack(ticket), _COUNT.pack(len(results))]
     pack = _SETTLE_ITEM.pack
     for kind, partition, seq, delay_ms, reason in results:
         text = _cut(reason, REASON_BYTES_MAX) if reason else b""
         parts.append(pack(kind, partition, seq, delay_ms, len(text)) + text)
-    return encode_frame(SETTLE, b"".join(parts), req_id=req_id)
+    return b"".join(parts)
 
 
 def decode_settle(payload: bytes) -> tuple[int, list[Result]]:

@@ -311,7 +311,7 @@ class NsqConnection:
                 self._nursery.cancel_scope.cancel()  # topic or channel was deleted: nsqd closes its clients then
                 return
             sampled_out: list[tuple[int, int]] = []
-            for partition, seq, attempts, published_us, _deadline_s, _attributes, body in deliveries:
+            for partition, seq, attempts, published_us, _deadline_s, _attributes, body, _epoch in deliveries:
                 if sample_rate and rng.randrange(100) >= sample_rate:
                     sampled_out.append((partition, seq))
                     continue

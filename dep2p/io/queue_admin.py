@@ -10,6 +10,7 @@ from dep2p.io.queue_access import Right, Rights, parse_access
 from dep2p.io.queue_engine import QueueEngine, StoredMessage
 from dep2p.io.queue_items import decode_attributes, message_id, parse_message_id
 from dep2p.io.queue_simple import ITEMS_MAX, WAIT_MAX_S, Received, parse_handle
+from dep2p.protocols.queue.names import LOGICAL_PARTITIONS
 
 RIGHTS: Final[Mapping[str, Right]] = {
     "list": Right.LOOK,
@@ -29,6 +30,10 @@ RIGHTS: Final[Mapping[str, Right]] = {
     "empty": Right.ADMINISTER,
     "replay": Right.ADMINISTER,
     "forget_dead": Right.ADMINISTER,
+    "expand": Right.ADMINISTER,
+    "route": Right.LOOK,
+    "consumers": Right.LOOK,
+    "locks": Right.LOOK,
 }
 """The operations, and what each needs of a member."""
 
@@ -139,6 +144,7 @@ async def _create_channel(engine: QueueEngine, rights: Rights, ns: str, asked: _
         asked.text("channel"),
         from_start=asked.flag("from_start"),
         filter_text=asked.optional_text("filter") or "",
+        exclusive=asked.flag("exclusive"),
     )
     return {}
 
@@ -278,6 +284,25 @@ async def _invisible(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked
     return {"invisible_s": left_s}
 
 
+async def _expand(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    name = asked.text("queue")
+    added = await engine.expand(ns, name, asked.integer("partitions", 0, LOGICAL_PARTITIONS))
+    return {"queue": name, "added": added, **await engine.route(ns, name)}
+
+
+async def _route(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    return await engine.route(ns, asked.text("queue"))
+
+
+async def _consumers(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    return await engine.group(ns, asked.text("queue"), asked.text("channel"))
+
+
+async def _locks(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    found = await engine.group(ns, asked.text("queue"), asked.text("channel"))
+    return {"exclusive": found["exclusive"], "locks": found["locks"]}
+
+
 def _message(stored: StoredMessage) -> dict[str, Any]:
     attributes = decode_attributes(stored.attributes)
     fields: dict[str, Any] = {
@@ -318,4 +343,8 @@ _OPERATIONS: Final[Mapping[str, _Operation]] = {
     "invisible": _invisible,
     "replay": _replay,
     "forget_dead": _forget_dead,
+    "expand": _expand,
+    "route": _route,
+    "consumers": _consumers,
+    "locks": _locks,
 }

@@ -27,6 +27,8 @@ class Consumer(ABC):
     max_in_flight: int
     on_lost: Callable[[], None] | None = None
     """Called when everything that is held was lost at once: the connection is gone, or the consumer over."""
+    is_exclusive = False
+    """Whether it has partitions of its own, and the messages of a key come one after the other."""
 
     @abstractmethod
     async def receive(self, items_max: int = BATCH_ITEMS) -> list[Delivery]:
@@ -48,8 +50,20 @@ class Consumer(ABC):
         """The same, and wait until it is durable. With the new time of each touched message."""
 
     @abstractmethod
-    def holds(self, partition: int, seq: int) -> bool:
-        """Whether this consumer has that message, as far as it knows."""
+    def holds(self, partition: int, seq: int, epoch: int = 0) -> bool:
+        """Whether this consumer has that message, as far as it knows. ``epoch``: that of its delivery."""
+
+    def scope(self, delivery: Delivery) -> trio.CancelScope:
+        """For work on a delivery: ends when it is not this consumer's any more, as far as time tells."""
+        return trio.CancelScope(deadline=delivery.deadline_s)
+
+    def limit_s(self, delivery: Delivery) -> float:
+        """Until when a delivery may be worked on whatever is touched, on trio's clock."""
+        return float("inf")
+
+    def drop(self, delivery: Delivery) -> None:
+        """Nobody works on that delivery any more, and it has no result: its time was over, or it was lost."""
+        return
 
     @abstractmethod
     def set_ready(self, max_in_flight: int) -> None:
@@ -136,7 +150,8 @@ class QueueMessage:
     def expired(self) -> bool:
         """Its time is over, or it was lost with its connection: somebody else has it, or will. Stop working on it."""
         delivery = self._delivery
-        return trio.current_time() >= self.deadline_s or not self._consumer.holds(delivery.partition, delivery.seq)
+        is_held = self._consumer.holds(delivery.partition, delivery.seq, delivery.epoch)
+        return trio.current_time() >= self.deadline_s or not is_held
 
     def scope(self) -> trio.CancelScope:
         """A cancel scope that ends when the message's time does, and moves when it is touched::
@@ -146,7 +161,8 @@ class QueueMessage:
         if not scope.cancelled_caught:
             await message.finish()
         """
-        scope = trio.CancelScope(deadline=self.deadline_s)
+        scope = self._consumer.scope(self._delivery)
+        scope.deadline = min(scope.deadline, self.deadline_s)
         self._scopes.append(scope)
         return scope
 
@@ -180,7 +196,7 @@ class QueueMessage:
         """It was renewed: it is held until then, and its scopes end then."""
         self.deadline_s = deadline_s
         for scope in self._scopes:
-            scope.deadline = deadline_s
+            scope.deadline = min(deadline_s, self._consumer.limit_s(self._delivery))
 
     async def _settle(self, kind: Settle, delay_s: float = 0.0, reason: str = "", *, durable: bool = False) -> None:
         delivery = self._delivery
@@ -196,6 +212,7 @@ class QueueMessage:
     def _require_held(self) -> None:
         # After its time it may be here again as another delivery, which this one must not settle.
         if self.expired:
+            self._consumer.drop(self._delivery)
             self._refuse([(self._delivery.partition, self._delivery.seq, 0)])
 
     def _refuse(self, refused: Sequence[tuple[int, int, int]]) -> None:
@@ -217,8 +234,12 @@ class Messages:
         return self
 
     async def __anext__(self) -> QueueMessage:
-        while not self._next:
-            self._next.extend(await self.consumer.receive())
-            while self._next and not self.consumer.holds(self._next[0].partition, self._next[0].seq):
-                self._next.popleft()  # its time was over before anybody looked at it
-        return QueueMessage(self.consumer, self._next.popleft())
+        consumer = self.consumer
+        while True:
+            while self._next:
+                delivery = self._next.popleft()
+                if consumer.holds(delivery.partition, delivery.seq, delivery.epoch):
+                    return QueueMessage(consumer, delivery)
+                consumer.drop(delivery)  # its time was over before anybody looked at it
+            # What waits in an exclusive consumer can still be handed over untried.
+            self._next.extend(await consumer.receive(1 if consumer.is_exclusive else BATCH_ITEMS))

@@ -4,6 +4,7 @@ One engine for a node and all its realms; a namespace is a realm's id, or "" for
 reach.
 """
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,7 +23,10 @@ from dep2p.errors import (
 )
 from dep2p.io.queue_access import Rights
 from dep2p.io.queue_commits import QueueCommits
+from dep2p.io.queue_exclusive import ExclusiveConsumer
+from dep2p.io.queue_exclusive_ports import LocalPort
 from dep2p.io.queue_local import LocalConsumer
+from dep2p.io.queue_member import KeptMember
 from dep2p.io.queue_reading import DeadLetter, QueueReader, StoredMessage
 from dep2p.io.queue_simple import SimpleReceivers
 from dep2p.protocols.queue.book import QueueBook
@@ -30,7 +34,9 @@ from dep2p.protocols.queue.channel import Channel
 from dep2p.protocols.queue.message import NewMessage
 from dep2p.protocols.queue.names import is_ephemeral
 from dep2p.protocols.queue.options import QueueOptions, options_from
+from dep2p.protocols.queue.ordering.exclusive import ExclusiveChannel
 from dep2p.protocols.queue.queue import Publish, Queue
+from dep2p.protocols.queue_wire_exclusive import MEMBER_BYTES
 from dep2p.storage.interface import QueueStore
 
 _BYTES_MAX: Final = 67_108_864
@@ -172,15 +178,35 @@ class QueueEngine(QueueCommits):
         await self.flush()
 
     async def create_channel(
-        self, namespace: str, name: str, channel: str, *, from_start: bool = False, filter_text: str = ""
+        self,
+        namespace: str,
+        name: str,
+        channel: str,
+        *,
+        from_start: bool = False,
+        filter_text: str = "",
+        exclusive: bool = False,
     ) -> None:
         """Durable on return. One that is there is left as it is.
 
-        Raises ``ValueError`` (name, filter), QueueExistsError when it is there with another filter.
+        Raises ``ValueError`` (name, filter), QueueExistsError when it is there with another filter or strategy.
         """
         queue = await self.loaded(namespace, name)
-        _channel(queue, channel, from_start, filter_text)
+        _channel(queue, channel, from_start, filter_text, exclusive=exclusive)
         await self.flush()
+
+    async def expand(self, namespace: str, name: str, partitions: int) -> list[int]:
+        """So many partitions in all from now on; returns the ids of the new ones, when they are durable.
+
+        Raises ``ValueError`` when it has more already, or for too many.
+        """
+        queue = await self.loaded(namespace, name)
+        there = len(queue.partition_ids)
+        if partitions < there:
+            raise ValueError(f"the queue {name!r} has {there} partitions: it can only get more, not {partitions}")
+        added = queue.expand(partitions - there) if partitions > there else []
+        await self.flush()
+        return added
 
     async def delete_channel(self, namespace: str, name: str, channel: str) -> None:
         """With its dead letters."""
@@ -354,30 +380,36 @@ class QueueEngine(QueueCommits):
         filter_text: str = "",
         msg_timeout_s: float | None = None,
         owner: str = "local",
+        member: bytes = b"",
     ) -> LocalConsumer:
         """A consumer of a channel, which is made when it is new. The caller closes it.
 
         ``max_in_flight`` may be 0 until `LocalConsumer.set_ready`. ``msg_timeout_s`` is the queue's when None.
-        ``owner`` is for people. Raises ``ValueError`` (name, filter), QueueExistsError when the channel is there with
-        another filter than a given one.
+        ``owner`` is for people. With a ``member`` the channel is exclusive, and the consumer (a `KeptMember`) is one
+        link of that member. Raises ``ValueError`` (name, filter), QueueExistsError when the channel is there with
+        another filter than a given one, or is shared where an exclusive one is wanted, or the other way round.
         """
         if len(self._consumers) >= self._bounds.consumers_max:
             raise QueueFullError(f"{len(self._consumers)} consumers are connected: no more")
         queue = await self.loaded(namespace, name)
         is_new = channel not in queue.channels
-        found = _channel(queue, channel, from_start, filter_text)
+        found = _channel(queue, channel, from_start, filter_text, exclusive=bool(member))
         if is_new:
             await self.flush()
         timeout_s = queue.options.msg_timeout_s if msg_timeout_s is None else msg_timeout_s
         self._consumer_number += 1
-        consumer = LocalConsumer(
-            self,
-            found,
-            f"{owner} #{self._consumer_number}",
-            max_in_flight=max_in_flight,
-            bytes_max=bytes_max or _BYTES_MAX,
-            msg_timeout_s=min(timeout_s, queue.options.msg_timeout_max_s),
-        )
+        name = f"{owner} #{self._consumer_number}"
+        timeout_s = min(timeout_s, queue.options.msg_timeout_max_s)
+        size = bytes_max or _BYTES_MAX
+        consumer: LocalConsumer
+        if isinstance(found, ExclusiveChannel):
+            consumer = KeptMember(
+                self, found, name, member, max_in_flight=max_in_flight, bytes_max=size, msg_timeout_s=timeout_s
+            )
+        else:
+            consumer = LocalConsumer(
+                self, found, name, max_in_flight=max_in_flight, bytes_max=size, msg_timeout_s=timeout_s
+            )
         if queue.is_deleted or queue.channels.get(channel) is not found:
             raise ChannelNotFoundError(f"the channel {channel!r} was deleted just now")
         found.attach(consumer.core)
@@ -385,11 +417,41 @@ class QueueEngine(QueueCommits):
         self.changed()
         return consumer
 
+    async def subscribe_exclusive(
+        self,
+        namespace: str,
+        name: str,
+        channel: str,
+        *,
+        max_in_flight: int = 1,
+        bytes_max: int | None = None,
+        from_start: bool = False,
+        filter_text: str = "",
+    ) -> ExclusiveConsumer:
+        """A consumer of an exclusive channel, for a program of this node. The caller closes it."""
+        kept = await self.subscribe(
+            namespace,
+            name,
+            channel,
+            max_in_flight=max_in_flight,
+            bytes_max=bytes_max,
+            from_start=from_start,
+            filter_text=filter_text,
+            member=secrets.token_bytes(MEMBER_BYTES),
+        )
+        assert isinstance(kept, KeptMember)
+        if self._nursery is None:
+            await kept.aclose()
+            raise StreamClosedError("the queues are closed")
+        port = LocalPort(kept, self.when_durable)
+        self._nursery.start_soon(port.run)
+        return port.consumer
+
     def detach(self, channel: Channel, consumer: LocalConsumer) -> None:
         """A consumer is gone: what it held goes to others."""
         self._consumers.pop(consumer.core.id, None)
         self.book.at(self.wall_us())
-        channel.detach(consumer.core, trio.current_time())
+        consumer.detach(trio.current_time())
         queue = channel.queue
         if is_ephemeral(channel.name) and not channel.consumers and queue.channels.get(channel.name) is channel:
             queue.delete_channel(channel.name)
@@ -406,6 +468,14 @@ class QueueEngine(QueueCommits):
     async def info(self, namespace: str, name: str) -> dict[str, Any]:
         """The same with options and channels."""
         return await self._reader.info(namespace, name)
+
+    async def route(self, namespace: str, name: str) -> dict[str, Any]:
+        """The route table."""
+        return await self._reader.route(namespace, name)
+
+    async def group(self, namespace: str, name: str, channel: str) -> dict[str, Any]:
+        """The consumers of a channel, and who holds which partition."""
+        return await self._reader.group(namespace, name, channel)
 
     async def peek(
         self, namespace: str, name: str, channel: str | None = None, *, items_max: int, bytes_max: int = 1 << 20
@@ -497,9 +567,15 @@ class QueueEngine(QueueCommits):
 __all__ = ["DeadLetter", "EngineBounds", "QueueEngine", "StoredMessage"]
 
 
-def _channel(queue: Queue, name: str, from_start: bool, filter_text: str) -> Channel:
+def _channel(queue: Queue, name: str, from_start: bool, filter_text: str, *, exclusive: bool) -> Channel:
     """The channel; a filter that is given is the channel's own, or the consumer would get what it did not ask for."""
-    found = queue.create_channel(name, from_start=from_start, filter_text=filter_text)
+    found = queue.create_channel(name, from_start=from_start, filter_text=filter_text, exclusive=exclusive)
+    if found.is_exclusive != exclusive:
+        raise QueueExistsError(
+            f"the channel {name!r} of {queue.name!r} is "
+            + ("exclusive: consume it so, too (--exclusive)" if found.is_exclusive else "shared, not exclusive")
+            + "; this is chosen when a channel is made and stays so: take another channel, or delete this one first"
+        )
     has = found.filter.text if found.filter is not None else ""
     if filter_text and has != filter_text:
         raise QueueExistsError(

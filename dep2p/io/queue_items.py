@@ -44,6 +44,8 @@ class Delivery(NamedTuple):
     attributes: bytes
     """As `encode_attributes` made them; mostly nobody looks at them."""
     body: bytes
+    epoch: int = 0
+    """In an exclusive channel: under which lock of its partition it was delivered."""
 
 
 def message_id(partition: int, seq: int) -> str:

@@ -8,6 +8,7 @@ from typing import Final, Protocol
 from dep2p.errors import (
     ChannelNotFoundError,
     Dep2pError,
+    LockLostError,
     MessageTooLargeError,
     NotInFlightError,
     OverloadedError,
@@ -29,6 +30,7 @@ from dep2p.host.interface import ByteStream
 from dep2p.io.link import Link
 from dep2p.limits import Limits
 from dep2p.protocols import queue_wire as wire
+from dep2p.protocols import queue_wire_exclusive as fenced
 from dep2p.protocols.frame import Frame, FrameType, decode_error
 from dep2p.protocols.queue_wire import Delivered, QueueCode, Settled
 from dep2p.realm.interface import RealmGate
@@ -54,6 +56,7 @@ _EXCEPTIONS: Final[dict[int, type[Dep2pError]]] = {
     QueueCode.STORE_FULL: StoreFullError,
     QueueCode.CONSUMER_CLOSED: QueueConsumerClosedError,
     QueueCode.STORE_UNKNOWN: StoreUnknownError,
+    QueueCode.LOCK_LOST: LockLostError,
 }
 
 
@@ -82,6 +85,14 @@ class Subscriber(Protocol):
 
     def deliver(self, messages: list[Delivered]) -> None:
         """Messages have come."""
+        ...
+
+    def deliver_fenced(self, epoch: int, messages: list[Delivered]) -> None:
+        """Messages of one partition have come, in an exclusive channel."""
+        ...
+
+    def lease(self, lease: fenced.WireLease) -> None:
+        """What the consumer of an exclusive channel is told."""
         ...
 
     def settled(self, settled: Settled) -> None:
@@ -189,6 +200,18 @@ class QueueLink(Link):
                 self.counters["deliveries_dropped_late"] += len(messages)
             else:
                 subscriber.deliver(messages)
+        elif kind == fenced.FENCED_DELIVER:
+            epoch, messages = fenced.decode_fenced_deliver(payload)
+            subscriber = self._subscribers.get(req_id)
+            if subscriber is None:
+                self.counters["deliveries_dropped_late"] += len(messages)
+            else:
+                subscriber.deliver_fenced(epoch, messages)
+        elif kind == fenced.LEASE:
+            lease = fenced.decode_lease(payload)
+            subscriber = self._subscribers.get(req_id)
+            if subscriber is not None:
+                subscriber.lease(lease)
         elif kind == wire.SETTLED:
             settled = wire.decode_settled(payload)
             subscriber = self._subscribers.get(req_id)

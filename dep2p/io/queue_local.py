@@ -39,7 +39,7 @@ class LocalConsumer(Consumer):
         self.queue = channel.queue.name
         self.channel = channel.name
         self.max_in_flight = max_in_flight
-        self.core = core.Consumer(
+        self.core: core.Consumer = core.Consumer(
             consumer_id,
             max_in_flight=max_in_flight,
             bytes_max=bytes_max,
@@ -101,7 +101,11 @@ class LocalConsumer(Consumer):
 
     def apply(self, results: Sequence[Result]) -> Settled:
         """`settle`, with the new times of what was touched."""
-        consumer, channel = self.core, self._channel
+        return self.apply_for(self.core, results)
+
+    def apply_for(self, consumer: core.Consumer, results: Sequence[Result]) -> Settled:
+        """The same for what ``consumer`` holds."""
+        channel = self._channel
         finished: list[tuple[int, int]] = []
         refused: list[tuple[int, int, int]] = []
         touched: list[tuple[int, int, int]] = []
@@ -136,7 +140,7 @@ class LocalConsumer(Consumer):
             await trio.lowlevel.checkpoint()
         return settled
 
-    def holds(self, partition: int, seq: int) -> bool:
+    def holds(self, partition: int, seq: int, epoch: int = 0) -> bool:
         return (partition, seq) in self.core.held
 
     def set_ready(self, max_in_flight: int) -> None:
@@ -147,6 +151,10 @@ class LocalConsumer(Consumer):
     def stop(self, reason: str) -> None:
         """Nothing more comes."""
         self._on_closed(reason)
+
+    def detach(self, now: float) -> None:
+        """From its channel: what it holds goes to others."""
+        self._channel.detach(self.core, now)
 
     async def aclose(self) -> None:
         if self.error is None:

@@ -58,7 +58,15 @@ class Queues(ABC):
 
     @abstractmethod
     async def open_consumer(
-        self, name: str, channel: str, *, max_in_flight: int, from_start: bool, bytes_max: int | None, filter_text: str
+        self,
+        name: str,
+        channel: str,
+        *,
+        max_in_flight: int,
+        from_start: bool,
+        bytes_max: int | None,
+        filter_text: str,
+        exclusive: bool = False,
     ) -> Consumer:
         """A consumer; the caller closes it."""
 
@@ -148,6 +156,7 @@ class Queues(ABC):
         from_start: bool = False,
         bytes_max: int | None = None,
         filter: str = "",
+        exclusive: bool = False,
     ) -> AbstractAsyncContextManager[Messages]:
         """Take messages: ``async with queues.consume("jobs", "workers") as messages: async for m in messages: …``.
 
@@ -156,15 +165,26 @@ class Queues(ABC):
         about ``bytes_max`` bytes, are held without a result. What is held when the block ends goes to others at once.
         A new channel gets only what its ``filter`` lets through: ``tag in (a, b) and header.size != 3``.
 
+        ``exclusive``: the channel gives each partition to one consumer at a time, and of each key one message at a
+        time, in their order (docs/howto/ordered-queues.md); work on a message in its ``scope()``. Whether a channel is
+        exclusive is chosen when it is made.
+
         Raises QueueNotFoundError, ``ValueError`` (ProtocolError from another member) for a malformed filter,
-        QueueExistsError when the channel is there with another one; later, while iterating, QueueConsumerClosedError
-        when queue or channel is deleted.
+        QueueExistsError when the channel is there with another one, or is (not) exclusive; later, while iterating,
+        QueueConsumerClosedError when queue or channel is deleted.
         """
-        return self._consume(name, channel, max_in_flight, from_start, bytes_max, filter)
+        return self._consume(name, channel, max_in_flight, from_start, bytes_max, filter, exclusive)
 
     @asynccontextmanager
     async def _consume(
-        self, name: str, channel: str, max_in_flight: int, from_start: bool, bytes_max: int | None, filter_text: str
+        self,
+        name: str,
+        channel: str,
+        max_in_flight: int,
+        from_start: bool,
+        bytes_max: int | None,
+        filter_text: str,
+        exclusive: bool,
     ) -> AsyncGenerator[Messages, None]:
         consumer = await self.open_consumer(
             name,
@@ -173,6 +193,7 @@ class Queues(ABC):
             from_start=from_start,
             bytes_max=bytes_max,
             filter_text=filter_text,
+            exclusive=exclusive,
         )
         async with consumer:
             yield Messages(consumer)
@@ -240,12 +261,39 @@ class Queues(ABC):
         """Delete a queue with all that is in it. Raises QueueNotFoundError."""
         await self.ask("delete", {"queue": name})
 
-    async def create_channel(self, name: str, channel: str, *, from_start: bool = False, filter: str = "") -> None:
+    async def create_channel(
+        self, name: str, channel: str, *, from_start: bool = False, filter: str = "", exclusive: bool = False
+    ) -> None:
         """Make a channel before anybody consumes from it. Idempotent. Raises what `consume` raises."""
         fields: dict[str, object] = {"queue": name, "channel": channel, "from_start": from_start}
         if filter:
             fields["filter"] = filter
+        if exclusive:
+            fields["exclusive"] = True
         await self.ask("create_channel", fields)
+
+    # Order
+
+    async def expand(self, name: str, partitions: int) -> list[int]:
+        """So many partitions in all from now on; returns the new ones. The order of each key holds.
+
+        Raises QueueNotFoundError, ``ValueError`` (ProtocolError from another member) for fewer than there are.
+        """
+        return cast(list[int], (await self.ask("expand", {"queue": name, "partitions": partitions}))["added"])
+
+    async def route(self, name: str) -> dict[str, Any]:
+        """The route table: ``version``, and for each range of logical partitions ``low``, ``high``, ``partition``, and
+        ``after``, what comes first."""
+        return await self.ask("route", {"queue": name})
+
+    async def consumers(self, name: str, channel: str) -> list[dict[str, Any]]:
+        """The consumers of a channel, each with its ``partitions``: in an exclusive one, those that are its own."""
+        answer = await self.ask("consumers", {"queue": name, "channel": channel})
+        return cast(list[dict[str, Any]], answer["consumers"])
+
+    async def locks(self, name: str, channel: str) -> list[dict[str, Any]]:
+        """Who holds which partition of an exclusive channel: ``partition``, ``consumer``, ``epoch``, ``since_s``."""
+        return cast(list[dict[str, Any]], (await self.ask("locks", {"queue": name, "channel": channel}))["locks"])
 
     async def delete_channel(self, name: str, channel: str) -> None:
         """Delete a channel with its dead letters. Raises QueueNotFoundError, ChannelNotFoundError."""

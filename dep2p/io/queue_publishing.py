@@ -22,6 +22,7 @@ from dep2p.io.link import LinkPool
 from dep2p.io.queue_link import Answer, QueueLink
 from dep2p.limits import Limits
 from dep2p.protocols import queue_wire as wire
+from dep2p.protocols.queue.ordering.lines import key_of
 from dep2p.protocols.queue_wire import PUBLISHER_BYTES, Point, WireMessage
 from dep2p.types import PeerId, Rng
 
@@ -50,13 +51,28 @@ class _Part:
 class _Batch:
     """Messages that go and are answered together."""
 
-    __slots__ = ("bytes", "deadline_s", "done", "error", "first_number", "items", "parts", "points", "queue", "refusal")
+    __slots__ = (
+        "bytes",
+        "deadline_s",
+        "done",
+        "error",
+        "first_number",
+        "has_keys",
+        "items",
+        "parts",
+        "points",
+        "queue",
+        "refusal",
+    )
 
     def __init__(self, queue: str) -> None:
         self.queue = queue
         self.first_number = 0
         """Given when it is sent first, so that numbers arrive rising; a refused one, of which nothing was taken, gets
         another."""
+        self.has_keys = False
+        """Some of its messages have an order: another such batch of the queue waits until this one is answered, since
+        this one may be refused and come later."""
         self.parts: list[_Part] = []
         self.items = 0
         self.bytes = 0
@@ -145,6 +161,7 @@ class PeerPublisher:
             batch = self._open[queue] = _Batch(queue)
             self._waiting.append(batch)
         batch.parts.append(part)
+        batch.has_keys = batch.has_keys or any(key_of(attributes) for attributes, _body in part.messages)
         batch.items += count
         batch.bytes += part.bytes
         batch.deadline_s = max(batch.deadline_s, deadline_s)
@@ -160,14 +177,16 @@ class PeerPublisher:
             if now < self._paused_until_s and self._waiting:
                 await trio.sleep(self._paused_until_s - now)
                 continue
-            if not self._waiting or len(self._in_flight) >= _BATCHES_IN_FLIGHT:
+            if self._next() is None or len(self._in_flight) >= _BATCHES_IN_FLIGHT:
                 self._wake = trio.Event()
                 await self._wake.wait()
                 continue
             try:
                 link = await self._pool.get(self._peer, now + self._limits.dial_timeout_s)
-                await link.out.room(self._waiting[0].bytes)
-                self._send(link)
+                await link.out.room(self._waiting[0].bytes if self._waiting else 0)
+                batch = self._next()
+                if batch is not None:  # else it was withdrawn meanwhile
+                    self._send(link, batch)
                 retry_s = _RETRY_FIRST_S
             except _FATAL as error:
                 if not self._has_worked:  # else the node has just started, and may not know its members yet
@@ -179,8 +198,17 @@ class PeerPublisher:
                 await trio.sleep(retry_s)
                 retry_s = min(retry_s * 2, _RETRY_MAX_S)
 
-    def _send(self, link: QueueLink) -> None:
-        batch = self._waiting[0]
+    def _next(self) -> _Batch | None:
+        """The first that may be sent."""
+        ordered = {batch.queue: None for batch in self._in_flight if batch.has_keys}
+        for batch in self._waiting:
+            if not batch.has_keys:
+                return batch
+            if batch.queue not in ordered:
+                return batch
+        return None
+
+    def _send(self, link: QueueLink, batch: _Batch) -> None:
         if not batch.first_number:
             batch.first_number = self._next_number
             self._next_number += batch.items
@@ -192,7 +220,7 @@ class PeerPublisher:
         req_id = int.from_bytes(frame[4:8], "big")
         link.put(frame)
         self._has_worked = True
-        self._waiting.popleft()
+        self._waiting.remove(batch)
         if self._open.get(batch.queue) is batch:
             del self._open[batch.queue]
         self._in_flight[batch] = link

@@ -11,6 +11,8 @@ from dep2p.protocols.queue.log import PartitionLog
 from dep2p.protocols.queue.message import Message, damaged, decode_row, is_damaged
 from dep2p.protocols.queue.names import is_ephemeral
 from dep2p.protocols.queue.options import options_as_dict
+from dep2p.protocols.queue.ordering.allocation import Strategy, allocate
+from dep2p.protocols.queue.ordering.exclusive import ExclusiveChannel
 from dep2p.protocols.queue.queue import Queue
 from dep2p.protocols.queue.records import DeadRow, MessageRow
 
@@ -81,6 +83,72 @@ class QueueReader:
             **summary,
             "options": options_as_dict(queue.options),
             "channels": [_channel(channel) for channel in queue.channels.values()],
+        }
+
+    async def route(self, namespace: str, name: str) -> dict[str, Any]:
+        """The route table."""
+        queue = await self._engine.loaded(namespace, name)
+        routes = queue.routes
+        return {
+            "version": routes.version,
+            "partitions": [
+                {"partition": log.id, "messages": log.items, "bytes": log.bytes, "last_seq": log.visible}
+                for log in queue.logs.values()
+            ],
+            "routes": [
+                {
+                    "low": route.low,
+                    "high": route.high,
+                    "partition": route.partition,
+                    "after": [{"partition": each.partition, "up_to": each.end_seq} for each in route.after],
+                }
+                for route in routes.routes
+            ],
+        }
+
+    async def group(self, namespace: str, name: str, channel: str) -> dict[str, Any]:
+        """The consumers of a channel, and who holds which partition."""
+        queue = await self._engine.loaded(namespace, name)
+        found = queue.channel(channel)
+        if not isinstance(found, ExclusiveChannel):
+            names = [consumer.id.encode() for consumer in found.consumers.values()]
+            shared = allocate(Strategy.SHARED, queue.partition_ids, names, {})
+            consumers = [
+                {
+                    "consumer": consumer.id,
+                    "partitions": list(shared[consumer.id.encode()]),
+                    "in_flight": len(consumer.held),
+                }
+                for consumer in found.consumers.values()
+            ]
+            return {"exclusive": False, "consumers": consumers, "locks": []}
+        coordinator, now = found.group.coordinator, self._engine.now()
+        held = {consumer.id: len(consumer.held) for consumer in found.consumers.values()}
+        return {
+            "exclusive": True,
+            "version": coordinator.version,
+            "lease_s": found.group.lease_s,
+            "consumers": [
+                {
+                    "consumer": member.label,
+                    "member": name.hex(),
+                    "partitions": list(coordinator.assignment.get(name, ())),
+                    "in_flight": held.get(member.label, 0),
+                    "since_s": member.since_us / 1e6,
+                    "lease_left_s": round(max(0.0, member.until - now), 3),
+                }
+                for name, member in coordinator.members.items()
+            ],
+            "locks": [
+                {
+                    "partition": lock.partition,
+                    "epoch": lock.epoch,
+                    "member": lock.holder.hex(),
+                    "consumer": coordinator.members[lock.holder].label if lock.holder in coordinator.members else "",
+                    "since_s": lock.since_us / 1e6,
+                }
+                for lock in found.group.locks.all()
+            ],
         }
 
     async def _count_dead(self, queue: Queue, channel: Channel) -> None:
@@ -200,6 +268,7 @@ def _channel(channel: Channel) -> dict[str, Any]:
         "consumer_names": [consumer.id for consumer in list(channel.consumers.values())[:100]],
         "is_paused": channel.is_paused,
         "filter": "" if channel.filter is None else channel.filter.text,
+        "exclusive": channel.is_exclusive,
         "delivered": counts["delivered"],
         "finished": counts["finished"],
         "requeued": counts["requeued"],

@@ -27,6 +27,7 @@ from dep2p.protocols import queue_wire as wire
 from dep2p.protocols.bounded_cbor import encode_canonical
 from dep2p.protocols.frame import encode_frame
 from dep2p.protocols.queue_wire import Delivered, QueueCode, Result, Settle, Settled
+from dep2p.protocols.queue_wire_exclusive import WireLease
 from dep2p.types import PeerId
 
 _RETRY_FIRST_S: Final = 0.05
@@ -78,7 +79,7 @@ class RemoteConsumer(Consumer):
         self.max_in_flight = int(str(options["n"]))
         self.subscribed = trio.Event()
         """Set by the first answer, good or bad."""
-        self.scope = trio.CancelScope()
+        self._life = trio.CancelScope()
         self._pool = pool
         self._peer = peer
         self._options = options
@@ -152,7 +153,7 @@ class RemoteConsumer(Consumer):
             [each for each in settled.touched if each[:2] in mine],
         )
 
-    def holds(self, partition: int, seq: int) -> bool:
+    def holds(self, partition: int, seq: int, epoch: int = 0) -> bool:
         return self._held.get((partition, seq), 0.0) > trio.current_time()
 
     def set_ready(self, max_in_flight: int) -> None:
@@ -174,7 +175,7 @@ class RemoteConsumer(Consumer):
                 link.remove(self._req_id)
                 link.put(encode_frame(wire.UNSUBSCRIBE, b"", req_id=self._req_id))
             self._close(QueueConsumerClosedError("the consumer was closed"))
-        self.scope.cancel()
+        self._life.cancel()
         await trio.lowlevel.checkpoint()
 
     # The connection
@@ -183,7 +184,7 @@ class RemoteConsumer(Consumer):
         """Keep it subscribed, until it is closed or there is no point in another try."""
         retry_s = _RETRY_FIRST_S
         try:
-            with self.scope:
+            with self._life:
                 while True:
                     try:
                         await self._subscribe()
@@ -276,6 +277,14 @@ class RemoteConsumer(Consumer):
         """Nobody settled them in time: they are others' by now."""
         for key in [key for key, deadline_s in self._held.items() if deadline_s <= now]:
             del self._held[key]
+
+    def deliver_fenced(self, epoch: int, messages: list[Delivered]) -> None:
+        """Not for this kind of consumer: the keeper is wrong."""
+        raise ProtocolError("FENCED_DELIVER to a consumer that shares its channel")
+
+    def lease(self, lease: WireLease) -> None:
+        """Not for this kind of consumer: the keeper is wrong."""
+        raise ProtocolError("LEASE to a consumer that shares its channel")
 
     def settled(self, settled: Settled) -> None:
         """Results were taken, or some of them refused."""

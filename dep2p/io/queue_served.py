@@ -4,6 +4,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol, cast
 
 import trio
@@ -23,11 +24,14 @@ from dep2p.host.interface import ByteStream
 from dep2p.io.link import Link
 from dep2p.io.queue_link import code_of, payload_bytes_max
 from dep2p.io.queue_local import LocalConsumer
+from dep2p.io.queue_member import KeptMember
 from dep2p.limits import Limits
 from dep2p.protocols import queue_wire as wire
+from dep2p.protocols import queue_wire_exclusive as fenced
 from dep2p.protocols.bounded_cbor import decode_bounded
 from dep2p.protocols.frame import Frame, encode_frame
-from dep2p.protocols.queue_wire import Delivered, QueueCode, Settled, WireMessage
+from dep2p.protocols.queue.ordering.group import Lease
+from dep2p.protocols.queue_wire import Delivered, QueueCode, Result, Settled, WireMessage
 from dep2p.realm.interface import RealmGate
 from dep2p.types import PeerId
 
@@ -72,8 +76,9 @@ class QueueHost(Protocol):
         bytes_max: int,
         from_start: bool,
         filter_text: str,
+        member: bytes,
     ) -> LocalConsumer:
-        """A consumer for a member."""
+        """A consumer for a member; with a name of its own in an exclusive channel."""
         ...
 
     def when_durable(self, call: Callable[[], None]) -> None:
@@ -155,6 +160,12 @@ class ServedQueueLink(Link):
             self._publish(req_id, payload)
         elif kind == wire.SETTLE:
             self._settle(req_id, payload)
+        elif kind == fenced.FENCED_SETTLE:
+            self._settle_fenced(req_id, payload)
+        elif kind == fenced.HEARTBEAT:
+            self._heartbeat(req_id, payload)
+        elif kind == fenced.UNLOCK:
+            self._unlock(req_id, payload)
         elif kind == wire.READY:
             items, size_bytes = wire.decode_ready(payload)
             subscription = self._subscriptions.get(req_id)
@@ -215,7 +226,7 @@ class ServedQueueLink(Link):
         options = cast(dict[object, object], fields) if isinstance(fields, dict) else {}
         queue, channel = options.get("q"), options.get("c")
         items, size_bytes, from_start = options.get("n"), options.get("b"), options.get("s", False)
-        filter_text = options.get("f", "")
+        filter_text, member = options.get("f", ""), options.get("x", b"")
         if (
             not isinstance(queue, str)
             or not isinstance(channel, str)
@@ -223,9 +234,11 @@ class ServedQueueLink(Link):
             or not isinstance(size_bytes, int)
             or not isinstance(from_start, bool)
             or not isinstance(filter_text, str)
+            or not isinstance(member, bytes)
+            or len(member) not in (0, fenced.MEMBER_BYTES)
             or not 0 <= items <= _IN_FLIGHT_MAX
             or not 0 < size_bytes <= _IN_FLIGHT_BYTES_MAX
-            or not all(name in ("q", "c", "n", "b", "s", "f") for name in options)
+            or not all(name in ("q", "c", "n", "b", "s", "f", "x") for name in options)
         ):
             raise ProtocolError("SUBSCRIBE is malformed")
         if req_id in self._subscriptions:
@@ -235,10 +248,20 @@ class ServedQueueLink(Link):
             self._refuse(req_id, OverloadedError(f"{len(self._subscriptions)} subscriptions: no more"), _RETRY_AFTER_MS)
             return
         self._subscriptions[req_id] = _Subscription()
-        nursery.start_soon(self._serve_subscription, req_id, queue, channel, items, size_bytes, from_start, filter_text)
+        nursery.start_soon(
+            self._serve_subscription, req_id, queue, channel, items, size_bytes, from_start, filter_text, member
+        )
 
     async def _serve_subscription(
-        self, req_id: int, queue: str, channel: str, items: int, size_bytes: int, from_start: bool, filter_text: str
+        self,
+        req_id: int,
+        queue: str,
+        channel: str,
+        items: int,
+        size_bytes: int,
+        from_start: bool,
+        filter_text: str,
+        member: bytes,
     ) -> None:
         subscription = self._subscriptions[req_id]
         try:
@@ -252,12 +275,15 @@ class ServedQueueLink(Link):
                         bytes_max=size_bytes,
                         from_start=from_start,
                         filter_text=filter_text,
+                        member=member,
                     )
                 except (Dep2pError, ValueError) as error:
                     self._refuse(req_id, _public(error))
                     return
                 async with consumer:
                     subscription.consumer = consumer
+                    if isinstance(consumer, KeptMember):
+                        consumer.on_lease = partial(self._tell, req_id)
                     if self._is_draining:
                         consumer.set_ready(0)
                     self._put(encode_frame(wire.SUBSCRIBED, b"", req_id=req_id))
@@ -265,6 +291,9 @@ class ServedQueueLink(Link):
                         await self._deliver_all(req_id, consumer)
                     except QueueConsumerClosedError as error:
                         self._put(wire.encode_refused(wire.ENDED, req_id, code_of(error), str(error)))
+                    finally:
+                        if isinstance(consumer, KeptMember):
+                            consumer.is_leaving = subscription.is_ending
         except StreamClosedError:
             return  # the link is over
         finally:
@@ -274,29 +303,80 @@ class ServedQueueLink(Link):
         while True:
             deliveries = await consumer.receive(_DELIVER_ITEMS)
             now = trio.current_time()
-            batch: list[Delivered] = []
-            size = 0
-            for partition, seq, attempts, published_us, deadline_s, attributes, body in deliveries:
+            # Of an exclusive channel, what is of one partition goes together.
+            batches: dict[tuple[int, int], list[Delivered]] = {}
+            sizes: Counter[tuple[int, int]] = Counter()
+            for partition, seq, attempts, published_us, deadline_s, attributes, body, epoch in deliveries:
                 timeout_ms = max(0, round((deadline_s - now) * 1000))
+                group = (partition, epoch) if epoch else (0, 0)
+                batch = batches.setdefault(group, [])
                 batch.append(Delivered(partition, seq, attempts, published_us, timeout_ms, attributes, body))
-                size += len(body) + len(attributes)
-                if size >= _DELIVER_BYTES:
-                    await self._send(wire.encode_deliver(req_id, batch))
-                    batch, size = [], 0
-            if batch:
-                await self._send(wire.encode_deliver(req_id, batch))
+                sizes[group] += len(body) + len(attributes)
+                if sizes[group] >= _DELIVER_BYTES:
+                    await self._send_batch(req_id, epoch, batch)
+                    del batches[group], sizes[group]
+            for (_partition, epoch), batch in batches.items():
+                await self._send_batch(req_id, epoch, batch)
             self.counters["messages_delivered"] += len(deliveries)
+
+    async def _send_batch(self, req_id: int, epoch: int, batch: list[Delivered]) -> None:
+        await self._send(
+            fenced.encode_fenced_deliver(req_id, epoch, batch) if epoch else wire.encode_deliver(req_id, batch)
+        )
+
+    def _tell(self, req_id: int, lease: Lease) -> None:
+        told = fenced.WireLease(lease.beat, round(lease.lease_s * 1000), lease.serial, lease.version, lease.assigned)
+        self._put(fenced.encode_lease(req_id, told))
+
+    def _member(self, req_id: int) -> KeptMember | None:
+        subscription = self._subscriptions.get(req_id)
+        member = None if subscription is None else subscription.consumer
+        if member is not None and not isinstance(member, KeptMember):
+            raise ProtocolError("a frame of exclusive channels for a subscription that shares its channel")
+        return member
+
+    def _heartbeat(self, req_id: int, payload: bytes) -> None:
+        beat = fenced.decode_heartbeat(payload)
+        member = self._member(req_id)
+        if member is not None:
+            try:
+                member.heartbeat(*beat)
+            except ValueError as error:
+                self._put(wire.encode_refused(wire.ENDED, req_id, QueueCode.OVERLOADED, str(error)))
+                self._subscriptions[req_id].scope.cancel()
+
+    def _unlock(self, req_id: int, payload: bytes) -> None:
+        partition, epoch = fenced.decode_unlock(payload)
+        member = self._member(req_id)
+        if member is not None:
+            member.unlock(partition, epoch)
+
+    def _settle_fenced(self, req_id: int, payload: bytes) -> None:
+        epoch, ticket, results = fenced.decode_fenced_settle(payload)
+        member = self._member(req_id)
+        if member is None:
+            self._settled_late(req_id, ticket, results)
+        else:
+            self._answer_settle(req_id, ticket, member.apply_fenced(epoch, results))
 
     def _settle(self, req_id: int, payload: bytes) -> None:
         ticket, results = wire.decode_settle(payload)
         subscription = self._subscriptions.get(req_id)
         if subscription is None or subscription.consumer is None:
-            self.counters["results_dropped_late"] += len(results)
-            if ticket:
-                refused = [(each.partition, each.seq, int(QueueCode.NOT_IN_FLIGHT)) for each in results]
-                self._put(wire.encode_settled(req_id, Settled(ticket, refused, [])))
+            self._settled_late(req_id, ticket, results)
             return
-        settled = subscription.consumer.apply(results)._replace(ticket=ticket)
+        if isinstance(subscription.consumer, KeptMember):
+            raise ProtocolError("SETTLE without an epoch for a subscription of an exclusive channel")
+        self._answer_settle(req_id, ticket, subscription.consumer.apply(results))
+
+    def _settled_late(self, req_id: int, ticket: int, results: Sequence[Result]) -> None:
+        self.counters["results_dropped_late"] += len(results)
+        if ticket:
+            refused = [(each.partition, each.seq, int(QueueCode.NOT_IN_FLIGHT)) for each in results]
+            self._put(wire.encode_settled(req_id, Settled(ticket, refused, [])))
+
+    def _answer_settle(self, req_id: int, ticket: int, settled: Settled) -> None:
+        settled = settled._replace(ticket=ticket)
         if ticket:
             self._host.when_durable(lambda: self._put(wire.encode_settled(req_id, settled)))
         elif settled.refused:

@@ -15,6 +15,7 @@ from dep2p.io.queue_access import Right, Rights
 from dep2p.io.queue_admin import RIGHTS, perform
 from dep2p.io.queue_consumer import Consumer
 from dep2p.io.queue_engine import QueueEngine
+from dep2p.io.queue_exclusive_ports import RemotePort
 from dep2p.io.queue_items import new_messages
 from dep2p.io.queue_link import Answer, QueueLink
 from dep2p.io.queue_local import LocalConsumer
@@ -26,6 +27,7 @@ from dep2p.limits import Limits
 from dep2p.protocols import queue_wire as wire
 from dep2p.protocols.frame import encode_frame
 from dep2p.protocols.queue_wire import WireMessage, queue_protocol
+from dep2p.protocols.queue_wire_exclusive import MEMBER_BYTES
 from dep2p.realm.interface import RealmGate
 from dep2p.types import PeerId, RealmId, Rng
 
@@ -167,6 +169,7 @@ class QueueService:
         bytes_max: int,
         from_start: bool,
         filter_text: str = "",
+        member: bytes = b"",
     ) -> LocalConsumer:
         """See `QueueHost`."""
         self._rights.require(self._realm_id, name, peer, Right.CONSUME)
@@ -179,6 +182,7 @@ class QueueService:
             from_start=from_start,
             filter_text=filter_text,
             owner=f"peer {peer}",
+            member=member,
         )
 
     def when_durable(self, call: Callable[[], None]) -> None:
@@ -232,7 +236,8 @@ class QueueService:
         from_start: bool,
         bytes_max: int | None,
         filter_text: str = "",
-    ) -> RemoteConsumer:
+        exclusive: bool = False,
+    ) -> Consumer:
         """From a member's queue."""
         nursery = self._nursery
         if nursery is None:
@@ -242,7 +247,12 @@ class QueueService:
             options["s"] = True
         if filter_text:
             options["f"] = filter_text
-        consumer = RemoteConsumer(self._pool, peer, name, channel, options, self._limits, self._counters)
+        consumer: RemoteConsumer
+        if exclusive:
+            member = self._rng.randbytes(MEMBER_BYTES)
+            consumer = RemotePort(self._pool, peer, name, channel, options, self._limits, self._counters, member)
+        else:
+            consumer = RemoteConsumer(self._pool, peer, name, channel, options, self._limits, self._counters)
         self._consumers[consumer] = None
         nursery.start_soon(self._run_consumer, consumer)
         try:
@@ -257,11 +267,11 @@ class QueueService:
             raise
         if consumer.error is not None:
             raise consumer.error
-        return consumer
+        return consumer.consumer if isinstance(consumer, RemotePort) else consumer
 
     async def _run_consumer(self, consumer: RemoteConsumer) -> None:
         try:
-            await consumer.run()
+            await (consumer.run_all() if isinstance(consumer, RemotePort) else consumer.run())
         finally:
             del self._consumers[consumer]
 
@@ -367,7 +377,15 @@ class RemoteQueues(Queues):
         return await self._service.publish_numbered(self.peer, name, messages, publisher)
 
     async def open_consumer(
-        self, name: str, channel: str, *, max_in_flight: int, from_start: bool, bytes_max: int | None, filter_text: str
+        self,
+        name: str,
+        channel: str,
+        *,
+        max_in_flight: int,
+        from_start: bool,
+        bytes_max: int | None,
+        filter_text: str,
+        exclusive: bool = False,
     ) -> Consumer:
         return await self._service.consume(
             self.peer,
@@ -377,6 +395,7 @@ class RemoteQueues(Queues):
             from_start=from_start,
             bytes_max=bytes_max,
             filter_text=filter_text,
+            exclusive=exclusive,
         )
 
 
@@ -406,9 +425,18 @@ class LocalQueues(Queues):
         )
 
     async def open_consumer(
-        self, name: str, channel: str, *, max_in_flight: int, from_start: bool, bytes_max: int | None, filter_text: str
+        self,
+        name: str,
+        channel: str,
+        *,
+        max_in_flight: int,
+        from_start: bool,
+        bytes_max: int | None,
+        filter_text: str,
+        exclusive: bool = False,
     ) -> Consumer:
-        return await self._engine.subscribe(
+        subscribe = self._engine.subscribe_exclusive if exclusive else self._engine.subscribe
+        return await subscribe(
             self._namespace,
             name,
             channel,

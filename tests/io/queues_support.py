@@ -41,6 +41,7 @@ class QueueSide:
     def __init__(
         self, network: MemoryNetwork, limits: Limits, *, store: QueueStore | None = None, create: Who = "members"
     ) -> None:
+        self.network = network
         self.host: MemoryHost = network.host()
         self.peer = self.host.peer_id
         self.gate = FakeGate(self.host)

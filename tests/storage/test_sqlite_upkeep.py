@@ -96,6 +96,8 @@ def test_what_waits_is_done_beside_the_engine_and_an_error_of_it_stops_nothing(
             await engine.create_queue("", "jobs")
             with trio.fail_after(30):
                 assert await engine.publish("", "jobs", [NewMessage(b"x")]) == [(1, 1)]
+                while not _failed(engine):  # noqa: ASYNC110  (nobody tells of it)
+                    await trio.sleep(0.01)
             assert _failed(engine) == 1
         assert "the disk is ill" in caplog.text
 

@@ -8,7 +8,7 @@ is not read before everything that its keys have in older ones is done (`RouteTa
 from collections.abc import Callable
 from typing import Any, Final
 
-from dep2p.errors import LockLostError
+from dep2p.errors import LockLostError, QueueExistsError
 from dep2p.protocols.queue.channel import Channel
 from dep2p.protocols.queue.channel_places import Place
 from dep2p.protocols.queue.consumer import Consumer, Delivery, Held
@@ -103,7 +103,8 @@ class ExclusiveChannel(Channel):
 
     def attach(self, consumer: Consumer) -> None:
         """A member has a link now, its first or another one."""
-        assert isinstance(consumer, ExclusiveConsumer)
+        if not isinstance(consumer, ExclusiveConsumer):
+            raise QueueExistsError(f"the channel {self.name!r} is exclusive: consume it so, in a subscription")
         before = self._attached.get(consumer.member)
         if before is not None:
             self._detach(before)
@@ -173,6 +174,9 @@ class ExclusiveChannel(Channel):
                     consumer = self._attached.get(effect.member)
                     if consumer is not None:
                         consumer.on_lease(effect.lease)
+        for partition, consumer in list(self._served.items()):
+            if not group.coordinator.owns(consumer.member, partition):
+                del self._served[partition]  # it is to hand over: nothing more goes there
         if group.is_changed:
             group.is_changed = False
             if self.queue.channels.get(self.name) is self:
