@@ -60,6 +60,8 @@ class QueueCommits:
         self.book = book
         self.commits = _Commits(store, self, before=self._before, after=self._after)
         self._rights = rights
+        self.read_problem = ""
+        """Why messages cannot be read now, for people; "" when they can."""
         self._nursery: trio.Nursery | None = None
         self._closing = False
         self._room = trio.lowlevel.ParkingLot()
@@ -237,10 +239,13 @@ class QueueCommits:
         try:
             rows = await self.call(self._scan, read)
         except StoreError as error:
-            logger.error("cannot read messages: %s", error)
+            if self.read_problem != str(error):  # it is tried twice a second
+                self.read_problem = str(error)
+                logger.error("cannot read messages: %s", error)
             await trio.sleep(_RETRY_S)
             self._unread(read)
         else:
+            self.read_problem = ""
             for damage in self.book.loaded(read, rows):
                 logger.error("%s and was dropped: the others are delivered. Check the disk", damage)
         self.commits.kick()

@@ -560,7 +560,7 @@ class QueueEngine(QueueCommits):
             "commits": store.commits,
             "fsyncs": store.fsyncs,
             "rows_written": store.rows_written,
-            "problem": self.commits.problem,
+            "problem": self.commits.problem or self.read_problem,
         }
 
 

@@ -157,8 +157,12 @@ class QueueReader:
         self._counted[channel.id] = None
         if not channel.last_dead_id:
             return
-        await self._engine.flush()
-        channel.dead_items = await self._engine.call(self._engine.store.count_dead, channel.id)
+        try:
+            await self._engine.flush()
+            channel.dead_items = await self._engine.call(self._engine.store.count_dead, channel.id)
+        except BaseException:  # also when the one who asks goes: the next one counts
+            del self._counted[channel.id]
+            raise
 
     async def peek(
         self, namespace: str, name: str, channel: str | None, *, items_max: int, bytes_max: int

@@ -135,7 +135,15 @@ class PostgresStore:
 
     def _connect(self) -> "psycopg.Connection[tuple[Any, ...]]":
         db = psycopg.connect(
-            self._url, autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S, application_name="dep2p queues"
+            self._url,
+            autocommit=True,
+            connect_timeout=_CONNECT_TIMEOUT_S,
+            application_name="dep2p queues",
+            # A machine that vanished is noticed: else a commit would wait for its answer for a quarter of an hour.
+            keepalives_idle=5,
+            keepalives_interval=2,
+            keepalives_count=3,
+            tcp_user_timeout=10_000,
         )
         try:
             db.execute("select set_config('search_path', quote_ident(%s), false)", (self._schema,))

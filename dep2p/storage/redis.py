@@ -238,7 +238,8 @@ class RedisStore:
 
     def _tell_durability(self) -> None:
         try:
-            found = {**self._db.config_get("appendonly"), **self._db.config_get("appendfsync")}
+            names = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
+            found = {name: value for each in names for name, value in self._db.config_get(each).items()}
         except redis.RedisError:
             return  # a server that does not tell
         if self._is_synced and (found.get("appendonly"), found.get("appendfsync")) != ("yes", "always"):
@@ -248,6 +249,13 @@ class RedisStore:
                 self.place,
                 found.get("appendonly"),
                 found.get("appendfsync"),
+            )
+        if found.get("maxmemory") != "0" and found.get("maxmemory-policy") != "noeviction":
+            logger.warning(
+                "Redis may drop the queues in %s when its memory is full: it has maxmemory-policy %s; set "
+                "`maxmemory-policy noeviction` there",
+                self.place,
+                found.get("maxmemory-policy"),
             )
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from dep2p.io.queue_local import LocalConsumer
 from dep2p.io.queue_settings import QueueSettings
 from dep2p.protocols.queue.message import NewMessage
 from dep2p.protocols.queue.options import QueueOptions
-from dep2p.protocols.queue.records import StoreBatch
+from dep2p.protocols.queue.records import MessageRow, StoreBatch
 from dep2p.protocols.queue_wire import Result, Settle
 from dep2p.storage.memory import MemoryStore
 from dep2p.storage.sqlite import SqliteStore
@@ -365,6 +365,43 @@ async def test_a_consumer_cannot_settle_what_others_hold(autojump_clock: trio.te
             assert other.apply([Result(Settle.TOUCH, *batches[0])]).refused
             assert holder.finish(batches) == []
             assert holder.finish(batches) == batches  # twice
+
+
+async def test_a_store_that_cannot_be_read_is_told_once_and_read_when_it_can(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was logged twice a second, and the node's status said that all was well."""
+
+    class Unreadable(KeptStore):
+        is_ill = False
+
+        def scan(self, partition: int, from_seq: int, *, items_max: int, bytes_max: int) -> list[MessageRow]:
+            if self.is_ill:
+                raise StoreError("the disk is ill")
+            return super().scan(partition, from_seq, items_max=items_max, bytes_max=bytes_max)
+
+        def count_dead(self, channel: int) -> int:
+            if self.is_ill:
+                raise StoreError("the disk is ill")
+            return super().count_dead(channel)
+
+    store = Unreadable()
+    async with running_engine(store) as engine:
+        await engine.create_queue("", "jobs")
+        async with await engine.subscribe("", "jobs", "c", max_in_flight=2) as consumer:
+            await _make_dead_letters(engine, consumer, 2)
+        await engine.publish("", "jobs", messages(b"x"))
+    store.is_ill = True
+    async with running_engine(store) as engine, await engine.subscribe("", "jobs", "c") as consumer:
+        await trio.sleep(30)
+        assert caplog.text.count("cannot read messages: the disk is ill") == 1
+        assert engine.statistics()["problem"] == "the disk is ill"
+        with pytest.raises(StoreError):
+            await engine.summary("", "jobs")
+        store.is_ill = False
+        assert [each.body for each in await consumer.receive()] == [b"x"]
+        assert engine.statistics()["problem"] == ""
+        assert (await engine.summary("", "jobs"))["dead"] == 2  # asked again, not taken for none
 
 
 @pytest.mark.parametrize("key", ["queue//jobs", "ids", "publisher/1/00", "access//jobs"])

@@ -1,16 +1,25 @@
 """The stores on servers, which die under load: nothing that was acknowledged is lost, nothing is written twice."""
 
+import itertools
 import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
 
+import psycopg
 import pytest
+import redis
+import trio
 
-from dep2p.errors import StoreError, StoreLockedError
+from dep2p.errors import StoreError
+from dep2p.io.queue_engine import QueueEngine
+from dep2p.protocols.queue.message import NewMessage
 from dep2p.protocols.queue.records import Cursor, CursorChange, DeadRow, MessageRow, StateRow, StoreBatch
 from dep2p.storage.interface import QueueStore
 from dep2p.storage.memory import MemoryStore
+from dep2p.storage.postgres import PostgresStore
+from dep2p.storage.redis import RedisStore
+from tests.io.queues_support import running_engine
 from tests.services import servers
 
 pytestmark = pytest.mark.real
@@ -31,9 +40,6 @@ def make(server: servers.Server, request: pytest.FixtureRequest) -> Make:
     name = f"t{abs(hash(request.node.name))}"
 
     def one() -> QueueStore:
-        from dep2p.storage.postgres import PostgresStore
-        from dep2p.storage.redis import RedisStore
-
         made: QueueStore
         if server.url.startswith("redis"):
             made = RedisStore(server.url, prefix=name + ":")
@@ -85,31 +91,6 @@ def test_it_keeps_what_the_reference_keeps_also_reopened(make: Make) -> None:
         assert _seen(tried) == _seen(reference)
 
 
-def test_a_batch_is_written_whole_or_not_at_all(make: Make) -> None:
-    store = make()
-    store.open()
-    store.commit(StoreBatch(appends=[_row(1), _row(2)], groups=[2]))
-    bad = StoreBatch(definitions={"a": b"1"}, appends=[_row(3), _row(2)], groups=[1, 1])
-    for attempt in (store.check, store.commit):
-        with pytest.raises(StoreError) as raised:
-            attempt(bad)
-        assert raised.value.is_about_batch
-    assert store.load() == {}
-    assert [row.seq for row in store.scan(1, 1, items_max=9, bytes_max=99)] == [1, 2]
-
-
-def test_two_owners_are_refused(make: Make) -> None:
-    first, second = make(), make()
-    first.open()
-    with pytest.raises(StoreLockedError, match="another process"):
-        second.open()
-    first.commit(StoreBatch(appends=[_row(1)], groups=[1]))
-    first.close()
-    third = make()
-    third.open()
-    assert third.load_partition(1).last_seq == 1
-
-
 def test_a_server_killed_under_load_loses_nothing_acknowledged(make: Make, server: servers.Server) -> None:
     store = make()
     store.open()
@@ -134,9 +115,6 @@ def test_a_server_killed_under_load_loses_nothing_acknowledged(make: Make, serve
 
 
 def test_a_password_is_in_no_text(caplog: pytest.LogCaptureFixture) -> None:
-    from dep2p.storage.postgres import PostgresStore
-    from dep2p.storage.redis import RedisStore
-
     caplog.set_level(logging.DEBUG)
     port = servers.free_port()
     for store in (
@@ -146,3 +124,111 @@ def test_a_password_is_in_no_text(caplog: pytest.LogCaptureFixture) -> None:
         with pytest.raises(StoreError) as raised:
             store.open()
         assert "hush" not in str(raised.value) + caplog.text
+
+
+@pytest.mark.timeout(180)
+def test_an_engine_whose_server_is_killed_under_load_goes_on_and_loses_nothing(
+    make: Make, server: servers.Server
+) -> None:
+    acked: dict[bytes, None] = {}
+    came: dict[bytes, int] = {}
+    progress = trio.lowlevel.ParkingLot()
+
+    async def publish(engine: QueueEngine, name: int) -> None:
+        for number in itertools.count():
+            body = b"%d %d" % (name, number)
+            try:
+                await engine.publish("", "jobs", [NewMessage(body)])
+            except StoreError:
+                await trio.sleep(0.05)
+            else:
+                acked[body] = None
+                progress.unpark_all()
+
+    async def consume(engine: QueueEngine) -> None:
+        async with await engine.subscribe("", "jobs", "c", max_in_flight=50, from_start=True) as consumer:
+            while True:
+                got = await consumer.receive()
+                for each in got:
+                    came[each.body] = came.get(each.body, 0) + 1
+                consumer.finish([(each.partition, each.seq) for each in got])
+                progress.unpark_all()
+
+    async def more_acked() -> None:
+        wanted = len(acked) + 100
+        await until(lambda: len(acked) >= wanted)
+
+    async def until(is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            await progress.park()
+
+    def restart() -> None:
+        server.stop(signal.SIGKILL if server.url.startswith("redis") else signal.SIGQUIT)
+        server.start()
+
+    async def main() -> None:
+        with trio.fail_after(160):
+            async with running_engine(make()) as engine:
+                await engine.create_queue("", "jobs")
+                async with trio.open_nursery() as consuming:
+                    consuming.start_soon(consume, engine)
+                    async with trio.open_nursery() as publishing:
+                        for name in range(8):
+                            publishing.start_soon(publish, engine, name)
+                        for _ in range(3):
+                            await more_acked()
+                            await trio.to_thread.run_sync(restart)
+                        await more_acked()
+                        publishing.cancel_scope.cancel()
+                    await until(lambda: all(body in came for body in acked))
+                    await engine.flush()
+                    consuming.cancel_scope.cancel()
+                assert not engine.statistics()["problem"]
+                assert max(came.values()) == 1  # nobody let go of anything: nothing came twice
+
+    trio.run(main)
+
+
+def test_a_server_that_is_still_starting_is_waited_for(
+    make: Make, server: servers.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the start of a machine both come up together: the node gave up at once."""
+    refusals: list[int] = []
+
+    def refuse_first(real: Callable[..., object], error: Exception) -> Callable[..., object]:
+        def connect(*arguments: object, **options: object) -> object:
+            if len(refusals) < 3:
+                refusals.append(1)
+                raise error
+            return real(*arguments, **options)
+
+        return connect
+
+    if server.url.startswith("redis"):
+        starting: Exception = redis.BusyLoadingError("Redis is loading the dataset in memory")
+        monkeypatch.setattr(redis.Redis, "info", refuse_first(redis.Redis.info, starting))
+    else:
+        starting = psycopg.OperationalError("FATAL:  the database system is starting up")
+        monkeypatch.setattr(psycopg, "connect", refuse_first(psycopg.connect, starting))
+    store = make()
+    store.open()
+    assert len(refusals) == 3
+    store.commit(StoreBatch(appends=[_row(1)], groups=[1]))
+
+
+def test_a_redis_that_may_drop_keys_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    server = servers.redis()
+    server.start()
+    try:
+        client = redis.Redis.from_url(server.url)
+        for policy, is_told in (("noeviction", False), ("allkeys-lru", True)):
+            client.config_set("maxmemory", "500mb")
+            client.config_set("maxmemory-policy", policy)
+            caplog.clear()
+            store = RedisStore(server.url)
+            store.open()
+            store.close()
+            assert ("may drop the queues" in caplog.text) is is_told
+        client.close()
+    finally:
+        server.remove()
