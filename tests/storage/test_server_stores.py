@@ -5,6 +5,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import psycopg
 import pytest
@@ -206,7 +207,9 @@ def test_a_server_that_is_still_starting_is_waited_for(
 
     if server.url.startswith("redis"):
         starting: Exception = redis.BusyLoadingError("Redis is loading the dataset in memory")
-        monkeypatch.setattr(redis.Redis, "info", refuse_first(redis.Redis.info, starting))
+        monkeypatch.setattr(
+            redis.Redis, "info", refuse_first(cast("Callable[..., object]", redis.Redis.info), starting)
+        )  # pyright: ignore
     else:
         starting = psycopg.OperationalError("FATAL:  the database system is starting up")
         monkeypatch.setattr(psycopg, "connect", refuse_first(psycopg.connect, starting))
