@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any, Final
 
+from dep2p.spark_analytics.load import NESTED
 from dep2p.traces.schema import KINDS, columns
 
 _KINDS: Final = {name: number for number, name in enumerate(KINDS)}
@@ -145,7 +146,8 @@ def duckdb_metrics(source: str, *, raw: bool, bucket_us: int, settle_us: int = 3
     for name, kinds in _PARTS.items():
         codes = ", ".join(str(_KINDS[kind]) for kind in kinds)
         chosen = f"k IN ({codes})" if raw else f"part = '{name}'"
-        connection.execute(f"CREATE VIEW {name} AS SELECT * FROM events WHERE {chosen}")
+        fields = "".join(f", of_{name}.{field}" for field in NESTED.get(name, ())) if not raw else ""
+        connection.execute(f"CREATE VIEW {name} AS SELECT *{fields} FROM events WHERE {chosen}")
     connection.execute(_TABLES.format(**_KINDS, bucket=bucket_us, settle=settle_us, fine=fine_us))
     for name in RESULTS:
         connection.sql(f"SELECT * FROM {name}").to_arrow_table()
@@ -162,9 +164,9 @@ def _from_raw(connection: Any, source: str) -> None:
         f"CREATE TEMP TABLE events AS SELECT v, seq, t, MAP {{{codes}}}[kind]::TINYINT AS k, {ids}, size, reason, "
         "0 AS run, (hash(filename) >> 1)::BIGINT AS source_id, message_bytes, control_bytes, "
         "len(messages) AS messages, len(grafts) AS grafts, len(prunes) AS prunes, "
-        "list_sum(list_transform(ihave, x -> x['count']))::BIGINT AS ihave, "
-        "list_transform(iwant, x -> (hash(x) >> 1)::BIGINT) AS iwant, "
-        "list_transform(idontwant, x -> (hash(x) >> 1)::BIGINT) AS idontwant "
+        "list_sum(list_transform(ihave, lambda x: x['count']))::BIGINT AS ihave, "
+        "list_transform(iwant, lambda x: (hash(x) >> 1)::BIGINT) AS iwant, "
+        "list_transform(idontwant, lambda x: (hash(x) >> 1)::BIGINT) AS idontwant "
         f"FROM read_json('{source}/**/*.ndjson.zst', format = 'newline_delimited', compression = 'zstd', "
         f"columns = {{{types}}}, filename = true)"
     )

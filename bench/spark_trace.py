@@ -39,18 +39,19 @@ def write_trace(directory: Path, events: int, seed: int = 1) -> int:
         part = slice(first, min(count, first + 500))
         jitter = rng.lognormal(0, 0.25, (part.stop - first, len(edges)))
         hop = delay * jitter
+        # A copy that is lost arrives nowhere: nobody may have a message before the one that it has it from.
+        hop[rng.random(hop.shape) < 0.003] = np.inf
         arrival = np.full((part.stop - first, _NODES), np.inf)
         arrival[np.arange(part.stop - first), publisher[part]] = 0.0
-        for _ in range(12):
+        while True:
             reach = arrival[:, sources] + hop
             better = arrival.copy()
             np.minimum.at(better.T, targets, reach.T)
-            if np.allclose(better, arrival, equal_nan=True):
+            if np.array_equal(better, arrival):
                 break
             arrival = better
         reach = arrival[:, sources] + hop
-        lost = rng.random(reach.shape) < 0.003
-        _emit(part, publish_t, publisher, topic, ids, names, edges, arrival, reach, lost, lines)
+        _emit(part, publish_t, publisher, topic, ids, names, edges, arrival, reach, lines)
     return _write(directory, names, lines)
 
 
@@ -80,7 +81,7 @@ def _set_up(names: list[str], edges: Any, lines: list[list[tuple[int, str]]]) ->
 
 def _emit(
     part: slice, publish_t: Any, publisher: Any, topic: Any, ids: list[str], names: list[str], edges: Any, arrival: Any,
-    reach: Any, lost: Any, lines: list[list[tuple[int, str]]],
+    reach: Any, lines: list[list[tuple[int, str]]],
 ) -> None:  # fmt: skip
     sources = edges.tolist()
     for row, number in enumerate(range(part.start, part.stop)):
@@ -91,7 +92,7 @@ def _emit(
         first = arrival[row]
         times = reach[row]
         with_rpcs = number % 5 == 0
-        dropped = lost[row]
+        dropped = ~np.isfinite(times)
         parents: dict[int, tuple[float, int]] = {}
         for place, (_, b) in enumerate(sources):
             if b != own and not dropped[place] and times[place] < parents.get(b, (np.inf, 0))[0]:

@@ -9,11 +9,12 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from dep2p.spark_analytics import app, clocks, mesh, propagation, traffic, walk
-from dep2p.spark_analytics.load import Silver, corrected, names_of, read_silver
+from dep2p.spark_analytics.load import KIND_CODES, Silver, corrected, names_of, read_silver
 
 _ID_COLUMNS: Final = {
     "node_id": "node",
@@ -79,60 +80,65 @@ def analyse(
     found = Analysis(settle_us=round(options.settle_s * 1e6))
     clock = _Clock(found.seconds)
     silver = read_silver(spark, place)
-    say("reading the time line")
-    first_t, last_t, parts = _spans(silver)
-    found.first_t, found.last_t = first_t, last_t
-    found.bucket_us = step_us(last_t - first_t, options.points)
-    fine_us = min(5_000_000, step_us(last_t - first_t, 720)) if last_t - first_t < 86_400_000_000 else 60_000_000
-    activity = traffic.activity(silver.events, fine_us).toPandas()
-    excluded = duplicate_sources(activity)
+    say("counting events, copies and RPCs")
+    found.first_t, found.last_t = _span(silver)
+    found.bucket_us = step_us(found.last_t - found.first_t, options.points)
+    counts = _counts(silver, found, options.parallel)
+    excluded = duplicate_sources(counts["activity"])
     if excluded:
-        sources = _sources(silver, excluded)
-        found.duplicate_sources = sorted(sources.values())
+        found.duplicate_sources = sorted(_sources(silver, excluded).values())
         silver = read_silver(spark, place, excluded_sources=excluded)
-        activity = activity[~activity["source_id"].isin(excluded)]
+        counts = _counts(silver, found, options.parallel)
+    activity = counts.pop("activity")
+    kinds = _kinds(activity)
     runs = runs_of(activity)
-    clock.lap("time line")
+    clock.lap("counts")
 
-    say("reading meshes and clocks")
-    readings = traffic.clock_readings(silver.node).toPandas()
-    naming = [getattr(silver, part) for part in ("mesh", "node", "app") if part in parts] or [silver.messages]
-    known = names_of(naming).toPandas().sort_values(["id", "name"])
+    say("reading names and clocks")
+    known = names_of(_naming(silver))
     clashing = known[known["id"].duplicated(keep=False)].groupby("id")["name"].apply(list)
     found.key_clashes = [(texts[0], texts[1]) for texts in clashing]
-    names = dict(known.itertuples(index=False, name=None))
+    names = dict(zip(known["id"].tolist(), known["name"], strict=True))
     offsets: dict[int, int] = {}
-    if options.correct_clocks and len(readings):
+    read_clocks = options.correct_clocks and "clock" in kinds
+    if read_clocks:
+        readings = traffic.clock_readings(silver.node).toPandas()
         edges = [clocks.Edge(*row) for row in readings.itertuples(index=False, name=None)]
         offsets = clocks.offsets(edges, floor_us=clocks.READING_FLOOR_US)
         found.clocks_from = "readings" if offsets else ""
     clock.lap("clocks and names")
 
     say("walking the trees of the messages")
-    tables = _walk(spark, silver, runs, offsets, found)
-    if options.correct_clocks and not len(readings):
+    pass_ = _Pass(spark, silver, runs, counts["copies"], kinds, found, options)
+    tables = pass_.tables(offsets)
+    if options.correct_clocks and not read_clocks:
         delays = tables["links"][["from_id", "to_id", "delay_min"]].itertuples(index=False, name=None)
         offsets = clocks.offsets(clocks.edges_of_delays(delays), floor_us=clocks.TRAFFIC_FLOOR_US)
         if offsets:
             say(f"{len(offsets)} clocks are off: walking again, corrected")
             found.clocks_from = "delays"
-            tables = _walk(spark, silver, runs, offsets, found)
-    clock.lap("trees")
+            tables = pass_.tables(offsets)
+    clock.lap("trees and meshes")
 
-    say("counting copies, RPCs, meshes, deliveries and queues")
-    queries = _queries(spark, silver, runs, offsets, tables["subscriptions"], found)
-    tables |= _collected(queries, [*parts, "bad"], options.parallel)
+    say("counting deliveries, queues and the rest")
+    tables |= counts
+    tables |= _collected(_queries(silver, kinds, counts["rpcs"], found), options.parallel)
+    if len(counts["rpcs"]) and not len(tables["idontwant"]):
+        tables["idontwant"] = pd.DataFrame({"told": [0], "answered": [0], "late_copies": [0]})
     tables |= _mesh_tables(tables.pop("mesh_samples"))
     tables["runs"], tables["activity"] = runs, activity
-    clock.lap("counts")
+    clock.lap("rest")
 
     say("naming")
-    for ids in _missing(tables, names):
-        names |= dict(_named(silver, ids).itertuples(index=False, name=None))
+    drawn = tables.pop("drawn")
+    missing = _missing(tables, names)
+    if missing:
+        more = _named(silver, missing)
+        names |= dict(zip(more["id"].tolist(), more["name"], strict=True))
     found.offsets = {names.get(node, str(node)): ahead for node, ahead in offsets.items()}
     found.tables = {name: _with_names(table, names) for name, table in tables.items()}
-    found.tables["tree"] = _tree(silver, found, options.message, offsets, names)
-    clock.lap("names and tree")
+    found.tables["tree"] = tree_of(_rows_of_tree(drawn, found.tables["spread"], options.message is not None), names)
+    clock.lap("names")
     return found
 
 
@@ -147,12 +153,36 @@ class _Clock:
         self._at = now
 
 
-def _spans(silver: Silver) -> tuple[int, int, list[str]]:
-    """The first and the last time, and which parts have events."""
-    rows = silver.events.groupBy("part").agg(F.min("t").alias("first"), F.max("t").alias("last")).collect()
-    if not rows:
+def _span(silver: Silver) -> tuple[int, int]:
+    """The first and the last time."""
+    row = silver.events.agg(F.min("t").alias("first"), F.max("t").alias("last")).collect()[0]
+    if row["first"] is None:
         raise NothingToAnalyse
-    return min(row["first"] for row in rows), max(row["last"] for row in rows), [row["part"] for row in rows]
+    return row["first"], row["last"]
+
+
+def _counts(silver: Silver, found: Analysis, parallel: int) -> dict[str, pd.DataFrame]:
+    """What is counted over most events, whatever their times."""
+    span_us = found.last_t - found.first_t
+    fine_us = min(5_000_000, step_us(span_us, 720)) if span_us < 86_400_000_000 else 60_000_000
+    queries = {
+        "activity": (True, traffic.activity(silver.events, fine_us)),
+        "copies": ("messages" in silver.filled, propagation.copies(silver.messages)),
+        "rpcs": ("rpcs" in silver.filled, traffic.rpc_totals(silver.rpcs)),
+    }
+    return _collected(queries, parallel)
+
+
+def _kinds(activity: pd.DataFrame) -> frozenset[str]:
+    """The kinds of events that there are."""
+    bits = int(np.bitwise_or.reduce(activity["kinds"].to_numpy(dtype=np.int64))) if len(activity) else 0
+    return frozenset(name for name, number in KIND_CODES.items() if bits >> number & 1)
+
+
+def _naming(silver: Silver) -> DataFrame:
+    """Events that name most nodes, peers and topics, and are few; all where there are none such."""
+    few = [part for part in ("mesh", "node", "app") if part in silver.filled]
+    return silver.events.where(F.col("part").isin(*few)) if few else silver.events
 
 
 def _sources(silver: Silver, ids: Sequence[int]) -> dict[int, str]:
@@ -209,80 +239,101 @@ def _runs_frame(spark: SparkSession, runs: pd.DataFrame, offsets: dict[int, int]
     return spark.createDataFrame(rows, "node_id BIGINT, run BIGINT, first_t BIGINT, last_t BIGINT")
 
 
-def _walk(
-    spark: SparkSession, silver: Silver, runs: pd.DataFrame, offsets: dict[int, int], found: Analysis
-) -> dict[str, pd.DataFrame]:
-    messages = corrected(silver.messages, offsets)
-    subscribed = propagation.subscriptions(
-        corrected(silver.mesh, offsets), _runs_frame(spark, runs, offsets), messages
-    ).toPandas()
-    subscribed = subscribed.sort_values("topic_id", kind="stable")
-    intervals = tuple(subscribed[name].to_numpy(dtype=np.int64) for name in ("topic_id", "node_id", "begin", "end"))
-    walked = propagation.walked(messages, intervals, settle_us=found.settle_us, bucket_us=found.bucket_us).toPandas()
-    names = {
-        "spread": walk.MESSAGE,
-        "links": walk.LINK,
-        "node_coverage": walk.NODE,
-        "hops": walk.HOPS,
-        "latency": walk.LATENCY,
-    }
-    tables = {name: propagation.of_walk(walked, what) for name, what in names.items()}
-    tables["subscriptions"] = subscribed
-    return tables
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What depends on the times of several nodes: done anew when their clocks turn out to be off."""
+
+    spark: SparkSession
+    silver: Silver
+    runs: pd.DataFrame
+    copies: pd.DataFrame
+    kinds: frozenset[str]
+    found: Analysis
+    options: AnalysisOptions
+
+    def tables(self, offsets: dict[int, int]) -> dict[str, pd.DataFrame]:
+        """Trees, subscriptions and meshes by clocks that are corrected by ``offsets``."""
+        run_times = _runs_frame(self.spark, self.runs, offsets)
+        changes = corrected(self.silver.mesh, offsets)
+        joined = propagation.subscriptions(changes, run_times)
+        subscribed = _collected({"": ("join" in self.kinds, joined)}, 1)[""]
+        silent = propagation.unjoined(self.copies, subscribed, _corrected(self.runs, offsets))
+        subscribed = pd.concat([part for part in (subscribed, silent) if len(part)] or [subscribed], ignore_index=True)
+        subscribed = subscribed.sort_values("topic_id", kind="stable", ignore_index=True)
+        with ThreadPoolExecutor(2) as threads:
+            meshes = threads.submit(self._meshes, changes, run_times, subscribed)
+            return self._trees(offsets, subscribed) | meshes.result() | {"subscriptions": subscribed}
+
+    def _trees(self, offsets: dict[int, int], subscribed: pd.DataFrame) -> dict[str, pd.DataFrame]:
+        wanted = None
+        if self.options.message is not None:
+            wanted = int(self.spark.range(1).select(F.xxhash64(F.lit(self.options.message))).collect()[0][0])
+        walked = propagation.walked(
+            corrected(self.silver.messages, offsets),
+            tuple(subscribed[name].to_numpy(dtype=np.int64) for name in ("topic_id", "node_id", "begin", "end")),
+            settle_us=self.found.settle_us,
+            bucket_us=self.found.bucket_us,
+            deliveries=int(self.copies["firsts"].sum()),
+            wanted=wanted,
+        ).toArrow()
+        names = {
+            "spread": walk.MESSAGE,
+            "links": walk.LINK,
+            "node_coverage": walk.NODE,
+            "hops": walk.HOPS,
+            "latency": walk.LATENCY,
+            "drawn": walk.TREE,
+        }
+        tables = {name: propagation.of_walk(walked, what) for name, what in names.items()}
+        tables["drawn"]["text"] = walked.filter(pc.equal(walked["what"], walk.TREE))["text"].to_pandas()
+        return tables
+
+    def _meshes(self, changes: DataFrame, run_times: DataFrame, subscribed: pd.DataFrame) -> dict[str, pd.DataFrame]:
+        grafted = "graft" in self.kinds
+        sessions = mesh.mesh_sessions(changes, run_times).persist()
+        due = self.spark.createDataFrame(subscribed, "topic_id BIGINT, node_id BIGINT, begin BIGINT, end BIGINT")
+        traced = np.unique(self.runs["node_id"].to_numpy(dtype=np.int64))
+        links = sessions.select("node_id", "topic_id", "peer_id", "begin", "end", "open")
+        samples = mesh.sampled(sessions, due, traced, self.found.bucket_us)
+        queries = {
+            "mesh_sessions": (grafted, links),
+            "mesh_samples": (len(subscribed) > 0, samples),
+            "churn": (grafted or "prune" in self.kinds, mesh.churn(changes)),
+        }
+        try:
+            return _collected(queries, 1)
+        finally:
+            sessions.unpersist()
 
 
 def _queries(
-    spark: SparkSession,
-    silver: Silver,
-    runs: pd.DataFrame,
-    offsets: dict[int, int],
-    subscribed: pd.DataFrame,
-    found: Analysis,
-) -> dict[str, tuple[str, DataFrame]]:
-    """What to count, each with the part that it needs."""
-    run_times = _runs_frame(spark, runs, offsets)
-    changes = corrected(silver.mesh, offsets)
-    sessions = mesh.mesh_sessions(changes, run_times).cache()
-    due = spark.createDataFrame(subscribed, "topic_id BIGINT, node_id BIGINT, begin BIGINT, end BIGINT")
-    traced = np.unique(runs["node_id"].to_numpy(dtype=np.int64))
+    silver: Silver, kinds: frozenset[str], rpcs: pd.DataFrame, found: Analysis
+) -> dict[str, tuple[bool, DataFrame]]:
+    """What else to count, each with whether there is any."""
     sent = app.sent(silver.app)
     handled = app.handled(silver.app)
     readings = app.scores(silver.node)
-    queries = {
-        "messages": {
-            "copies": propagation.copies(silver.messages),
-            "rejects": traffic.rejects(silver.messages),
-        },
-        "rpcs": {
-            "rpcs": traffic.rpc_totals(silver.rpcs),
-            "recovered": propagation.recovered(silver.messages, silver.rpcs),
-            "idontwant": propagation.after_idontwant(silver.messages, silver.rpcs),
-            "drops": traffic.drops(silver.rpcs, found.bucket_us),
-        },
-        "mesh": {
-            "mesh_sessions": sessions.select("node_id", "topic_id", "peer_id", "begin", "end", "open"),
-            "mesh_samples": mesh.sampled(sessions, due, traced, found.bucket_us),
-            "churn": mesh.churn(changes),
-        },
-        "app": {
-            "delivery": app.delivery(sent),
-            "ack_latency": app.ack_latency(sent),
-            "arrival": app.arrival(silver.app),
-            "queues": app.queues(handled),
-            "queue_times": app.queue_times(handled),
-            "order_violations": app.order_violations(silver.app),
-            "requests": app.requests(silver.app),
-            "answers": app.slow_answers(silver.app),
-            "session_changes": app.session_changes(silver.app),
-        },
-        "node": {
-            "lost_events": traffic.lost_events(silver.node),
-            "score_spread": app.score_spread(readings, found.bucket_us),
-            "peer_scores": app.scores_of_peers(readings),
-        },
-        "bad": {"strangers": traffic.strangers(silver.bad)},
+    delivered, queued, asked = "delivery" in kinds, "queue" in kinds, "request" in kinds
+    scored = "scores" in kinds
+    return {
+        "rejects": ("reject" in kinds, traffic.rejects(silver.messages)),
+        "recovered": (rpcs["iwant"].sum() > 0, propagation.recovered(silver.messages, silver.rpcs)),
+        "idontwant": (rpcs["idontwant"].sum() > 0, propagation.after_idontwant(silver.messages, silver.rpcs)),
+        "drops": ("drop_rpc" in kinds, traffic.drops(silver.rpcs, found.bucket_us)),
+        "delivery": (delivered, app.delivery(sent)),
+        "ack_latency": (delivered, app.ack_latency(sent)),
+        "arrival": (delivered, app.arrival(silver.app)),
+        "queues": (queued, app.queues(handled)),
+        "queue_times": (queued, app.queue_times(handled)),
+        "order_violations": (queued, app.order_violations(silver.app)),
+        "requests": (asked, app.requests(silver.app)),
+        "answers": (asked, app.slow_answers(silver.app)),
+        "session_changes": ("session" in kinds, app.session_changes(silver.app)),
+        "lost_events": ("dropped" in kinds, traffic.lost_events(silver.node)),
+        "score_spread": (scored, app.score_spread(readings, found.bucket_us)),
+        "peer_scores": (scored, app.scores_of_peers(readings)),
+        "strangers": ("bad" in silver.filled, traffic.strangers(silver.bad)),
     }
-    return {name: (part, frame) for part, frames in queries.items() for name, frame in frames.items()}
 
 
 def _mesh_tables(samples: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -294,19 +345,23 @@ def _mesh_tables(samples: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {"degree": degree, "symmetry": linked[["topic_id", "bucket", "links", "one_way"]], "islands": islands}
 
 
-def _collected(
-    queries: dict[str, tuple[str, DataFrame]], parts: Sequence[str], parallel: int
-) -> dict[str, pd.DataFrame]:
+def _collected(queries: dict[str, tuple[bool, DataFrame]], parallel: int) -> dict[str, pd.DataFrame]:
+    """Tables of those that have something to find, so many Spark jobs at once; empty tables for the others."""
     with ThreadPoolExecutor(parallel) as threads:
-        futures = {name: threads.submit(frame.toPandas) for name, (part, frame) in queries.items() if part in parts}
-        empty = {name: pd.DataFrame(columns=frame.columns) for name, (part, frame) in queries.items()}
+        futures = {name: threads.submit(frame.toPandas) for name, (worth, frame) in queries.items() if worth}
+        empty = {name: _empty(frame) for name, (worth, frame) in queries.items() if not worth}
         return empty | {name: future.result() for name, future in futures.items()}
+
+
+def _empty(frame: DataFrame) -> pd.DataFrame:
+    numbers = {"bigint": "int64", "int": "int32", "double": "float64", "boolean": "bool"}
+    return pd.DataFrame({name: pd.Series(dtype=numbers.get(kind, "object")) for name, kind in frame.dtypes})
 
 
 # Names ----------------------------------------------------------------------------------------------------------------
 
 
-def _missing(tables: dict[str, pd.DataFrame], names: dict[int, str]) -> list[list[int]]:
+def _missing(tables: dict[str, pd.DataFrame], names: dict[int, str]) -> list[int]:
     ids: dict[int, None] = {}
     for table in tables.values():
         for column in _ID_COLUMNS:
@@ -314,14 +369,15 @@ def _missing(tables: dict[str, pd.DataFrame], names: dict[int, str]) -> list[lis
                 for value in table[column].dropna().unique():
                     if value and int(value) not in names:
                         ids[int(value)] = None
-    return [list(ids)] if ids else []
+    return list(ids)
 
 
 def _named(silver: Silver, ids: list[int]) -> pd.DataFrame:
-    known = names_of([silver.messages, silver.rpcs])
+    """Names of ids that the few events do not name: from all the others."""
+    events = silver.events
     if len(ids) <= 10_000:
-        known = known.where(F.col("id").isin(*ids))
-    return known.toPandas()
+        events = events.where(F.col("node_id").isin(*ids) | F.col("peer_id").isin(*ids) | F.col("topic_id").isin(*ids))
+    return names_of(events)
 
 
 def _with_names(table: pd.DataFrame, names: dict[int, str]) -> pd.DataFrame:
@@ -337,26 +393,16 @@ def _with_names(table: pd.DataFrame, names: dict[int, str]) -> pd.DataFrame:
 # The tree of one message ----------------------------------------------------------------------------------------------
 
 
-def _tree(
-    silver: Silver, found: Analysis, wanted: str | None, offsets: dict[int, int], names: dict[int, str]
-) -> pd.DataFrame:
-    """(node, parent, hops, latency_us) of one message, the publisher first."""
-    spread = found.tables["spread"]
-    if wanted is not None:
-        key = int(silver.events.sparkSession.range(1).select(F.xxhash64(F.lit(wanted)).alias("k")).collect()[0]["k"])
-    else:
+def _rows_of_tree(drawn: pd.DataFrame, spread: pd.DataFrame, wanted: bool) -> list[tuple[Any, ...]]:
+    """(k, node, peer, t, msg) of the message that was asked for, or of the slowest of all."""
+    if not wanted:
         known = spread[(spread["published"] == 1) & (spread["delivered"] > 0)]
         if not len(known):
-            return pd.DataFrame(columns=["msg", "node", "parent", "hops", "latency_us"])
-        key = int(known.sort_values(["last_us", "msg_id"], ascending=[False, True]).iloc[0]["msg_id"])
-    rows = (
-        corrected(silver.messages.where(F.col("msg_id") == key), offsets)
-        .where(F.col("k").isin(walk.PUBLISH, walk.DELIVER))
-        .select("k", "node_id", "peer_id", "t", "msg")
-        .orderBy("t")
-        .collect()
-    )
-    return tree_of([(row["k"], row["node_id"], row["peer_id"], row["t"], row["msg"]) for row in rows], names)
+            return []
+        slowest = known.sort_values(["last_us", "msg_id"], ascending=[False, True]).iloc[0]["msg_id"]
+        drawn = drawn[drawn["msg_id"] == slowest]
+    rows = drawn[["k", "node_id", "peer_id", "t", "text"]].itertuples(index=False, name=None)
+    return [(k, node, peer or None, t, text) for k, node, peer, t, text in rows]
 
 
 def tree_of(rows: Sequence[tuple[Any, ...]], names: dict[int, str]) -> pd.DataFrame:

@@ -1,9 +1,12 @@
 """Raw trace files → silver: typed Parquet with int64 keys, in five parts; and silver → DataFrames for the metrics."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import pandas as pd
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -23,6 +26,24 @@ KIND_CODES: Final[dict[str, int]] = {name: number for number, name in enumerate(
 
 CORRUPT: Final = "_corrupt"
 GLOB: Final = "*.ndjson.zst"
+
+COMMON: Final = (
+    *("k", "v", "node_id", "peer_id", "topic_id", "msg_id", "seq", "t", "run", "source_id", "source"),
+    *("node", "peer", "topic", "msg", "kind", "size", "reason", "validation_us"),
+)
+"""Columns of silver that all parts have."""
+NESTED: Final[dict[str, tuple[str, ...]]] = {
+    "rpcs": (*("message_bytes", "control_bytes", "messages", "ihave", "iwant", "idontwant", "grafts", "prunes"),),
+    "app": (
+        *("name", "side", "outcome", "duration_us", "reply_size", "attempt", "state", "position", "session", "epoch"),
+        *("count", "namespace", "queue", "channel", "consumer", "partition", "key"),
+    ),
+    "node": ("count", "peers", "scores", "depths", "rtts", "version", "offset_us", "error_us"),
+}
+"""Columns of one part only: a struct ``of_<part>`` in silver, so that the other parts pay for one null only."""
+
+_OFTEN: Final = ("duplicate", "deliver", "recv_rpc", "send_rpc", "publish")
+"""Kinds that most events are of: they are looked for first."""
 
 
 def code(kind: str) -> Column:
@@ -50,59 +71,75 @@ _READ_OPTIONS: Final = {
 
 
 def read_raw(spark: SparkSession, places: Sequence[str]) -> DataFrame:
-    """All events of the trace files in these directories, with ``source``, the path of the file."""
-    frame = spark.read.schema(raw_ddl()).options(**_READ_OPTIONS).json(list(places))
-    return frame.withColumn("source", F.col("_metadata.file_path"))
+    """All events of the trace files in these directories, with ``source``, the path of the file, and ``file``."""
+    return _with_files(spark.read.schema(raw_ddl()).options(**_READ_OPTIONS).json(list(places)))
 
 
 def stream_raw(spark: SparkSession, place: str, *, files_per_batch: int = 200) -> DataFrame:
     """The same as a stream that follows a directory."""
     reader = spark.readStream.schema(raw_ddl()).options(**_READ_OPTIONS)
-    frame = reader.option("maxFilesPerTrigger", files_per_batch).json(place)
-    return frame.withColumn("source", F.col("_metadata.file_path"))
+    return _with_files(reader.option("maxFilesPerTrigger", files_per_batch).json(place))
+
+
+def _with_files(frame: DataFrame) -> DataFrame:
+    return frame.withColumns({"source": F.col("_metadata.file_path"), "file": F.col("_metadata.file_name")})
 
 
 def to_silver(raw: DataFrame) -> DataFrame:
-    """Raw events with keys, a part and the run; what no metric reads is left out. One pass, no shuffle."""
-    kind = F.col("kind")
+    """Raw events with keys, a part and the run; what no metric reads is left out. One pass, no shuffle.
+
+    The text of ``kind`` stays for kinds that are unknown here; ``k`` has its number for all others.
+    """
+    k = F.col("k")
     part = F.when(F.col("node").isNull() | F.col("t").isNull(), F.lit("bad"))
     for name, kinds in PARTS.items():
-        part = part.when(kind.isin(*kinds), F.lit(name))
-    is_message = kind.isin(*PARTS["messages"])
-    file_name = F.element_at(F.split("source", "/"), -1)
+        part = part.when(_any_of(k, kinds), F.lit(name))
     ids = {name: key(name) for name in ("node", "peer", "topic", "msg")}
-    return raw.select(
+    known = k >= 0
+    fields = {
+        "message_bytes": F.col("message_bytes"),
+        "messages": F.size(F.coalesce("messages", F.array())),
+        "ihave": F.aggregate("ihave", F.lit(0).cast("bigint"), lambda total, item: total + item["count"]),
+        "iwant": F.transform("iwant", lambda msg: F.xxhash64(msg)),
+        "idontwant": F.transform("idontwant", lambda msg: F.xxhash64(msg)),
+        "grafts": F.size(F.coalesce("grafts", F.array())),
+        "prunes": F.size(F.coalesce("prunes", F.array())),
+    }
+    nested = {
+        f"of_{name}": F.when(_any_of(k, PARTS[name]), F.struct(*(fields.get(n, F.col(n)).alias(n) for n in names)))
+        for name, names in NESTED.items()
+    }
+    return raw.withColumn("k", _code(F.col("kind"))).select(
         part.otherwise(F.lit("bad")).alias("part"),
-        _code(kind).alias("k"),
+        "k",
         F.coalesce(F.col("v"), F.lit(0)).alias("v"),
         *(F.when(F.col(name).isNotNull(), value).alias(f"{name}_id") for name, value in ids.items()),
         "seq",
         "t",
-        F.coalesce(F.regexp_extract(file_name, r"-(\d+)-\d+\.ndjson\.zst$", 1).try_cast("bigint"), F.lit(0)).alias(
-            "run"
-        ),
+        F.coalesce(F.regexp_extract("file", r"-(\d+)-\d+\.ndjson\.zst$", 1).try_cast("bigint"), F.lit(0)).alias("run"),
         key("source").alias("source_id"),
         "source",
         "node",
         "peer",
         "topic",
-        F.when(~is_message | (kind == "publish"), F.col("msg")).alias("msg"),
-        *("kind", "size", "reason", "validation_us", "message_bytes", "control_bytes"),
-        F.size(F.coalesce("messages", F.array())).alias("messages"),
-        F.aggregate("ihave", F.lit(0).cast("bigint"), lambda total, item: total + item["count"]).alias("ihave"),
-        F.transform("iwant", lambda msg: F.xxhash64(msg)).alias("iwant"),
-        F.transform("idontwant", lambda msg: F.xxhash64(msg)).alias("idontwant"),
-        F.size(F.coalesce("grafts", F.array())).alias("grafts"),
-        F.size(F.coalesce("prunes", F.array())).alias("prunes"),
-        *("name", "side", "outcome", "duration_us", "reply_size", "attempt", "state", "position"),
-        *("session", "epoch", "count", "namespace", "queue", "channel", "consumer", "partition", "key"),
-        *("peers", "scores", "depths", "rtts", "version", "offset_us", "error_us", CORRUPT),
+        F.when(~_any_of(k, ("reject", "duplicate", "deliver")), F.col("msg")).alias("msg"),
+        F.when(~known, F.col("kind")).alias("kind"),
+        *("size", "reason", "validation_us"),
+        *(column.alias(name) for name, column in nested.items()),
+        CORRUPT,
     )
 
 
+def _any_of(k: Column, kinds: Sequence[str]) -> Column:
+    return k.isin(*(KIND_CODES[kind] for kind in kinds))
+
+
 def _code(kind: Column) -> Column:
-    names = F.create_map(*[part for name, value in KIND_CODES.items() for part in (F.lit(name), F.lit(value))])
-    return F.coalesce(names[kind], F.lit(-1)).cast("tinyint")
+    often = [*_OFTEN, *(name for name in KIND_CODES if name not in _OFTEN)]
+    known = F.when(kind == often[0], code(often[0]))
+    for name in often[1:]:
+        known = known.when(kind == name, code(name))
+    return known.otherwise(F.lit(-1).cast("tinyint"))
 
 
 def write_silver(silver: DataFrame, place: str) -> None:
@@ -121,10 +158,8 @@ class Silver:
     app: DataFrame
     node: DataFrame
     bad: DataFrame
-
-    def parts(self) -> dict[str, DataFrame]:
-        """All parts that hold events, by name."""
-        return {name: getattr(self, name) for name in PARTS}
+    filled: frozenset[str]
+    """The parts that have files."""
 
 
 def read_silver(spark: SparkSession, place: str | Sequence[str], *, excluded_sources: Sequence[int] = ()) -> Silver:
@@ -136,8 +171,18 @@ def read_silver(spark: SparkSession, place: str | Sequence[str], *, excluded_sou
         whole = reader.option("basePath", place[0].rpartition("/")[0]).parquet(*place)
     if excluded_sources:
         whole = whole.where(~F.col("source_id").isin(*excluded_sources))
-    events = whole.where(F.col("part") != "bad")
-    return Silver(events, **{name: whole.where(F.col("part") == name) for name in (*PARTS, "bad")})
+    events = whole.where(F.col("part") != "bad").select("part", *COMMON)
+    parts = {
+        name: whole.where(F.col("part") == name).select(
+            *COMMON, *(F.col(f"of_{name}.{n}") for n in NESTED.get(name, ()))
+        )
+        for name in PARTS
+    }
+    filled = {found[1] for found in map(_PART.search, whole.inputFiles()) if found is not None}
+    return Silver(events, **parts, bad=whole.where(F.col("part") == "bad"), filled=frozenset(filled))
+
+
+_PART: Final = re.compile(r"/part=(\w+)/")
 
 
 def silver_ddl() -> str:
@@ -150,28 +195,22 @@ def silver_ddl() -> str:
         **dict.fromkeys(("messages", "grafts", "prunes"), "INT"),
         **dict.fromkeys(("source", CORRUPT, "part"), "STRING"),
     }
-    order = (
-        *("k", "v", "node_id", "peer_id", "topic_id", "msg_id", "seq", "t", "run", "source_id", "source"),
-        *("node", "peer", "topic", "msg", "kind", "size", "reason", "validation_us", "message_bytes"),
-        *("control_bytes", "messages", "ihave", "iwant", "idontwant", "grafts", "prunes", "name", "side", "outcome"),
-        *("duration_us", "reply_size", "attempt", "state", "position", "session", "epoch", "count", "namespace"),
-        *("queue", "channel", "consumer", "partition", "key", "peers", "scores", "depths", "rtts", "version"),
-        *("offset_us", "error_us", CORRUPT, "part"),
-    )
-    return ", ".join(f"`{name}` {fixed.get(name) or types[name]}" for name in order)
+    typed = {**types, **fixed}
+    nested = {
+        f"of_{part}": "STRUCT<" + ", ".join(f"`{name}`: {typed[name]}" for name in names) + ">"
+        for part, names in NESTED.items()
+    }
+    order = (*COMMON, *nested, CORRUPT, "part")
+    return ", ".join(f"`{name}` {nested.get(name) or typed[name]}" for name in order)
 
 
-def names_of(frames: Sequence[DataFrame]) -> DataFrame:
-    """``id`` → ``name`` of the nodes, peers and topics in some parts. A key for two texts shows as two rows."""
+def names_of(events: DataFrame) -> pd.DataFrame:
+    """``id`` → ``name`` of the nodes, peers and topics in events. A key for two texts shows as two rows."""
     names = ("node", "peer", "topic")
-    pair = F.explode(F.array(*(F.struct(F.col(f"{n}_id").alias("id"), F.col(n).alias("name")) for n in names)))
-    union: DataFrame | None = None
-    for frame in frames:
-        ids = frame.select("node_id", "node", "peer_id", "peer", "topic_id", "topic").distinct()
-        pairs = ids.select(pair.alias("pair")).select("pair.id", "pair.name")
-        union = pairs if union is None else union.unionByName(pairs)
-    assert union is not None
-    return union.where(F.col("name").isNotNull()).distinct()
+    found = events.select("node_id", "node", "peer_id", "peer", "topic_id", "topic").distinct().toArrow()
+    pairs = pa.concat_tables(found.select([f"{n}_id", n]).rename_columns(["id", "name"]) for n in names)
+    known = pairs.drop_null().group_by(["id", "name"]).aggregate([]).to_pandas()
+    return known.sort_values(["id", "name"]).reset_index(drop=True)
 
 
 def corrected(frame: DataFrame, offsets: dict[int, int]) -> DataFrame:

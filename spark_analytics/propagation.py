@@ -1,39 +1,50 @@
 """How messages spread: the first-delivery trees, copies, recovery. Formulas: docs/reference/traces.md."""
 
-from typing import Any
+from typing import Any, Final
 
 import pandas as pd
-from pyspark.sql import DataFrame
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
 from dep2p.spark_analytics import walk
 from dep2p.spark_analytics.load import code
 
+_DELIVERIES_PER_PART: Final = 2_000_000
+"""A worker holds those of one part at once, in about 0.5 GB."""
+_PARTS_BY_DEFAULT: Final = 2
+"""With no more parts than this, Spark says how many."""
 
-def subscriptions(mesh: DataFrame, runs: DataFrame, messages: DataFrame) -> DataFrame:
-    """(topic_id, node_id, begin, end): who was subscribed from when to when.
 
-    ``runs`` has (node_id, run, first_t, last_t). A subscription ends with a leave or with the run. A node without a
-    join, in a filtered trace, counts as subscribed for its whole run to the topics that it delivered.
+def subscriptions(mesh: DataFrame, runs: DataFrame) -> DataFrame:
+    """(topic_id, node_id, begin, end): who was subscribed from when to when, by what nodes say.
+
+    ``runs`` has (node_id, run, first_t, last_t). A subscription ends with a leave or with the run.
     """
     changes = mesh.where(F.col("k").isin(_number("join"), _number("leave")))
     following = Window.partitionBy("node_id", "run", "topic_id").orderBy("t", "seq")
-    joined = (
+    return (
         changes.select("node_id", "run", "topic_id", "t", "k", F.lead("t").over(following).alias("next_t"))
         .where(F.col("k") == code("join"))
         .join(F.broadcast(runs), ["node_id", "run"])
         .select("topic_id", "node_id", F.col("t").alias("begin"), F.coalesce("next_t", "last_t").alias("end"))
     )
-    unjoined = (
-        messages.where(F.col("k") == code("deliver"))
-        .groupBy("node_id", "topic_id")
-        .agg(F.count(F.lit(1)).alias("delivered"))
-        .join(joined.select("node_id", "topic_id").distinct(), ["node_id", "topic_id"], "left_anti")
-        .join(F.broadcast(runs), "node_id")
-        .select("topic_id", "node_id", F.col("first_t").alias("begin"), F.col("last_t").alias("end"))
-    )
-    return joined.unionByName(unjoined)
+
+
+def unjoined(copies: pd.DataFrame, joined: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """The same for nodes without a join, in a filtered trace: they count as subscribed for their whole runs to the
+    topics that they delivered. ``copies`` and ``joined`` are the tables of those names.
+    """
+    if not len(copies):
+        return joined.iloc[:0]
+    delivered = copies.loc[copies["firsts"] > 0, ["topic_id", "node_id"]].drop_duplicates()
+    told = joined[["topic_id", "node_id"]].drop_duplicates()
+    silent = delivered.merge(told, "left", on=["topic_id", "node_id"], indicator=True)
+    silent = silent[silent["_merge"] == "left_only"].drop(columns="_merge")
+    spans = runs[["node_id", "first_t", "last_t"]].rename(columns={"first_t": "begin", "last_t": "end"})
+    return silent.merge(spans, on="node_id")
 
 
 def _number(kind: str) -> int:
@@ -42,28 +53,43 @@ def _number(kind: str) -> int:
     return KIND_CODES[kind]
 
 
-def walked(messages: DataFrame, intervals: walk.Intervals, *, settle_us: int, bucket_us: int) -> DataFrame:
-    """The rows of `dep2p.spark_analytics.walk`: one shuffle by message, then numpy."""
+def walked(
+    messages: DataFrame,
+    intervals: walk.Intervals,
+    *,
+    settle_us: int,
+    bucket_us: int,
+    deliveries: int = 0,
+    wanted: int | None = None,
+) -> DataFrame:
+    """The rows of `dep2p.spark_analytics.walk`: one shuffle by message, then numpy.
+
+    ``deliveries``: how many there are about, so that no worker gets more than it can hold. ``wanted``: the message
+    whose tree is given; None for the slowest of each worker's.
+    """
     rows = messages.where(F.col("k").isin(walk.PUBLISH, walk.DELIVER)).select(
-        "msg_id", "node_id", "peer_id", "topic_id", "t", F.col("k").cast("int").alias("k")
+        "msg_id", "node_id", "peer_id", "topic_id", "t", F.col("k").cast("int").alias("k"), "msg"
     )
-    return rows.repartition("msg_id").mapInArrow(walk.walker(intervals, settle_us, bucket_us), walk.DDL)
+    parts = -(-deliveries // _DELIVERIES_PER_PART)
+    by_message = rows.repartition(parts, "msg_id") if parts > _PARTS_BY_DEFAULT else rows.repartition("msg_id")
+    return by_message.mapInArrow(walk.walker(intervals, settle_us, bucket_us, wanted), walk.DDL)
 
 
-def of_walk(rows: pd.DataFrame, what: int) -> pd.DataFrame:
+def of_walk(rows: pa.Table, what: int) -> pd.DataFrame:
     """One of the tables in what `walked` gave, with its names; partial sums of partitions are put together."""
     names = walk.FIELDS[what]
-    table = rows.loc[rows["what"] == what, [f"c{n}" for n in range(len(names))]].astype("int64")
-    table.columns = pd.Index(names)
+    mine = rows.filter(pc.equal(rows["what"], what)).select([f"c{n}" for n in range(len(names))])
+    table = mine.rename_columns(list(names)).to_pandas()
     keys = {
         walk.MESSAGE: [],
+        walk.TREE: [],
         walk.LINK: ["from_id", "to_id"],
         walk.NODE: ["node_id", "bucket"],
         walk.HOPS: ["topic_id", "hops"],
         walk.LATENCY: ["topic_id", "publisher_id", "latency_us"],
     }[what]
     if not keys:
-        return table.reset_index(drop=True)
+        return table
     combine = {"delay_min": "min", "delay_max": "max"}
     sums = {name: combine.get(name, "sum") for name in names if name not in keys}
     return table.groupby(keys, sort=False).agg(sums).reset_index()
@@ -74,15 +100,22 @@ def copies(messages: DataFrame) -> DataFrame:
 
     ``peer_id`` is null for a node's own messages.
     """
+    # By kind first: two sums for each of many events, then the others over few rows.
+    by_kind = messages.groupBy("node_id", "peer_id", "topic_id", "k").agg(
+        F.count(F.lit(1)).alias("n"), F.sum(F.coalesce("size", F.lit(0))).alias("bytes")
+    )
     kind = F.col("k")
-    size = F.coalesce("size", F.lit(0))
-    return messages.groupBy("node_id", "peer_id", "topic_id").agg(
-        _count(kind == code("publish")).alias("publishes"),
-        _count(kind == code("deliver")).alias("firsts"),
-        _count(kind == code("duplicate")).alias("duplicates"),
-        _count(kind == code("reject")).alias("rejects"),
-        F.sum(F.when(kind == code("duplicate"), size).otherwise(0)).alias("duplicate_bytes"),
-        F.sum(F.when(kind == code("deliver"), size).otherwise(0)).alias("first_bytes"),
+
+    def total(name: str, column: str) -> Column:
+        return F.sum(F.when(kind == code(name), F.col(column)).otherwise(0))
+
+    return by_kind.groupBy("node_id", "peer_id", "topic_id").agg(
+        total("publish", "n").alias("publishes"),
+        total("deliver", "n").alias("firsts"),
+        total("duplicate", "n").alias("duplicates"),
+        total("reject", "n").alias("rejects"),
+        total("duplicate", "bytes").alias("duplicate_bytes"),
+        total("deliver", "bytes").alias("first_bytes"),
     )
 
 

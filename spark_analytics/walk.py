@@ -14,7 +14,7 @@ import pyarrow as pa
 PUBLISH, DELIVER = 0, 3
 """Codes of the two kinds in the input."""
 
-MESSAGE, LINK, NODE, HOPS, LATENCY = 0, 1, 2, 3, 4
+MESSAGE, LINK, NODE, HOPS, LATENCY, TREE = 0, 1, 2, 3, 4, 5
 """What a row of the result is about; see `FIELDS`."""
 
 FIELDS = {
@@ -28,9 +28,11 @@ FIELDS = {
     NODE: ("node_id", "bucket", "eligible", "reached", "late_sum", "delivered"),
     HOPS: ("topic_id", "hops", "deliveries"),
     LATENCY: ("topic_id", "publisher_id", "latency_us", "deliveries"),
+    # The publishes and deliveries of one message, in the order of time; its text, when known, is in ``text``.
+    TREE: ("msg_id", "k", "node_id", "peer_id", "t"),
 }
 WIDTH = max(map(len, FIELDS.values()))
-DDL = "what TINYINT, " + ", ".join(f"c{n} BIGINT" for n in range(WIDTH))
+DDL = "what TINYINT, " + ", ".join(f"c{n} BIGINT" for n in range(WIDTH)) + ", text STRING"
 _BITS = 7
 _PAIRS_PER_STEP = 4_000_000
 
@@ -45,8 +47,13 @@ def bucket_of(values: Any) -> Any:
     return (values >> shift) << shift
 
 
-def walker(intervals: Intervals, settle_us: int, bucket_us: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """What to give to ``mapInArrow``: rows (msg_id, node_id, peer_id, topic_id, t, k), all of a message together."""
+def walker(
+    intervals: Intervals, settle_us: int, bucket_us: int, wanted: int | None = None
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """What to give to ``mapInArrow``: rows (msg_id, node_id, peer_id, topic_id, t, k, msg), all of a message together.
+
+    ``wanted``: the message whose tree is given; None for the slowest of those that are here.
+    """
 
     def walk(batches: Iterator[Any]) -> Iterator[Any]:
         given = list(batches)
@@ -57,15 +64,40 @@ def walker(intervals: Intervals, settle_us: int, bucket_us: int) -> Callable[[It
             table[name].combine_chunks().fill_null(0).to_numpy(zero_copy_only=False)
             for name in ("msg_id", "node_id", "peer_id", "topic_id", "t", "k")
         ]
-        for what, rows in walk_arrays(*columns, intervals=intervals, settle_us=settle_us, bucket_us=bucket_us):
-            size = len(rows[0])
-            if size:
-                filled = [pa.array(np.asarray(row, dtype=np.int64)) for row in rows]
-                filled += [pa.nulls(size, pa.int64())] * (WIDTH - len(rows))
-                kinds = pa.array(np.full(size, what, dtype=np.int8))
-                yield pa.RecordBatch.from_arrays([kinds, *filled], ["what", *(f"c{n}" for n in range(WIDTH))])
+        found = walk_arrays(*columns, intervals=intervals, settle_us=settle_us, bucket_us=bucket_us)
+        drawn = _slowest(found[0][1]) if wanted is None else wanted
+        for what, rows in found:
+            yield _batch(what, rows)
+        if drawn is not None:
+            rows, places = _tree(drawn, *columns)
+            texts = [text for text in table["msg"].take(places).to_pylist() if text]
+            yield _batch(TREE, rows, texts[0] if texts else None)
 
     return walk
+
+
+def _batch(what: int, rows: list[Any], text: str | None = None) -> Any:
+    size = len(rows[0])
+    filled = [pa.array(np.asarray(row, dtype=np.int64)) for row in rows]
+    filled += [pa.nulls(size, pa.int64())] * (WIDTH - len(rows))
+    texts = pa.array([text] * size, pa.string()) if text is not None else pa.nulls(size, pa.string())
+    kinds = pa.array(np.full(size, what, dtype=np.int8))
+    return pa.RecordBatch.from_arrays([kinds, *filled, texts], ["what", *(f"c{n}" for n in range(WIDTH)), "text"])
+
+
+def _slowest(messages: list[Any]) -> int | None:
+    """The published message whose last delivery came latest; of several the one with the lowest id."""
+    table = dict(zip(FIELDS[MESSAGE], messages, strict=True))
+    rows = np.flatnonzero((table["published"] == 1) & (table["delivered"] > 0))
+    if not len(rows):
+        return None
+    return int(table["msg_id"][rows[np.lexsort((table["msg_id"][rows], -table["last_us"][rows]))[0]]])
+
+
+def _tree(wanted: int, msg: Any, node: Any, peer: Any, topic: Any, t: Any, k: Any) -> tuple[list[Any], Any]:
+    places = np.flatnonzero(msg == wanted)
+    places = places[np.lexsort((k[places], t[places]))]
+    return [msg[places], k[places], node[places], peer[places], t[places]], places
 
 
 def walk_arrays(

@@ -105,7 +105,7 @@ def test_a_message_is_taken_or_the_call_says_why_not(pair: Pair) -> None:
 
 def test_what_waits_is_listed_and_dropped(pair: Pair) -> None:
     for name in ("one", "two", "three"):
-        assert pair.send(202, peer=AWAY, name=name)["state"] == "created"
+        assert pair.send(202, peer=AWAY, name=name, wait_s=0)["state"] == "created", "0 is the default, and says so"
     items = pair.waiting()
     assert [(item["name"], item["peer"], item["size_bytes"] > 1) for item in items] == [
         ("one", AWAY, True),

@@ -1,0 +1,58 @@
+"""The synthetic trace of the benchmark, and Spark's numbers of it against DuckDB's SQL over the same files."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.spark import agree
+from bench.spark_trace import write_trace
+from dep2p.spark_analytics.analysis import Analysis, analyse
+from dep2p.spark_analytics.load import read_raw, to_silver, write_silver
+from dep2p.traces.files import read_events, trace_files
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("synthetic")
+    write_trace(place, 120_000)
+    return place
+
+
+def test_nobody_has_a_message_before_the_one_that_it_came_from(traces: Path) -> None:
+    had: dict[tuple[str, str], int] = {}
+    copies: list[tuple[str, str, str, int]] = []
+    for path in trace_files([traces]):
+        for event in read_events(path):
+            if event["kind"] in ("publish", "deliver"):
+                had.setdefault((event["msg"], event["node"]), event["t"])
+            if event["kind"] in ("deliver", "duplicate") and "peer" in event:
+                copies.append((event["msg"], event["node"], event["peer"], event["t"]))
+    assert len(copies) > 50_000
+    # Else the delays of links are negative, and clocks that are right look wrong.
+    assert [copy for copy in copies if had[copy[0], copy[2]] > copy[3]] == []
+
+
+def test_duckdb_finds_the_same_and_no_clock_is_corrected(spark: Any, traces: Path, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    from bench.spark_peers import duckdb_metrics
+
+    silver = str(tmp_path / "silver")
+    write_silver(to_silver(read_raw(spark, [str(traces)])), silver)
+    found = analyse(spark, silver)
+    assert found.offsets == {}
+    agree(found, duckdb_metrics(silver, raw=False, bucket_us=found.bucket_us, fine_us=5_000_000))
+    wrong = Analysis(**{name: getattr(found, name) for name in Analysis.__slots__})
+    wrong.tables = {**found.tables, "links": found.tables["links"].iloc[1:]}
+    with pytest.raises(Exception, match="disagree about links"):
+        agree(wrong, duckdb_metrics(silver, raw=False, bucket_us=found.bucket_us, fine_us=5_000_000))
+
+
+def test_the_cold_peer_reads_the_raw_files_alike(traces: Path) -> None:
+    pytest.importorskip("duckdb")
+    from bench.spark_peers import RESULTS, duckdb_metrics
+
+    raw = duckdb_metrics(str(traces), raw=True, bucket_us=30_000_000, fine_us=5_000_000)
+    events = sum(1 for path in trace_files([traces]) for _ in read_events(path))
+    assert raw.execute("SELECT sum(events) FROM activity").fetchone() == (events,)
+    assert all(raw.execute(f"SELECT count(*) FROM {name}").fetchone() is not None for name in RESULTS)
