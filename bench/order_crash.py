@@ -168,6 +168,9 @@ class _Process:
             self.popen.send_signal(signal.SIGCONT)
             self.popen.kill()
         self.popen.wait()
+        for pipe in (self.popen.stdin, self.popen.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from dep2p.cli.queue_options import (
     place,
     preview,
 )
+from dep2p.cli.queue_order import register_order
 from dep2p.cli.queue_put import put
 from dep2p.cli.queue_receive import register_receive
 from dep2p.cli.render import byte_count, duration, payload, printable, table
@@ -54,6 +55,12 @@ def create(
         str | None, typer.Option("--max-bytes", help="Bytes that it may hold, like 500M.", metavar="SIZE")
     ] = None,
     partitions: Annotated[int | None, typer.Option("--partitions", help="Parts for messages with keys.", min=1)] = None,
+    order: Annotated[
+        str | None,
+        typer.Option(
+            "--order", help="Of a key after a failure: strict (it waits) or best_effort (it goes on).", metavar="ORDER"
+        ),
+    ] = None,
     no_dead_letters: Annotated[
         bool, typer.Option("--no-dead-letters", help="Drop a message after its last attempt.")
     ] = False,
@@ -84,6 +91,8 @@ def create(
         options["bytes_max"] = parse_bytes(max_bytes, "--max-bytes")
     if partitions is not None:
         options["partitions"] = partitions
+    if order is not None:
+        options["order"] = order
     if no_dead_letters:
         options["dead_letters"] = False
     access = {
@@ -402,6 +411,7 @@ def register(app: typer.Typer) -> None:
             ("dep2p queue create jobs", "for the programs of this machine"),
             ("dep2p queue create jobs --realm team", "members of the realm may publish and consume, too"),
             ("dep2p queue create jobs --realm team --consume owner", "members publish; only this node consumes"),
+            ("dep2p queue create orders --partitions 4 --order strict", "messages of a key in order, whatever fails"),
             ("dep2p queue create mail --max-attempts 5 --msg-timeout 2m --ttl 7d", ""),
         ],
         notes="A queue keeps its messages on the disk of one node. Without --realm only programs of that machine reach "
@@ -435,6 +445,10 @@ def register(app: typer.Typer) -> None:
             ),
             ("dep2p queue consume jobs workers --exec ./work.sh --jobs 4", "four at a time"),
             ("dep2p queue consume jobs audit --from-start --count 100 --json", "a channel of its own, from the start"),
+            (
+                "dep2p queue consume orders billing --fifo --exec ./bill.sh --jobs 8",
+                "each key in order, eight keys at a time",
+            ),
         ],
         notes="Each channel gets every message of the queue; the consumers of one channel share its messages. A new "
         "channel starts with the messages from now on (--from-start: with all that are there); the first channel of a "
@@ -442,9 +456,12 @@ def register(app: typer.Typer) -> None:
         "and DEP2P_MESSAGE_ID, DEP2P_QUEUE, DEP2P_CHANNEL, DEP2P_ATTEMPTS, DEP2P_KEY, DEP2P_TAGS, DEP2P_PRIORITY and "
         "DEP2P_PUBLISHED in its environment. While it runs the message stays its own. When it fails, the message comes "
         "back after --requeue-delay, and after the queue's max_attempts becomes a dead letter. When this command or "
-        "the daemon dies, messages that were not finished are delivered again.",
+        "the daemon dies, messages that were not finished are delivered again. With --fifo, any number of these "
+        "commands keep the messages of each key in order: every partition of the queue belongs to one of them at a "
+        "time. In a queue of strict order a message that failed comes before the next one of its key.",
     )(consume)
     register_receive(queue)
+    register_order(queue)
     command(queue, "peek", examples=[("dep2p queue peek jobs --channel workers", "what it has not done yet")])(peek)
     command(queue, "pause", examples=[("dep2p queue pause jobs --channel workers", "")])(pause)
     command(queue, "resume", examples=[("dep2p queue resume jobs --channel workers", "")])(resume)

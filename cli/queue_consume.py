@@ -93,6 +93,10 @@ def consume(
             "--filter", help="A new channel gets only these: 'tag in (a, b) and header.size != 3'.", metavar="FILTER"
         ),
     ] = "",
+    fifo: Annotated[
+        bool,
+        typer.Option("--fifo", help="Messages of one key in order, one at a time; the channel is made exclusive."),
+    ] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Write the messages' bytes and nothing else.")] = False,
     nul: Annotated[bool, typer.Option("-0", "--null", help="End each message with a NUL byte.")] = False,
     realm: QueueRealmOption = None,
@@ -120,6 +124,7 @@ def consume(
             from_start=from_start,
             count=count,
             filter=filter_text,
+            exclusive=fifo,
             **where,
         ) as consumer:
             run.say(f"waiting for messages of {printable(queue)}, channel {printable(channel)}; Ctrl-C ends")

@@ -28,6 +28,7 @@ from dep2p.client_messages import (
     Subscription,
     TopicMessage,
 )
+from dep2p.client_queue_order import QueueOrderCalls
 from dep2p.client_queue_receive import QueueReceiveCalls, ReceivedQueueMessage
 from dep2p.client_queues import QueueCalls, QueueConsumer, QueueDelivery, QueuedMany
 from dep2p.client_sessions import OpenedSession, SessionCalls, SessionEvent, SessionPush
@@ -69,7 +70,7 @@ _LOOK_TIMEOUT_S = 10.0  # for calls that only read what the daemon has in memory
 _MARGIN_S = 10.0  # how much longer than the daemon the client waits for a call that has a timeout of its own
 
 
-class Client(DeliveryCalls, SessionCalls, TopicCalls, QueueCalls, QueueReceiveCalls, TraceCalls):
+class Client(DeliveryCalls, SessionCalls, TopicCalls, QueueCalls, QueueReceiveCalls, QueueOrderCalls, TraceCalls):
     """Calls to one daemon. Made by :meth:`open`; any number of tasks may use it at once.
 
     ``realm`` arguments take a realm's name, id or a unique start of the id; None stands for the only realm joined.

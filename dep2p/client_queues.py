@@ -292,6 +292,7 @@ class QueueCalls:
         from_start: bool = False,
         count: int | None = None,
         filter: str = "",
+        exclusive: bool = False,
         realm: str | None = None,
         peer: str | None = None,
     ) -> AsyncGenerator[QueueConsumer, None]:
@@ -300,9 +301,12 @@ class QueueCalls:
         At most ``max_in_flight`` messages are held without a result. A new channel starts with what is published from
         now on, or with everything that is there (``from_start``); the first channel of a queue always gets everything.
         No more than ``count`` messages are taken in all. When this block or the connection ends, what is held goes to
-        other consumers at once. A new channel gets only what its ``filter`` lets through.
+        other consumers at once. A new channel gets only what its ``filter`` lets through. In an ``exclusive`` channel,
+        which is made so, each partition has one consumer at a time, and of each order key one message is out at a time,
+        in the order of publishing.
 
-        Raises QueueNotFoundError, QueueAccessError, QueueExistsError when the channel has another filter.
+        Raises QueueNotFoundError, QueueAccessError, QueueExistsError when the channel has another filter, or is (not)
+        exclusive.
         """
         params = _params(realm, peer) | {"max_in_flight": str(max_in_flight)}
         if from_start:
@@ -311,6 +315,8 @@ class QueueCalls:
             params["count"] = str(count)
         if filter:
             params["filter"] = filter
+        if exclusive:
+            params["exclusive"] = "1"
         path = f"{_path(name)}/channels/{quote(channel, safe='')}/consume"
         async with self._transport.opened("POST", path, params=params) as answer:
             lines = NdjsonLines(answer)

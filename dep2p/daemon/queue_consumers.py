@@ -36,6 +36,7 @@ class Consuming:
     count: int
     """After so many nothing more is taken; 0: no end."""
     filter_text: str = ""
+    exclusive: bool = False
 
 
 class ConsumerTable:
@@ -124,6 +125,7 @@ class ConsumerLines:
                 from_start=wanted.from_start,
                 bytes_max=wanted.bytes_max,
                 filter_text=wanted.filter_text,
+                exclusive=wanted.exclusive,
             )
             async with consumer:
                 consumer_id = self._table.add(consumer)

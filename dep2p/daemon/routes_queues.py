@@ -29,6 +29,7 @@ _COUNT_MAX: Final = 1_000
 _RECEIVE_MAX: Final = 32
 _RECEIVE_WAIT_MAX_S: Final = 20.0
 _HANDLES_MAX: Final = 256
+_PARTITIONS_MAX: Final = 1_024
 _DELAY_MAX_S: Final = 10 * 365 * 86_400.0
 _PRIORITY_MAX: Final = 255
 _BATCH_ITEMS: Final = 512
@@ -220,6 +221,41 @@ async def export(control: Control, request: Request) -> ASGIApp:
     return _ExportLines(place, path_text(request, "queue"))
 
 
+# Partitions
+
+
+async def expand(control: Control, request: Request) -> ASGIApp:
+    """More partitions."""
+    place, fields = await _whole(control, request)
+    wanted = _named(request) | {"partitions": fields.integer("partitions", 0, low=1, high=_PARTITIONS_MAX)}
+    fields.finish()
+    return json_response(await _ask(place, "expand", wanted))
+
+
+async def route_table(control: Control, request: Request) -> ASGIApp:
+    """Where keys go."""
+    query = query_fields(request)
+    place = _place(control, query)
+    query.finish()
+    return json_response(await _ask(place, "route", _named(request)))
+
+
+async def consumers(control: Control, request: Request) -> ASGIApp:
+    """Who consumes from a channel."""
+    query = query_fields(request)
+    place = _place(control, query)
+    query.finish()
+    return json_response(await _ask(place, "consumers", _channel(request)))
+
+
+async def locks(control: Control, request: Request) -> ASGIApp:
+    """Who holds which partition."""
+    query = query_fields(request)
+    place = _place(control, query)
+    query.finish()
+    return json_response(await _ask(place, "locks", _channel(request)))
+
+
 # Receiving by calls
 
 
@@ -374,9 +410,10 @@ async def consume(control: Control, request: Request) -> ASGIApp:
     query = query_fields(request)
     place = _place(control, query)
     in_flight = query.integer_text("max_in_flight", 1, low=1, high=_IN_FLIGHT_MAX)
-    from_start = query.text("from_start", "0")
-    if from_start not in ("0", "1"):
-        raise query.wrong("from_start", "is neither 0 nor 1")
+    from_start, exclusive = query.text("from_start", "0"), query.text("exclusive", "0")
+    for name, flag in (("from_start", from_start), ("exclusive", exclusive)):
+        if flag not in ("0", "1"):
+            raise query.wrong(name, "is neither 0 nor 1")
     count = query.integer_text("count", 0, low=0, high=10**15)
     filter_text = query.text("filter", "")
     query.finish()
@@ -399,6 +436,7 @@ async def consume(control: Control, request: Request) -> ASGIApp:
             control.bounds.subscription_bytes_max,
             count,
             filter_text,
+            exclusive == "1",
         )
     )
 
@@ -447,6 +485,10 @@ ROUTES: list[Route] = [
     route("GET", f"{_QUEUE}/export", export),
     route("DELETE", _CHANNEL, delete_channel),
     route("POST", f"{_CHANNEL}/consume", consume),
+    route("POST", f"{_QUEUE}/expand", expand),
+    route("GET", f"{_QUEUE}/route", route_table),
+    route("GET", f"{_CHANNEL}/consumers", consumers),
+    route("GET", f"{_CHANNEL}/locks", locks),
     route("POST", f"{_CHANNEL}/receive", receive),
     route("POST", f"{_CHANNEL}/ack", acknowledge),
     route("POST", f"{_CHANNEL}/invisible", invisible),

@@ -15,6 +15,7 @@ import trio
 
 from dep2p.errors import Dep2pError, RejectMessage, RetryMessage
 from dep2p.io.queue_consumer import Consumer, QueueMessage
+from dep2p.io.queue_exclusive import ExclusiveConsumer
 from dep2p.io.queue_items import Delivery, decode_attributes
 from dep2p.protocols.queue.flows.backoff import Backoff
 from dep2p.protocols.queue.flows.process_queue import Entry, Phase
@@ -49,8 +50,8 @@ class ConsumerSettings:
     """How a push consumer works. Times in seconds. Raises ``ValueError``."""
 
     mode: Mode = "normal"
-    """``fifo``: of an order key one message at a time, in the order of publishing; for one consumer at a time in each
-    partition of the channel."""
+    """``fifo``: of an order key one message at a time, in the order of publishing, however many consumers there are:
+    each has partitions of its own (an exclusive channel)."""
     concurrency: int = 16
     """Handlers at once."""
     cache_items: int = 0
@@ -240,8 +241,11 @@ class PushConsumer:
             from_start=settings.from_start,
             bytes_max=settings.cache_bytes,
             filter_text=settings.filter,
+            exclusive=settings.mode == "fifo",
         )
         consumer.on_lost = self._lost_all
+        if isinstance(consumer, ExclusiveConsumer):
+            consumer.on_revoke = self._revoked
         self._consumer = consumer
         return consumer
 
@@ -335,13 +339,16 @@ class PushConsumer:
             self._do(core.on_time(trio.current_time()))
 
     async def _work(self) -> None:
-        core = self._core
+        core, consumer = self._core, self._consumer
         assert core is not None
+        assert consumer is not None
         while True:
             while not self._starts:
                 await self._idle_workers.park()
             entry = self._starts.popleft()
             outcome, reason, delay_s = await self._handle(entry)
+            if outcome is Outcome.CANCELLED or entry.phase is Phase.GONE:  # nobody settles this delivery
+                consumer.drop(cast(_Item, entry.item).delivery)
             self._do(core.handled(entry, outcome, trio.current_time(), reason=reason, delay_s=delay_s))
 
     async def _handle(self, entry: Entry) -> tuple[Outcome, str, float | None]:
@@ -353,6 +360,7 @@ class PushConsumer:
         message = item.message = PushedMessage(self._consumer, item.delivery, entry)
         message.deadline_s = entry.deadline
         item.scope = message.scope()
+        message.move_deadline(entry.deadline)  # it may have been renewed since it was delivered
         try:
             with item.scope:
                 await self._handler(message)
@@ -426,6 +434,12 @@ class PushConsumer:
                     message = cast(_Item, entry.item).message
                     if message is not None and entry.phase is not Phase.GONE:
                         message.move_deadline(entry.deadline)
+
+    def _revoked(self, partition: int) -> None:
+        """It is another consumer's soon, or already: handlers that run may finish, or are cancelled by their scopes."""
+        core = self._core
+        if core is not None and self._nursery is not None:
+            self._do(core.stop_partition(partition, trio.current_time()))
 
     def _lost_all(self) -> None:
         core = self._core

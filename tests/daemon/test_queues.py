@@ -124,3 +124,27 @@ def test_a_malformed_call_about_received_messages_is_refused(
     answer = queues.http.post(f"{CHANNEL}/{call}", json=body)
     assert answer.status_code >= 400
     assert answer.json()["code"] == code, answer.text
+
+
+def test_a_queue_is_expanded_and_looked_at(queues: Served) -> None:
+    made = queues.http.post("/v1/queues", json={"name": "orders", "options": {"partitions": 2, "order": "strict"}})
+    assert made.status_code == 201, made.text
+    found = _post(queues, "/v1/queues/orders/expand", partitions=4)
+    assert (len(found["added"]), found["version"]) == (2, 2)
+    table = queues.http.get("/v1/queues/orders/route").json()
+    assert [table["routes"][0]["low"], table["routes"][-1]["high"]] == [0, 1024]
+    assert len({route["partition"] for route in table["routes"]}) == 4
+    channel = "/v1/queues/orders/channels/billing"
+    with queues.http.stream("POST", f"{channel}/consume", params={"exclusive": "1"}) as answer:
+        lines = _lines(answer)
+        next(lines)
+        _post(queues, "/v1/queues/orders/messages", data="x", encoding="utf-8", key="k")
+        assert next(lines)["data"] == "x"
+        (consumer,) = queues.http.get(f"{channel}/consumers").json()["consumers"]
+        assert len(consumer["partitions"]) == 4
+        locks = queues.http.get(f"{channel}/locks").json()
+        assert locks["exclusive"] is True
+        assert {lock["consumer"] for lock in locks["locks"]} == {consumer["consumer"]}
+    refused = queues.http.post("/v1/queues/orders/expand", json={"partitions": 1})
+    assert refused.json()["code"] == "D1005"
+    assert queues.http.post(f"{channel}/consume", params={"exclusive": "2"}).json()["code"] == "D1005"

@@ -330,7 +330,7 @@ async def test_22_a_handler_that_never_ends_holds_the_end_up_no_longer_than_said
         await begun.wait()
         left_s = trio.current_time()
     assert trio.current_time() - left_s == pytest.approx(3, abs=0.5)
-    async with place.queues.consume("jobs", "work") as messages:
+    async with place.queues.consume("jobs", "work", exclusive=True) as messages:
         message = await anext(messages)
         assert (message.body, message.attempts) == (b"0", 2)
 
@@ -338,7 +338,7 @@ async def test_22_a_handler_that_never_ends_holds_the_end_up_no_longer_than_said
 async def test_18_nothing_is_delivered_before_the_settings_are_known(place: Place, autojump_clock: Clock) -> None:
     """(18: apache/rocketmq-clients#754, #1092, #599) Messages were handled concurrently until the settings came."""
     queue = await place.queue(max_attempts=2)
-    await place.queues.create_channel("jobs", "work")
+    await place.queues.create_channel("jobs", "work", exclusive=True)
     await _publish(queue, 20, 1)
     running = most = 0
     log = Log()
