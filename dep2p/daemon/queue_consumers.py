@@ -14,11 +14,11 @@ from starlette.types import Receive, Scope, Send
 from dep2p.control_wire import encode_headers, encode_line, encode_payload
 from dep2p.daemon.problems import Problem, problem_of, problem_response
 from dep2p.daemon.subscriptions import LineQueue, Subscriptions, cancel_on_disconnect
-from dep2p.errors import Dep2pError, NotInFlightError, StreamClosedError
+from dep2p.errors import Dep2pError, LockLostError, NotInFlightError, StreamClosedError
 from dep2p.io.queue_consumer import Consumer
 from dep2p.io.queue_items import Delivery, decode_attributes, message_id
 from dep2p.io.queue_places import Queues
-from dep2p.protocols.queue_wire import Result, Settled
+from dep2p.protocols.queue_wire import QueueCode, Result, Settled
 
 _BATCH_ITEMS: Final = 256
 
@@ -67,10 +67,11 @@ class ConsumerTable:
         self._counts["queue_results"] += len(results)
         self._counts["queue_results_refused"] += len(settled.refused)
         refused: dict[str, Any] = {}
-        for partition, seq, _code in settled.refused:
+        for partition, seq, code in settled.refused:
             text = message_id(partition, seq)
+            kind = LockLostError if code == QueueCode.LOCK_LOST else NotInFlightError
             refused[text] = problem_of(
-                NotInFlightError(
+                kind(
                     f"the message {text} is not held here any more: its time was over, it was settled, or the "
                     "connection to its node was lost"
                 )

@@ -166,7 +166,7 @@ class Queues(ABC):
         A new channel gets only what its ``filter`` lets through: ``tag in (a, b) and header.size != 3``.
 
         ``exclusive``: the channel gives each partition to one consumer at a time, and of each key one message at a
-        time, in their order (docs/howto/ordered-queues.md); work on a message in its ``scope()``. Whether a channel is
+        time, in their order (docs/howto/consumers.md); work on a message in its ``scope()``. Whether a channel is
         exclusive is chosen when it is made.
 
         Raises QueueNotFoundError, ``ValueError`` (ProtocolError from another member) for a malformed filter,

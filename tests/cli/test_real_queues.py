@@ -121,3 +121,21 @@ def test_a_message_is_received_by_one_command_and_acknowledged_by_another(people
     assert "is not held any more" in refused.stderr
     ann.run("queue", "ack", "letters", "c", again["handle"], "--realm", "team")
     assert ann.json("queue", "info", "letters", "--realm", "team")["messages"] == 0
+
+
+def test_order_by_key_by_the_command_line(people: Two) -> None:
+    ann, bob = people
+    there = ("--realm", "team", "--peer", ann.peer_id)
+    ann.run("queue", "create", "orders", "--partitions", "2", "--order", "strict", "--realm", "team")
+    for number in range(3):
+        for key in ("a", "b", "c"):
+            bob.run("queue", "put", "orders", f"{key} {number}", "--key", key, *there)
+    bob.run("queue", "expand", "orders", "4", *there)
+    assert bob.json("queue", "route", "orders", *there)["version"] == 2
+    lines = bob.run("queue", "consume", "orders", "bill", "--fifo", "--count", "9", "--json", *there).stdout
+    seen = [json.loads(line)["text"] for line in lines.splitlines()]
+    for key in ("a", "b", "c"):
+        assert [text for text in seen if text.startswith(key)] == [f"{key} {number}" for number in range(3)]
+    assert "D5204" in bob.run("queue", "consume", "orders", "bill", "--count", "1", *there, expect=6).stderr
+    ann.run("queue", "locks", "orders", "bill", "--realm", "team")
+    ann.run("queue", "consumers", "orders", "bill", "--realm", "team")

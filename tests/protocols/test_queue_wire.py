@@ -4,6 +4,7 @@ import pytest
 
 from dep2p.errors import ProtocolError
 from dep2p.protocols import queue_wire as wire
+from dep2p.protocols import queue_wire_exclusive as fenced
 from dep2p.protocols.frame import FrameDecoder
 from dep2p.protocols.queue_wire import Delivered, Point, Result, Settle, Settled, WireMessage
 
@@ -102,3 +103,47 @@ def test_vector_of_a_publish() -> None:
         "00000005"
         "68656c6c6f"
     )
+
+
+def test_frames_of_exclusive_channels() -> None:
+    held = ((1, 7), (3, 0), (0xFFFF_FFFF, (1 << 64) - 1))
+    beat = fenced.encode_heartbeat(5, 9, 4, held)
+    assert fenced.decode_heartbeat(payload_of(beat, fenced.HEARTBEAT, 5)) == (9, 4, held)
+    lease = fenced.WireLease(9, 30_000, 5, 2, held)
+    assert fenced.decode_lease(payload_of(fenced.encode_lease(5, lease), fenced.LEASE, 5)) == lease
+    assert fenced.decode_unlock(payload_of(fenced.encode_unlock(5, 1, 7), fenced.UNLOCK, 5)) == (1, 7)
+    results = [Result(Settle.FINISH, 1, 2), Result(Settle.REQUEUE, 1, 3, 5_000, "the reason")]
+    settle = payload_of(fenced.encode_fenced_settle(5, 7, 77, results), fenced.FENCED_SETTLE, 5)
+    assert fenced.decode_fenced_settle(settle) == (7, 77, results)
+    deliveries = [Delivered(1, 9, 1, 0, 60_000, b"", b"body"), Delivered(1, 10, 2, 0, 0, b"\xa0", b"")]
+    deliver = payload_of(fenced.encode_fenced_deliver(5, 7, deliveries), fenced.FENCED_DELIVER, 5)
+    assert fenced.decode_fenced_deliver(deliver) == (7, deliveries)
+    for decode, payload in (
+        (fenced.decode_heartbeat, payload_of(beat, fenced.HEARTBEAT, 5)),
+        (fenced.decode_lease, payload_of(fenced.encode_lease(5, lease), fenced.LEASE, 5)),
+        (fenced.decode_unlock, bytes(12)),
+        (fenced.decode_fenced_settle, settle),
+        (fenced.decode_fenced_deliver, deliver),
+    ):
+        for cut in range(len(payload)):
+            with pytest.raises(ProtocolError):
+                decode(payload[:cut])
+        with pytest.raises(ProtocolError):
+            decode(payload + b"x")
+
+
+def test_what_no_encoder_of_exclusive_frames_makes_is_refused() -> None:
+    mixed = [Result(Settle.FINISH, 1, 2), Result(Settle.FINISH, 2, 2)]
+    others = [Delivered(1, 9, 1, 0, 0, b"", b""), Delivered(2, 9, 1, 0, 0, b"", b"")]
+    one = [Result(Settle.FINISH, 1, 2)]
+    for decode, frame in (
+        (fenced.decode_heartbeat, fenced.encode_heartbeat(5, 0, 0, ())),
+        (fenced.decode_heartbeat, fenced.encode_heartbeat(5, 1, 0, ((1, 1), (1, 2)))),
+        (fenced.decode_heartbeat, fenced.encode_heartbeat(5, 1, 0, [(n, 1) for n in range(1_025)])),
+        (fenced.decode_fenced_settle, fenced.encode_fenced_settle(5, 7, 0, mixed)),
+        (fenced.decode_fenced_settle, fenced.encode_fenced_settle(5, 0, 0, one)),
+        (fenced.decode_fenced_deliver, fenced.encode_fenced_deliver(5, 7, others)),
+    ):
+        (decoded,) = FrameDecoder(1 << 20).feed(frame)
+        with pytest.raises(ProtocolError):
+            decode(decoded.payload)
