@@ -16,6 +16,7 @@ from bench.dialing import dial
 from bench.environment import describe
 from bench.memory import memory
 from bench.messages import notify, request, stream
+from bench.ordered import ordered
 from bench.processes import WorkerError
 from bench.pubsub import pubsub
 from bench.queue import queue, queue_scale
@@ -33,6 +34,7 @@ BENCHES: Mapping[str, tuple[Callable[[Run], Awaitable[list[Result]]], str]] = {
     "pubsub": (pubsub, "1 KiB signed, among two and ten processes, and a burst, against js-libp2p and py-libp2p"),
     "delivery": (delivery, "100 B reliably, outbox in memory and on disk, and pushed in order, against notifies"),
     "queue": (queue, "durable queues, 1 KiB: publish, consume, fan out, over a connection, against other queues"),
+    "ordered": (ordered, "1 KiB with keys over a connection, 4 partitions: in order, against shared; handing over"),
     "queue-scale": (queue_scale, "a backlog of a million messages, and 10,000 idle queues"),
     "crash": (crash, "kill -9 of a process with queues, many times: nothing acknowledged is lost, no id given twice"),
     "session": (session, "100 B pushed in order through a session and taken, against plain notifies"),

@@ -61,10 +61,10 @@ async def _queue(run: Run, addresses: dict[str, str]) -> list[Result]:
         ours, seconds = sides.ours, run.effort.seconds
 
         def mine(command: str, **options: object) -> Measure:
-            return lambda: _sample(ours, command, seconds=seconds, **options)
+            return lambda: sample(ours, command, seconds=seconds, **options)
 
         def theirs(worker: Worker, what: str) -> Measure:
-            return lambda: _sample(worker, "run_peer", what=what, seconds=seconds)
+            return lambda: sample(worker, "run_peer", what=what, seconds=seconds)
 
         results: list[Result] = []
         for what, command in (("publish", mine("publish")), ("consume", mine("consume"))):
@@ -80,9 +80,9 @@ async def _queue(run: Run, addresses: dict[str, str]) -> list[Result]:
         )
         results.append(Result("queue/fanout", "1/s", "dep2p without channels", fanout, one))
         results.append(Result("queue/fanout/consume", "1/s", "dep2p without consuming", all_of_it, fanout))
-        through = await _start_pair(run, crew)
+        through = await start_pair(run, crew)
         [over, within] = await alternate(
-            run, crew, [lambda: _sample(through, "through", seconds=seconds), mine("consume")]
+            run, crew, [lambda: sample(through, "through", seconds=seconds), mine("consume")]
         )
         results.append(Result("queue/p2p", "1/s", "dep2p in process", over, within))
     return results
@@ -152,7 +152,8 @@ def _absent(sides: _Sides) -> str:
     return "no peer: " + "; ".join(f"{name}: {why}" for name, why in sides.absent.items())
 
 
-async def _start_pair(run: Run, crew: Crew) -> Worker:
+async def start_pair(run: Run, crew: Crew) -> Worker:
+    """A node that keeps queues, and one that uses them: that one."""
     keeper = await crew.start("dep2p", "keeper", _MODULE)
     address = await keeper.call_text("keep", secret=run.secret)
     user = await crew.start("dep2p", "user", _MODULE)
@@ -160,7 +161,7 @@ async def _start_pair(run: Run, crew: Crew) -> Worker:
     return user
 
 
-async def _sample(worker: Worker, command: str, **options: object) -> Sample:
+async def sample(worker: Worker, command: str, **options: object) -> Sample:
     done = await worker.call(command, timeout_s=120, **options)
     return Sample(_rate(done), done.get("p50_ms"), done.get("p99_ms"), done.get("cpu_us"))
 

@@ -18,7 +18,9 @@ import trio
 from bench.queue_peers import PEERS, Peer, run_for
 from bench.report import percentile
 from dep2p.garbage import collect_seldom
+from dep2p.io.queue_consumer import Messages
 from dep2p.io.queue_engine import QueueEngine
+from dep2p.io.queue_exclusive import ExclusiveConsumer
 from dep2p.io.queue_settings import QueueSettings
 from dep2p.node import Node
 from dep2p.protocols.queue.message import NewMessage
@@ -273,6 +275,128 @@ class Commands:
             "elapsed_s": elapsed_s,
             "p50_ms": percentile(latencies_s, 0.5) * 1e3,
             "p99_ms": percentile(latencies_s, 0.99) * 1e3,
+        }
+
+    async def ordered(self, seconds: float, exclusive: bool, partitions: int, keys: int) -> dict[str, object]:
+        """Publish messages with keys to the keeper, consume and acknowledge them there, in order or shared."""
+        assert self._node is not None
+        place = self._node.queues.at(self._keeper)
+        self._round += 1
+        name = f"bench-{self._round}"
+        await place.create(name, {"partitions": partitions, "order": "strict" if exclusive else "best_effort"})
+        body = os.urandom(BODY_BYTES)
+        taken = 0
+        total = -1
+        all_taken = trio.Event()
+        latencies_s: list[float] = []
+
+        async def take() -> None:
+            nonlocal taken
+            async with place.consume(name, "c", exclusive=exclusive, max_in_flight=2_048) as messages:
+                consumer = messages.consumer
+                while True:
+                    got = await consumer.receive(256)
+                    consumer.settle([Result(Settle.FINISH, each.partition, each.seq) for each in got])
+                    taken += len(got)
+                    if taken == total:
+                        all_taken.set()
+
+        began_s = time.perf_counter()
+        until_s = began_s + seconds
+
+        async def publish(number: int) -> None:
+            key = number
+            while (at_s := time.perf_counter()) < until_s:
+                await place.publish(name, body, order_key=f"key {key % keys}")
+                key += 4 * PUBLISHERS
+                latencies_s.append(time.perf_counter() - at_s)
+
+        async with trio.open_nursery() as taking:
+            taking.start_soon(take)
+            async with trio.open_nursery() as nursery:
+                for number in range(4 * PUBLISHERS):
+                    nursery.start_soon(publish, number)
+            total = len(latencies_s)
+            if taken < total:
+                with trio.fail_after(60):
+                    await all_taken.wait()
+            elapsed_s = time.perf_counter() - began_s
+            taking.cancel_scope.cancel()
+        await place.delete(name)
+        latencies_s.sort()
+        return {
+            "count": total,
+            "elapsed_s": elapsed_s,
+            "p50_ms": percentile(latencies_s, 0.5) * 1e3,
+            "p99_ms": percentile(latencies_s, 0.99) * 1e3,
+        }
+
+    async def handover(self, rounds: int, partitions: int) -> dict[str, object]:
+        """How long a partition waits when its consumer leaves cleanly: from then to its first message at the next one.
+
+        Two consumers share the partitions while messages come all the time; one of them leaves.
+        """
+        assert self._node is not None
+        place = self._node.queues.at(self._keeper)
+        self._round += 1
+        name = f"bench-{self._round}"
+        await place.create(name, {"partitions": partitions, "order": "strict"})
+        body = os.urandom(BODY_BYTES)
+        waits_s: list[float] = []
+        first_s: dict[int, float] = {}
+        seen = trio.Event()
+
+        async def publish(number: int) -> None:
+            while True:
+                await place.publish(name, body, order_key=f"key {number}")
+                await trio.sleep(0.002)
+
+        async def take(messages: Messages, note: bool) -> None:
+            nonlocal seen
+            consumer = messages.consumer
+            while True:
+                got = await consumer.receive(256)
+                consumer.settle([Result(Settle.FINISH, each.partition, each.seq) for each in got])
+                if note:
+                    for each in got:
+                        first_s.setdefault(each.partition, time.perf_counter())
+                    seen.set()
+                    seen = trio.Event()
+
+        def holds(messages: Messages) -> list[int]:
+            consumer = messages.consumer
+            assert isinstance(consumer, ExclusiveConsumer)
+            return list(consumer.partitions())
+
+        async with trio.open_nursery() as nursery:
+            for number in range(64):
+                nursery.start_soon(publish, number)
+            async with place.consume(name, "c", exclusive=True, max_in_flight=256) as staying:
+                nursery.start_soon(take, staying, True)
+                for _ in range(rounds):
+                    async with trio.open_nursery() as leaving:
+                        async with place.consume(name, "c", exclusive=True, max_in_flight=256) as messages:
+                            leaving.start_soon(take, messages, False)
+                            with trio.fail_after(30):
+                                while len(holds(messages)) < partitions // 2:  # noqa: ASYNC110
+                                    await trio.sleep(0.005)
+                            await trio.sleep(0.05)
+                            handed_over = holds(messages)
+                            leaving.cancel_scope.cancel()
+                            first_s.clear()
+                            left_s = time.perf_counter()
+                    with trio.fail_after(30):
+                        while not all(each in first_s for each in handed_over):
+                            await seen.wait()
+                    waits_s += [first_s[each] - left_s for each in handed_over]
+                nursery.cancel_scope.cancel()
+        await place.delete(name)
+        waits_s.sort()
+        return {
+            "count": len(waits_s),
+            "p50_ms": percentile(waits_s, 0.5) * 1e3,
+            "p99_ms": percentile(waits_s, 0.99) * 1e3,
+            "most_ms": waits_s[-1] * 1e3,
         }
 
     # Peers

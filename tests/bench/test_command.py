@@ -19,6 +19,7 @@ NAMES = {
     "stream": {"stream"},
     "dial": {"dial", "dial/request"},
     "memory": {"memory/idle", "memory/peer"},
+    "ordered": {"ordered/p2p", "ordered/handover"},
     "simulator": {"simulator/1000", "simulator/10000"},
     "trace": {"trace/event", "trace/event/all", "trace/bytes", "trace/overhead", "trace/overhead/rpcs"},
 }
