@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from dep2p.io.queue_engine import QueueEngine
 
 _PAGE_ITEMS: Final = 256
+_NAME_DIGITS: Final = 8
+"""Of a member's name: who knew all of it could speak for that consumer."""
 _LOOKED_AT_MAX: Final = 100_000
 """Messages that one look at a channel goes through to find some that are not done."""
 
@@ -131,7 +133,7 @@ class QueueReader:
             "consumers": [
                 {
                     "consumer": member.label,
-                    "member": name.hex(),
+                    "member": name.hex()[:_NAME_DIGITS],
                     "partitions": list(coordinator.assignment.get(name, ())),
                     "in_flight": held.get(member.label, 0),
                     "since_s": member.since_us / 1e6,
@@ -143,7 +145,7 @@ class QueueReader:
                 {
                     "partition": lock.partition,
                     "epoch": lock.epoch,
-                    "member": lock.holder.hex(),
+                    "member": lock.holder.hex()[:_NAME_DIGITS],
                     "consumer": coordinator.members[lock.holder].label if lock.holder in coordinator.members else "",
                     "since_s": lock.since_us / 1e6,
                 }

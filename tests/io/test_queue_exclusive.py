@@ -219,6 +219,7 @@ async def test_surplus_consumers_wait_with_nothing(autojump_clock: trio.testing.
                 assert sorted(len(each["partitions"]) for each in consumers) == [0, 1]
                 [lock] = await one.at(keeper).locks("jobs", "c")
                 assert (lock["epoch"], str(two.peer) in lock["consumer"]) == (1, True)
+                assert lock["member"] == exclusive(waiting).member.hex()[:8]  # all of it would let others speak for it
 
 
 async def test_a_link_that_comes_back_within_the_lease_costs_no_partition(
