@@ -10,19 +10,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import trio
-from outcome import Value
 
 from dep2p.errors import (
     ChannelNotFoundError,
     Dep2pError,
     QueueExistsError,
     QueueFullError,
-    QueueMessageNotFoundError,
     StoreError,
     StreamClosedError,
 )
 from dep2p.io.queue_access import Rights
-from dep2p.io.queue_commits import QueueCommits
+from dep2p.io.queue_engine_looking import EngineLooking, PublishWaiter
 from dep2p.io.queue_exclusive import ExclusiveConsumer
 from dep2p.io.queue_exclusive_ports import LocalPort
 from dep2p.io.queue_local import LocalConsumer
@@ -40,9 +38,6 @@ from dep2p.protocols.queue_wire_exclusive import MEMBER_BYTES
 from dep2p.storage.interface import QueueStore
 
 _BYTES_MAX: Final = 67_108_864
-_REPLAY_ITEMS: Final = 256
-_REPLAY_BYTES: Final = 4_194_304
-"""Dead letters are replayed in steps of so many."""
 
 OnPublished = Callable[[Sequence[tuple[int, int]], Dep2pError | None], None]
 
@@ -57,49 +52,7 @@ class EngineBounds:
     consumers_max: int = 10_000
 
 
-class _Waiter:
-    """A publisher that waits for its messages to become durable."""
-
-    __slots__ = ("engine", "items", "publish", "size", "task")
-
-    def __init__(self, engine: "QueueEngine", items: int, size: int) -> None:
-        self.engine = engine
-        self.items = items
-        self.size = size
-        self.task: trio.lowlevel.Task | None = None
-        self.publish: Publish | None = None
-
-    def __call__(self, publish: Publish) -> None:
-        """The publish is done with, or in doubt; also when nobody waits any more."""
-        if self.publish is not None:
-            return
-        self.publish = publish
-        self.engine.settled(self.items, self.size)
-        task, self.task = self.task, None
-        if task is not None:
-            trio.lowlevel.reschedule(task, Value(None))
-
-    async def wait(self) -> list[tuple[int, int]]:
-        """Until it was called; gives the ids, or raises why not. Cancelled, the publish goes on: its outcome is not
-        known then."""
-        if self.publish is None:
-            self.task = trio.lowlevel.current_task()
-
-            def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-                self.task = None
-                return trio.lowlevel.Abort.SUCCEEDED
-
-            await trio.lowlevel.wait_task_rescheduled(abort)
-        else:
-            await trio.lowlevel.checkpoint()
-        publish = self.publish
-        assert publish is not None
-        if publish.error is not None:
-            raise type(publish.error)(*publish.error.args)
-        return publish.points()
-
-
-class QueueEngine(QueueCommits):
+class QueueEngine(EngineLooking):
     """Everything but `run` may be called while `run` runs in another task of the same trio thread.
 
     Raises, as the name says: QueueNotFoundError, ChannelNotFoundError, QueueExistsError, QueueFullError,
@@ -271,7 +224,7 @@ class QueueEngine(QueueCommits):
             queue = await self.loaded(namespace, name)
         items = len(messages)
         size = len(messages[0][0]) if items == 1 else sum([len(message[0]) for message in messages])
-        waiter = _Waiter(self, items, size)
+        waiter = PublishWaiter(self, items, size)
         deadline = float("inf") if timeout_s is None else trio.current_time() + timeout_s
         while True:
             if self._closing:
@@ -459,92 +412,7 @@ class QueueEngine(QueueCommits):
                 self.book.delete(queue)
         self.changed()
 
-    # Looking
-
-    async def summary(self, namespace: str, name: str) -> dict[str, Any]:
-        """What a queue holds, in numbers."""
-        return await self._reader.summary(namespace, name)
-
-    async def info(self, namespace: str, name: str) -> dict[str, Any]:
-        """The same with options and channels."""
-        return await self._reader.info(namespace, name)
-
-    async def route(self, namespace: str, name: str) -> dict[str, Any]:
-        """The route table."""
-        return await self._reader.route(namespace, name)
-
-    async def group(self, namespace: str, name: str, channel: str) -> dict[str, Any]:
-        """The consumers of a channel, and who holds which partition."""
-        return await self._reader.group(namespace, name, channel)
-
-    async def peek(
-        self, namespace: str, name: str, channel: str | None = None, *, items_max: int, bytes_max: int = 1 << 20
-    ) -> list[StoredMessage]:
-        """The oldest messages of the log, or those that a channel has not done."""
-        return await self._reader.peek(namespace, name, channel, items_max=items_max, bytes_max=bytes_max)
-
-    async def read_log(
-        self, namespace: str, name: str, *, after: tuple[int, int] | None, items_max: int, bytes_max: int = 1 << 20
-    ) -> list[StoredMessage]:
-        """Messages of the log, partition by partition."""
-        return await self._reader.read_log(namespace, name, after=after, items_max=items_max, bytes_max=bytes_max)
-
-    async def dead_letters(
-        self, namespace: str, name: str, channel: str, *, after_id: int = 0, items_max: int = 100
-    ) -> list[DeadLetter]:
-        """Oldest first."""
-        return await self._reader.dead_letters(namespace, name, channel, after_id=after_id, items_max=items_max)
-
-    async def replay(self, namespace: str, name: str, channel: str, ids: Sequence[int] | None) -> int:
-        """Give dead letters (all that are there now, or these) to their channel again; returns how many.
-
-        Raises StoreError (StoreFullError) when they cannot be written: those that were not are dead letters still.
-        """
-        queue = await self.loaded(namespace, name)
-        found = queue.channel(channel)
-        count = size = 0
-        damaged: list[int] = []
-        waiters: list[_Waiter] = []
-        async for row in self._reader.dead_rows(queue, found, ids):
-            if not row.meta:
-                damaged.append(row.id)
-                continue
-            waiter = _Waiter(self, 1, len(row.body))
-            self._pending_items += 1
-            self._pending_bytes += waiter.size
-            waiters.append(waiter)
-            queue.replay(found, row, waiter, self.wall_us())
-            self.changed()
-            count += 1
-            size += waiter.size
-            if len(waiters) >= _REPLAY_ITEMS or size >= _REPLAY_BYTES:
-                for each in waiters:
-                    await each.wait()
-                waiters, size = [], 0
-        if ids is not None and not count and not damaged:
-            raise QueueMessageNotFoundError(f"channel {channel!r} has none of these dead letters")
-        for each in waiters:
-            await each.wait()
-        if damaged:
-            raise StoreError(
-                f"{len(damaged)} dead letters of channel {channel!r} are damaged in {self.store.place} and were not "
-                f"replayed ({', '.join(map(str, damaged[:10]))}); {count} others were. Check the disk, and remove them"
-            )
-        return count
-
-    async def forget_dead(self, namespace: str, name: str, channel: str, ids: Sequence[int] | None) -> int:
-        """Drop dead letters (all, or these); returns how many."""
-        queue = await self.loaded(namespace, name)
-        found = queue.channel(channel)
-        count = 0
-        async for row in self._reader.dead_rows(queue, found, ids):
-            self.book.unbury(queue, found.id, row.id)
-            found.dead_items = max(0, found.dead_items - 1)
-            count += 1
-        if ids is not None and not count:
-            raise QueueMessageNotFoundError(f"channel {channel!r} has none of these dead letters")
-        await self.flush()
-        return count
+    # Telling
 
     def statistics(self) -> dict[str, Any]:
         """Counts of all queues, and of the store."""
@@ -573,7 +441,7 @@ def _channel(queue: Queue, name: str, from_start: bool, filter_text: str, *, exc
     if found.is_exclusive != exclusive:
         raise QueueExistsError(
             f"the channel {name!r} of {queue.name!r} is "
-            + ("exclusive: consume it so, too (--exclusive)" if found.is_exclusive else "shared, not exclusive")
+            + ("exclusive: consume it so, too (--fifo)" if found.is_exclusive else "shared, not exclusive")
             + "; this is chosen when a channel is made and stays so: take another channel, or delete this one first"
         )
     has = found.filter.text if found.filter is not None else ""
