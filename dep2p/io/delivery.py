@@ -4,16 +4,16 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Final, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import trio
 
 from dep2p.errors import Dep2pError, MessageTooLargeError, PeerNotFoundError, StreamClosedError
 from dep2p.host.interface import ByteStream, Connection, Host
+from dep2p.io.delivery_inbound import DeliveryInbound
 from dep2p.io.delivery_items import DeliveryStats, OutboxItem
 from dep2p.io.delivery_journal import Journal
 from dep2p.io.delivery_receipt import Receipt, Status, Statuses
-from dep2p.io.delivery_receiving import Receiving
 from dep2p.io.delivery_room import OVERHEAD_BYTES, OutboxRoom, size_of
 from dep2p.io.delivery_sending import Sending
 from dep2p.io.messaging import Messaging
@@ -23,15 +23,13 @@ from dep2p.io.trace_apps import TracedStatuses
 from dep2p.io.trace_log import TraceLog
 from dep2p.limits import Limits
 from dep2p.protocols.compression import Zstd
-from dep2p.protocols.delivery.receiver import ReceiverLane
 from dep2p.protocols.delivery.sender import DeliveryPolicy, Outgoing, SenderLane
 from dep2p.protocols.delivery.states import ENDS, State
 from dep2p.protocols.delivery.wire import EPOCH_BYTES, delivery_protocol
 from dep2p.protocols.frame import HEADERS, Frame
-from dep2p.protocols.headers import HeaderMap, Key
-from dep2p.protocols.payload import HeaderEncoder, PayloadReader, check_body, payload_bytes_max
+from dep2p.protocols.payload import HeaderEncoder, check_body, payload_bytes_max
 from dep2p.realm.interface import RealmGate
-from dep2p.storage.outbox import InboxRow, LaneRow, OutboxRow
+from dep2p.storage.outbox import LaneRow, OutboxRow
 from dep2p.types import PeerId, RealmId, Rng
 
 if TYPE_CHECKING:
@@ -41,8 +39,6 @@ logger = logging.getLogger("dep2p.io")
 
 _COUNTED: Final = {state: f"messages_{state}" for state in ENDS}
 _IDLE_CHECK_S: Final = 60.0
-_INBOUND_LINKS_PER_PEER_MAX: Final = 2
-"""Two for a moment, when a peer reconnects."""
 _YIELD_ITEMS: Final = 64
 """A task that only ever sends lets others run after so many messages."""
 
@@ -51,12 +47,6 @@ class DeliveryGate(RealmGate, Protocol):
     """The membership, with word of who comes."""
 
     def subscribe_verified(self, on_verified: Callable[[Connection], None]) -> Callable[[], None]: ...
-
-
-TopicVerdict = Literal["handled", "here", "absent", "rejected"]
-"""Of a message for a topic: ``here`` says that `Delivery.topic_handled` follows, ``absent`` that it should be sent."""
-TopicReceiver = Callable[[PeerId, ReceiverLane, int, HeaderMap, bytes], Awaitable[tuple[TopicVerdict, str]]]
-"""Gives the verdict, and why it is rejected."""
 
 
 class Delivery:
@@ -82,8 +72,6 @@ class Delivery:
         self._is_durable = journal.is_durable
         self.due = DueTimes()
         self.is_draining = False
-        self.topic_receiver: TopicReceiver | None = None
-        """Takes messages for topics; set by who knows the realm's pub/sub."""
         self.topic_receipts: type[Receipt] = Receipt
         self.topics: DeliveryTopics | None = None
         """Reliable publishes; set by themselves where the realm has pub/sub."""
@@ -98,8 +86,7 @@ class Delivery:
             age_max_s=limits.delivery_age_max_s,
         )
         self._sending: dict[PeerId, Sending] = {}
-        self._inboxes: dict[PeerId, ReceiverLane] = {}
-        self._receiving: dict[Receiving, None] = {}
+        self.inbound = DeliveryInbound(self)
         self.room = OutboxRoom(limits.delivery_queue_items_max, limits.delivery_queue_bytes_max)
         self._since_yield = 0
         self._takes_now = False
@@ -123,15 +110,17 @@ class Delivery:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 self._takes_now = not self._is_durable
-                self._host.set_stream_handler(self.protocol, self._accept)
-                for sending in self._sending.values():
-                    sending.resume()
-                task_status.started()
-                nursery.start_soon(self._close_idle)
-                await self.due.run()
+                try:
+                    self._host.set_stream_handler(self.protocol, self.inbound.accept)
+                    for sending in self._sending.values():
+                        sending.resume()
+                    task_status.started()
+                    nursery.start_soon(self._close_idle)
+                    await self.due.run()
+                finally:  # before the nursery closes, which takes nothing new then
+                    self._nursery = None
+                    self._takes_now = False
         finally:
-            self._nursery = None
-            self._takes_now = False
             self._host.remove_stream_handler(self.protocol)
             for each in unsubscribe:
                 each()
@@ -145,9 +134,7 @@ class Delivery:
         now = trio.current_time()
         wall_us = time.time_ns() // 1000
         for peer, inbox in stored.inboxes.items():
-            self._inboxes[PeerId(peer)] = ReceiverLane(
-                inbox.epoch, floor=inbox.floor, done=inbox.done, rejected=inbox.rejected
-            )
+            self.inbound.restore(PeerId(peer), inbox)
         for peer, lane in stored.lanes.items():
             self._sending[PeerId(peer)] = self._make_sending(PeerId(peer), lane.epoch, lane.next_number)
         by_peer: dict[str, list[Outgoing]] = {}
@@ -195,17 +182,19 @@ class Delivery:
         else:
             await self.flush()
 
-    def start(self, task: Callable[[], Awaitable[None]]) -> None:
-        """Run a task of a part."""
-        if self._nursery is not None:
-            self._nursery.start_soon(task)
+    def start(self, task: Callable[[], Awaitable[None]]) -> bool:
+        """Run a task of a part; False when nothing runs any more."""
+        if self._nursery is None:
+            return False
+        self._nursery.start_soon(task)
+        return True
 
     def jitter(self) -> float:
         """Between 0 and 1."""
         return self._rng.random()
 
     def _on_unverified(self, connection: Connection) -> None:
-        links = [each.link for each in self._receiving]
+        links = self.inbound.links()
         links += [each.link for each in self._sending.values() if each.link is not None]
         for link in links:
             if link.connection.id == connection.id:
@@ -417,7 +406,7 @@ class Delivery:
         for sending in self._sending.values():
             sending.core.tells_all = bool(self._watchers)
 
-    # Receiving
+    # Links
 
     def make_link(
         self,
@@ -441,75 +430,6 @@ class Delivery:
     def zstd_for(self, connection: Connection) -> Zstd | None:
         """The compressor, when the peer offered to take compressed bodies."""
         return self._zstd if "zstd" in self.gate.features(connection) else None
-
-    async def _accept(self, stream: ByteStream) -> None:
-        peer = stream.connection.peer
-        if self._nursery is None or self.is_draining:
-            stream.reset()
-        elif sum(each.link.peer == peer for each in self._receiving) >= _INBOUND_LINKS_PER_PEER_MAX:
-            self.counts["links_refused_per_peer_max"] += 1
-            stream.reset()
-        else:
-            self._nursery.start_soon(self._serve, stream)
-
-    async def _serve(self, stream: ByteStream) -> None:
-        payloads = PayloadReader(self.limits, self.zstd_for(stream.connection))
-        receiving = Receiving(self, stream, self.counts, payloads)
-        self._receiving[receiving] = None
-        try:
-            await receiving.run(is_verified=self.gate.is_verified(stream.connection))
-        finally:
-            del self._receiving[receiving]
-
-    def receiver_lane(self, peer: PeerId, epoch: bytes) -> ReceiverLane:
-        """What was handled of a sender's numbering; another epoch begins a new one."""
-        lane = self._inboxes.get(peer)
-        if lane is None or lane.epoch != epoch:
-            if lane is None and len(self._inboxes) >= self.limits.peers_known_max:
-                busy = {each.link.peer for each in self._receiving}
-                idle = next((known for known in self._inboxes if known not in busy), None)
-                if idle is not None:
-                    del self._inboxes[idle]
-                    self.counts["senders_forgotten"] += 1
-            lane = self._inboxes[peer] = ReceiverLane(epoch)
-        return lane
-
-    def is_current(self, peer: PeerId, lane: ReceiverLane) -> bool:
-        """Whether the sender has not begun to count anew since."""
-        return self._inboxes.get(peer) is lane
-
-    def receiving_of(self, peer: PeerId, lane: ReceiverLane) -> Receiving | None:
-        """The live link of a sender on which this numbering is used."""
-        for receiving in self._receiving:
-            if receiving.link.peer == peer and receiving.lane is lane and receiving.link.error is None:
-                return receiving
-        return None
-
-    def note_handled_later(self, peer: PeerId, lane: ReceiverLane) -> None:
-        """A handler ended when its sender was gone: write it down all the same."""
-        if self.journal.is_durable and self.is_current(peer, lane):
-            self.journal.note_soon(self.realm_id, peer, InboxRow(lane.epoch, *lane.dump(), lane.dump_rejected()))
-
-    def is_for_topic(self, headers: HeaderMap) -> bool:
-        """Whether a message belongs to pub/sub."""
-        return Key.TOPIC in headers
-
-    async def receive_for_topic(
-        self, peer: PeerId, lane: ReceiverLane, number: int, headers: HeaderMap, body: bytes
-    ) -> tuple[TopicVerdict, str]:
-        """What becomes of it, and why it is rejected."""
-        if self.topic_receiver is None:
-            return "rejected", "this node has no pub/sub"
-        return await self.topic_receiver(peer, lane, number, headers, body)
-
-    def topic_handled(self, peer: PeerId, lane: ReceiverLane, number: int) -> None:
-        """An app here has handled a message of a topic that ``peer`` has asked about, in this numbering."""
-        if not self.is_current(peer, lane):
-            return
-        lane.finish(number)
-        receiving = self.receiving_of(peer, lane)
-        if receiving is not None:
-            receiving.tell_handled(number)
 
     # Watching
 
@@ -545,7 +465,7 @@ class Delivery:
             self.room.bytes,
             sum(1 for each in sendings if each.core.unsettled),
             sum(1 for each in sendings if each.link is not None),
-            len(self._receiving),
+            len(self.inbound.links()),
         )
 
     def counters(self) -> dict[str, int]:

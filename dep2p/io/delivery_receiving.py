@@ -102,7 +102,7 @@ class Receiving:
 
     def _on_hello(self, hello: Hello) -> None:
         if self.lane is None:
-            self.lane = self._service.receiver_lane(self.link.peer, hello.epoch)
+            self.lane = self._service.inbound.lane(self.link.peer, hello.epoch)
         self.lane.on_hello(hello)
 
     def _on_end(self, _link: SessionLink, _error: Dep2pError) -> None:
@@ -122,7 +122,7 @@ class Receiving:
             await self._run(is_verified)
         finally:
             if self.lane is not None and (self._handled or self._rejected):
-                self._service.note_handled_later(self.link.peer, self.lane)
+                self._service.inbound.note_later(self.link.peer, self.lane)
 
     async def _run(self, is_verified: bool) -> None:
         async with trio.open_nursery() as nursery:
@@ -227,7 +227,7 @@ class Receiving:
             elif name:
                 reason = NO_HANDLER if entry is None else await self._handle(entry, body)
             else:
-                verdict, why = await service.receive_for_topic(self.link.peer, lane, number, headers, body)
+                verdict, why = await service.inbound.receive_for_topic(self.link.peer, lane, number, headers, body)
                 if verdict == "absent":
                     lane.abandon(number)  # after the ack timeout it is sent again, with its data
                     return
@@ -242,7 +242,7 @@ class Receiving:
             lane.abandon(number)
             return
         # The link may have ended meanwhile, and the sender have come back on another one.
-        teller = self if not self._is_over else service.receiving_of(self.link.peer, lane)
+        teller = self if not self._is_over else service.inbound.receiving_of(self.link.peer, lane)
         if reason is None:
             lane.finish(number)
             self._handled_count += 1
@@ -257,7 +257,7 @@ class Receiving:
             if teller is not None:
                 teller.tell_rejected(number, reason)
         if teller is None:
-            service.note_handled_later(self.link.peer, lane)
+            service.inbound.note_later(self.link.peer, lane)
 
     def _trace(self, state: str, frame: Frame) -> None:
         log = self._service.trace_log
@@ -266,7 +266,7 @@ class Receiving:
 
     def _look_at(self, headers: HeaderMap) -> None:
         """Headers come again and again, and are the same object then. Raises ProtocolError."""
-        self._known_name = "" if self._service.is_for_topic(headers) else required_name(headers)
+        self._known_name = "" if self._service.inbound.is_for_topic(headers) else required_name(headers)
         self._known_app = app_headers(headers)
         self._known = headers
 
@@ -336,7 +336,7 @@ class Receiving:
             handled, self._handled = self._handled, []
             rejected, self._rejected = self._rejected, []
             self._collected.set()
-            if not service.is_current(self.link.peer, lane):
+            if not service.inbound.is_current(self.link.peer, lane):
                 continue  # the sender counts anew: nobody waits for these
             row = InboxRow(lane.epoch, *lane.dump(), lane.dump_rejected())
             if await service.journal.note_handled(service.realm_id, self.link.peer, row):

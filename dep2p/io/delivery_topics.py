@@ -11,7 +11,8 @@ import trio
 
 from dep2p.errors import DeliveryFailedError, NoPeersSubscribedError, ProtocolError, PublishRefusedError
 from dep2p.gossipsub.message_id import realm_id as realm_message_id
-from dep2p.io.delivery import Delivery, TopicVerdict
+from dep2p.io.delivery import Delivery
+from dep2p.io.delivery_inbound import TopicVerdict
 from dep2p.io.delivery_receipt import Receipt, raise_unless_acknowledged
 from dep2p.io.pubsub import PubSub
 from dep2p.io.pubsub_items import Message, PublishResult, WaitFor
@@ -96,7 +97,7 @@ class TopicPublish:
 
 
 class DeliveryTopics:
-    """Both ends, for one realm. Set as `PubSub.reliable` and `Delivery.topic_receiver`."""
+    """Both ends, for one realm. Set as `PubSub.reliable` and `DeliveryInbound.topic_receiver`."""
 
     def __init__(self, delivery: Delivery, pubsub: PubSub) -> None:
         self._delivery = delivery
@@ -107,7 +108,7 @@ class DeliveryTopics:
         pubsub.reliable = self
         delivery.topics = self
         pubsub.on_handled = self._on_handled
-        delivery.topic_receiver = self._receive
+        delivery.inbound.topic_receiver = self._receive
         delivery.topic_receipts = TopicReceipt
 
     # The publisher
@@ -182,4 +183,4 @@ class DeliveryTopics:
         handled[message.id] = None
         if self._asked:
             for peer, lane, number in self._asked.pop(message.id, ()):
-                self._delivery.topic_handled(peer, lane, number)
+                self._delivery.inbound.topic_handled(peer, lane, number)

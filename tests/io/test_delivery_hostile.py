@@ -186,7 +186,7 @@ async def test_a_sender_that_reads_nothing_costs_bounded_memory_and_goes_on_when
         raw.send(hello(), *odd)
         for _ in range(8):
             raw.send(*odd)
-        [receiving] = b.delivery()._receiving  # pyright: ignore[reportPrivateUsage]
+        [receiving] = b.delivery().inbound._receiving  # pyright: ignore[reportPrivateUsage]
         before = -1
         with trio.fail_after(100):
             while raw.stream.unsent_bytes != before:
