@@ -348,9 +348,18 @@ def _mesh_tables(samples: pd.DataFrame) -> dict[str, pd.DataFrame]:
 def _collected(queries: dict[str, tuple[bool, DataFrame]], parallel: int) -> dict[str, pd.DataFrame]:
     """Tables of those that have something to find, so many Spark jobs at once; empty tables for the others."""
     with ThreadPoolExecutor(parallel) as threads:
-        futures = {name: threads.submit(frame.toPandas) for name, (worth, frame) in queries.items() if worth}
+        futures = {name: threads.submit(_table, frame) for name, (worth, frame) in queries.items() if worth}
         empty = {name: _empty(frame) for name, (worth, frame) in queries.items() if not worth}
         return empty | {name: future.result() for name, future in futures.items()}
+
+
+def _table(frame: DataFrame) -> pd.DataFrame:
+    """The rows; an id that is null is 0, since pandas would make floats of a column with nulls, which hold no id."""
+    found = frame.toArrow()
+    for place, name in enumerate(found.column_names):
+        if name in _ID_COLUMNS and found[name].null_count:
+            found = found.set_column(place, name, pc.fill_null(found[name], 0))
+    return found.to_pandas()
 
 
 def _empty(frame: DataFrame) -> pd.DataFrame:

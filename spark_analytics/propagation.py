@@ -98,7 +98,7 @@ def of_walk(rows: pa.Table, what: int) -> pd.DataFrame:
 def copies(messages: DataFrame) -> DataFrame:
     """(node_id, peer_id, topic_id): publishes, firsts, duplicates, rejects and bytes. One pass over all messages.
 
-    ``peer_id`` is null for a node's own messages.
+    ``peer_id`` is null for a node's own messages, and 0 in the collected table.
     """
     # By kind first: two sums for each of many events, then the others over few rows.
     by_kind = messages.groupBy("node_id", "peer_id", "topic_id", "k").agg(

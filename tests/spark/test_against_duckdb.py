@@ -7,6 +7,7 @@ import pytest
 
 from bench.spark import agree
 from bench.spark_trace import write_trace
+from dep2p.spark_analytics import analysis
 from dep2p.spark_analytics.analysis import Analysis, analyse
 from dep2p.spark_analytics.load import read_raw, to_silver, write_silver
 from dep2p.traces.files import read_events, trace_files
@@ -33,13 +34,22 @@ def test_nobody_has_a_message_before_the_one_that_it_came_from(traces: Path) -> 
     assert [copy for copy in copies if had[copy[0], copy[2]] > copy[3]] == []
 
 
-def test_duckdb_finds_the_same_and_no_clock_is_corrected(spark: Any, traces: Path, tmp_path: Path) -> None:
+def test_duckdb_finds_the_same_and_no_clock_is_corrected(
+    spark: Any, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pandas as pd
+
     pytest.importorskip("duckdb")
     from bench.spark_peers import duckdb_metrics
 
     silver = str(tmp_path / "silver")
     write_silver(to_silver(read_raw(spark, [str(traces)])), silver)
+    asked: list[list[int]] = []
+    monkeypatch.setattr(
+        analysis, "_named", lambda silver, ids: asked.append(ids) or pd.DataFrame({"id": [], "name": []})
+    )
     found = analyse(spark, silver)
+    assert asked == [], "nodes name all peers: an id that nobody names has lost bits on its way"
     assert found.offsets == {}
     agree(found, duckdb_metrics(silver, raw=False, bucket_us=found.bucket_us, fine_us=5_000_000))
     wrong = Analysis(**{name: getattr(found, name) for name in Analysis.__slots__})
