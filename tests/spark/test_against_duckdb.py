@@ -45,9 +45,12 @@ def test_duckdb_finds_the_same_and_no_clock_is_corrected(
     silver = str(tmp_path / "silver")
     write_silver(to_silver(read_raw(spark, [str(traces)])), silver)
     asked: list[list[int]] = []
-    monkeypatch.setattr(
-        analysis, "_named", lambda silver, ids: asked.append(ids) or pd.DataFrame({"id": [], "name": []})
-    )
+
+    def named(silver: Any, ids: list[int]) -> Any:
+        asked.append(ids)
+        return pd.DataFrame({"id": [], "name": []})
+
+    monkeypatch.setattr(analysis, "_named", named)
     found = analyse(spark, silver)
     assert asked == [], "nodes name all peers: an id that nobody names has lost bits on its way"
     assert found.offsets == {}
