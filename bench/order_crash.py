@@ -6,6 +6,7 @@ current one may be repeated. ``python -m bench.order_crash --help``; the report 
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -66,6 +67,23 @@ class Order:
     def is_complete(self) -> bool:
         """Every message was handled."""
         return self.handled == self.keys * self.per_key
+
+
+class Lines:
+    """The whole lines of a file that others append to; the rest of one that was read in part comes with the next."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb")
+        self._rest = b""
+
+    def take(self) -> list[str]:
+        """What came since the last time."""
+        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+        return [line.decode() for line in lines]
+
+    def close(self) -> None:
+        """No more."""
+        self._file.close()
 
 
 # Roles
@@ -179,11 +197,18 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     order = Order(arguments.keys, arguments.per_key)
     events: list[dict[str, Any]] = []
     processes: list[_Process] = []
+    consumers: list[_Process] = []
+    paused: _Process | None = None
     began_s = time.monotonic()
 
     def start(role: str, **more: object) -> _Process:
         processes.append(_Process(role, secret=secret, **more))
         return processes[-1]
+
+    def busiest(but: _Process | None = None) -> _Process:
+        """Whoever has handled most has a partition."""
+        others = [each for each in consumers if each is not but]
+        return max(others, key=lambda each: order.by_process.get(each.popen.pid, 0))
 
     def note(what: str) -> None:
         events.append({"what": what, "at_s": round(time.monotonic() - began_s, 2), "handled": order.handled})
@@ -195,7 +220,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         try:
             keeper = start("keep", directory=f"{directory}/keeper", options=json.dumps(options))
             address = keeper.hear()["address"]
-            consumers = [start("consume", address=address, log=log) for _ in range(arguments.consumers)]
+            consumers += [start("consume", address=address, log=log) for _ in range(arguments.consumers)]
             for each in consumers:
                 each.hear()
             producer = start("produce", address=address, keys=arguments.keys, per_key=arguments.per_key)
@@ -203,20 +228,23 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             began_s = time.monotonic()
             paused_at_s = 0.0
             todo = {"pause": 0.2, "kill": 0.3, "expand": 0.4}
-            with log.open() as lines:
+            with contextlib.closing(Lines(log)) as lines:
                 while not order.is_complete:
-                    for line in lines:
+                    for line in lines.take():
                         order.take(line)
                     now_s = time.monotonic()
                     share = order.handled / (arguments.keys * arguments.per_key)
                     if arguments.pause_s and share >= todo.get("pause", 2.0):
                         del todo["pause"]
-                        consumers[0].popen.send_signal(signal.SIGSTOP)
+                        paused = busiest()
+                        paused.popen.send_signal(signal.SIGSTOP)
                         paused_at_s = now_s
                         note("paused a consumer")
                     if arguments.kill and share >= todo.get("kill", 2.0):
                         del todo["kill"]
-                        consumers[-1].popen.kill()
+                        killed = busiest(but=paused)
+                        killed.popen.kill()
+                        consumers.remove(killed)
                         consumers.append(start("consume", address=address, log=log))
                         note("killed a consumer with -9, and started another one")
                     if arguments.expand_to and share >= todo.get("expand", 2.0):
@@ -224,20 +252,22 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                         keeper.tell(str(arguments.expand_to))
                         keeper.hear()
                         note(f"expanded to {arguments.expand_to} partitions")
-                    if paused_at_s and now_s - paused_at_s >= arguments.pause_s:
+                    if paused is not None and paused_at_s and now_s - paused_at_s >= arguments.pause_s:
                         paused_at_s = 0.0
-                        consumers[0].popen.send_signal(signal.SIGCONT)
+                        paused.popen.send_signal(signal.SIGCONT)
                         note("let the paused consumer go on")
                     if order.wrong or now_s - began_s > arguments.timeout_s:
                         break
                     time.sleep(_LOOK_S)
                 elapsed_s = time.monotonic() - began_s
-                if paused_at_s:  # also what it does when it wakes after everything is done counts
+                if (
+                    paused is not None and paused_at_s
+                ):  # also what it does when it wakes after everything is done counts
                     time.sleep(max(0.0, arguments.pause_s - (time.monotonic() - paused_at_s)))
-                    consumers[0].popen.send_signal(signal.SIGCONT)
+                    paused.popen.send_signal(signal.SIGCONT)
                     note("let the paused consumer go on")
                 time.sleep(arguments.settle_s)
-                for line in lines:
+                for line in lines.take():
                     order.take(line)
         finally:
             for process in reversed(processes):

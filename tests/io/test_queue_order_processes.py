@@ -1,10 +1,11 @@
 """Order by key over real processes, which are killed and paused. The whole size: ``python -m bench.order_crash``."""
 
 import argparse
+from pathlib import Path
 
 import pytest
 
-from bench.order_crash import Order, run
+from bench.order_crash import Lines, Order, run
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 
@@ -43,3 +44,14 @@ def test_the_count_itself_notices_what_it_is_for() -> None:
     assert order.is_complete
     order.take("0 4 9")
     assert len(order.wrong) == 2
+
+
+def test_a_line_that_was_read_in_part_is_read_as_a_whole(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"1 2 3\n4 5")
+    lines = Lines(log)
+    assert lines.take() == ["1 2 3"]
+    with log.open("ab") as more:
+        more.write(b" 6\n")
+    assert lines.take() == ["4 5 6"]
+    lines.close()
