@@ -368,28 +368,30 @@ class Commands:
             assert isinstance(consumer, ExclusiveConsumer)
             return list(consumer.partitions())
 
-        async with trio.open_nursery() as nursery:
+        async with (
+            place.consume(name, "c", exclusive=True, max_in_flight=256) as staying,
+            trio.open_nursery() as nursery,
+        ):
             for number in range(64):
                 nursery.start_soon(publish, number)
-            async with place.consume(name, "c", exclusive=True, max_in_flight=256) as staying:
-                nursery.start_soon(take, staying, True)
-                for _ in range(rounds):
+            nursery.start_soon(take, staying, True)
+            for _ in range(rounds):
+                async with place.consume(name, "c", exclusive=True, max_in_flight=256) as messages:
                     async with trio.open_nursery() as leaving:
-                        async with place.consume(name, "c", exclusive=True, max_in_flight=256) as messages:
-                            leaving.start_soon(take, messages, False)
-                            with trio.fail_after(30):
-                                while len(holds(messages)) < partitions // 2:  # noqa: ASYNC110
-                                    await trio.sleep(0.005)
-                            await trio.sleep(0.05)
-                            handed_over = holds(messages)
-                            leaving.cancel_scope.cancel()
-                            first_s.clear()
-                            left_s = time.perf_counter()
-                    with trio.fail_after(30):
-                        while not all(each in first_s for each in handed_over):
-                            await seen.wait()
-                    waits_s += [first_s[each] - left_s for each in handed_over]
-                nursery.cancel_scope.cancel()
+                        leaving.start_soon(take, messages, False)
+                        with trio.fail_after(30):
+                            while len(holds(messages)) < partitions // 2:  # noqa: ASYNC110
+                                await trio.sleep(0.005)
+                        await trio.sleep(0.05)
+                        leaving.cancel_scope.cancel()
+                    handed_over = holds(messages)
+                    first_s.clear()
+                    left_s = time.perf_counter()
+                with trio.fail_after(30):
+                    while not all(each in first_s for each in handed_over):
+                        await seen.wait()
+                waits_s += [first_s[each] - left_s for each in handed_over]
+            nursery.cancel_scope.cancel()
         await place.delete(name)
         waits_s.sort()
         return {
