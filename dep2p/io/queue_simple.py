@@ -26,7 +26,9 @@ _WAIT_MIN_S: Final = 0.05
 """A delivery takes a commit: also a receive that does not wait gives it that time."""
 _BODIES_BYTES: Final = 524_288
 """About so much goes into one answer."""
-_HELD_BYTES_MAX: Final = 1 << 40
+HELD_ITEMS_MAX: Final = 16_384
+HELD_BYTES_MAX: Final = 67_108_864
+"""What one asker may have received from a channel without having acknowledged it: all of that is in memory."""
 _ATTEMPTS_REMEMBERED: Final = 256
 
 Key = tuple[int, int]
@@ -65,7 +67,7 @@ class Receiver:
         self.core = core.Consumer(
             name,
             max_in_flight=0,
-            bytes_max=_HELD_BYTES_MAX,
+            bytes_max=HELD_BYTES_MAX,
             msg_timeout_s=channel.queue.options.msg_timeout_s,
             on_deliver=self._on_deliver,
             on_closed=self._on_closed,
@@ -113,15 +115,23 @@ class Receiver:
 
     def _set_ready(self) -> None:
         wanted = sum(waiter.items for waiter in self._waiters)
-        self.channel.set_ready(self.core, len(self.core.held) + wanted if wanted else 0)
+        ready = min(HELD_ITEMS_MAX, len(self.core.held) + wanted) if wanted else 0
+        self.channel.set_ready(self.core, ready)
         self._engine.changed()
 
     async def receive(self, items: int, wait_s: float, invisible_s: float, attempt_id: str) -> list[Received]:
-        """What is there, at least one unless ``wait_s`` is over."""
+        """What is there, at least one unless ``wait_s`` is over. Raises QueueFullError: too much is not acknowledged."""
         again = self._received_before(attempt_id, invisible_s)
         if again:
             await trio.lowlevel.checkpoint()
             return again
+        held = self.core.held
+        if len(held) >= HELD_ITEMS_MAX or self.core.held_bytes >= HELD_BYTES_MAX:
+            await trio.lowlevel.checkpoint()
+            raise QueueFullError(
+                f"{len(held)} received messages of {self.core.held_bytes} bytes are not acknowledged: ack some, or wait "
+                "until their invisible duration is over"
+            )
         waiter = _Waiter(items)
         self._waiters.append(waiter)
         self._set_ready()

@@ -6,7 +6,15 @@ import pytest
 import trio
 import trio.testing
 
-from dep2p.errors import Dep2pError, NotInFlightError, QueueAccessError, QueueConsumerClosedError, QueueNotFoundError
+from dep2p.errors import (
+    Dep2pError,
+    NotInFlightError,
+    QueueAccessError,
+    QueueConsumerClosedError,
+    QueueFullError,
+    QueueNotFoundError,
+)
+from dep2p.io import queue_simple
 from dep2p.io.queue_places import Queues
 from dep2p.io.queue_simple import parse_handle
 from tests.io.queues_support import QueueSide, queue_sides, running_engine
@@ -48,6 +56,20 @@ async def test_what_is_received_and_acknowledged_is_gone(place: Place, autojump_
     await consumer.ack(rest[0].handle, rest[1])
     (channel,) = (await place.queues.info("jobs"))["channels"]
     assert (channel["ready"], channel["in_flight"]) == (0, 0)
+
+
+async def test_what_one_asker_holds_is_bounded(
+    place: Place, autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_simple, "HELD_ITEMS_MAX", 5)
+    consumer = place.queues.simple_consumer("jobs", "work")
+    await _publish(place, 9)
+    got = [*await consumer.receive(3), *await consumer.receive(3)]
+    assert [message.body for message in got] == [b"0", b"1", b"2", b"3", b"4"]
+    with pytest.raises(QueueFullError, match=r"5 received messages of 5 bytes are not acknowledged"):
+        await consumer.receive(3)
+    await consumer.ack(*got[:2])
+    assert [message.body for message in await consumer.receive(3)] == [b"5", b"6"]
 
 
 async def test_a_receive_waits_for_a_message_as_long_as_it_says(place: Place, autojump_clock: Clock) -> None:
