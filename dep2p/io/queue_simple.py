@@ -120,7 +120,7 @@ class Receiver:
         self._engine.changed()
 
     async def receive(self, items: int, wait_s: float, invisible_s: float, attempt_id: str) -> list[Received]:
-        """What is there, at least one unless ``wait_s`` is over. Raises QueueFullError: too much is not acknowledged."""
+        """What is there, at least one unless ``wait_s`` is over. Raises QueueFullError: too much is unacknowledged."""
         again = self._received_before(attempt_id, invisible_s)
         if again:
             await trio.lowlevel.checkpoint()
@@ -129,8 +129,8 @@ class Receiver:
         if len(held) >= HELD_ITEMS_MAX or self.core.held_bytes >= HELD_BYTES_MAX:
             await trio.lowlevel.checkpoint()
             raise QueueFullError(
-                f"{len(held)} received messages of {self.core.held_bytes} bytes are not acknowledged: ack some, or wait "
-                "until their invisible duration is over"
+                f"{len(held)} received messages of {self.core.held_bytes} bytes are not acknowledged: ack some, or "
+                "wait until their invisible duration is over"
             )
         waiter = _Waiter(items)
         self._waiters.append(waiter)
