@@ -173,6 +173,7 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
                     await node.tracer.stop("the node stopped")
                 finally:
                     node._is_open = False
+                    node._realms_changed()
                     nursery.cancel_scope.cancel()
 
     # Realms
@@ -242,12 +243,18 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
                         await nursery.start(service.run)
                     await nursery.start(joined.membership.run)
                     self._joined[joined.realm.realm_id] = joined
+                    self._realms_changed()
                     task_status.started()
         finally:
             self._joined.pop(joined.realm.realm_id, None)
+            self._realms_changed()
             for registration in self._registrations:
                 registration.undo.pop(joined.realm.realm_id, None)
             joined.ended.set()
+
+    def _realms_changed(self) -> None:
+        joined = list(self._joined.values()) if self._is_open else []
+        self._only_delivery = joined[0].services.delivery if len(joined) == 1 else None
 
     async def leave_realm(self, realm: RealmChoice) -> None:
         """Finish what is in flight, tell the members, and stop serving the realm; cancelled, stop at once.

@@ -1,8 +1,8 @@
 """Reliable messages of a node: the verbs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Literal, overload
+from collections.abc import Coroutine, Sequence
+from typing import Any, Literal, overload
 
 from dep2p.io.delivery import Delivery
 from dep2p.io.delivery_receipt import Receipt
@@ -15,6 +15,9 @@ from dep2p.types import Headers, PeerId
 
 class DeliveryVerbs(ABC):
     """Each picks the realm and does the rest there."""
+
+    _only_delivery: Delivery | None = None
+    """When the node is in just one realm: on every message's way."""
 
     @abstractmethod
     def messaging(self, realm: RealmChoice = None) -> Messaging: ...
@@ -36,7 +39,7 @@ class DeliveryVerbs(ABC):
         return await topics.publish(topic, data, critical_peers, wait_for, wait=True)
 
     @overload
-    async def send(
+    def send(
         self,
         peer: PeerId,
         name: str,
@@ -46,10 +49,10 @@ class DeliveryVerbs(ABC):
         headers: Headers | None = None,
         wait: bool = True,
         realm: RealmChoice = None,
-    ) -> Receipt: ...
+    ) -> Coroutine[Any, Any, Receipt]: ...
 
     @overload
-    async def send(
+    def send(
         self,
         peer: PeerId,
         name: str,
@@ -59,9 +62,9 @@ class DeliveryVerbs(ABC):
         headers: Headers | None = None,
         wait: bool = True,
         realm: RealmChoice = None,
-    ) -> None: ...
+    ) -> Coroutine[Any, Any, None]: ...
 
-    async def send(
+    def send(
         self,
         peer: PeerId,
         name: str,
@@ -71,12 +74,12 @@ class DeliveryVerbs(ABC):
         headers: Headers | None = None,
         wait: bool = True,
         realm: RealmChoice = None,
-    ) -> Receipt | None:
+    ) -> Coroutine[Any, Any, Receipt | None]:
         """Send to the handler of notifies ``name``; ``reliable``: it is taken once, or the receipt says why not.
 
         See :meth:`Delivery.send`, and :meth:`Messaging.notify` for what is not reliable.
         """
         if reliable:
-            return await self.delivery(realm).send(peer, name, data, headers=headers, wait=wait)
-        await self.messaging(realm).notify(peer, name, data, headers=headers)
-        return None
+            delivery = self._only_delivery if realm is None else None
+            return (delivery or self.delivery(realm)).send(peer, name, data, headers=headers, wait=wait)
+        return self.messaging(realm).notify(peer, name, data, headers=headers)

@@ -37,6 +37,7 @@ class FrameType(IntEnum):
     CANCEL = 0x07
     ACK = 0x10
     ACK_REQUEST = 0x11
+    ACK_REQUESTS = 0x12
     GOSSIP = 0x20
     PUSH = 0x30
     PUSH_ACK = 0x31

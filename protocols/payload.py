@@ -61,6 +61,15 @@ class PayloadReader:
             return self._zstd.decompress(body)
         return body
 
+    def split_headers(self, payload: bytes) -> tuple[HeaderMap, bytes]:
+        """Headers (shared: never change them) and what follows them. Raises :class:`ProtocolError`."""
+        return self._headers.split(payload)
+
+    def check_body(self, body: bytes) -> None:
+        """Raises :class:`ProtocolError` for a body that is too large."""
+        if len(body) > self._body_bytes_max:
+            raise too_large(self._body_bytes_max)
+
     def read(self, frame: Frame) -> tuple[HeaderMap, bytes]:
         """Headers (shared: never change them) and the decompressed body. Raises :class:`ProtocolError`."""
         if frame[1] == HEADERS and len(frame[3]) <= self._body_bytes_max:  # nearly all

@@ -25,7 +25,7 @@ from dep2p.limits import Limits
 from dep2p.protocols.compression import Zstd
 from dep2p.protocols.delivery.sender import DeliveryPolicy, Outgoing, SenderLane
 from dep2p.protocols.delivery.states import ENDS, State
-from dep2p.protocols.delivery.wire import EPOCH_BYTES, delivery_protocol
+from dep2p.protocols.delivery.wire import BATCH_BYTES_MAX, EPOCH_BYTES, delivery_protocol
 from dep2p.protocols.frame import HEADERS, Frame
 from dep2p.protocols.payload import HeaderEncoder, check_body, payload_bytes_max
 from dep2p.realm.interface import RealmGate
@@ -39,6 +39,9 @@ logger = logging.getLogger("dep2p.io")
 
 _COUNTED: Final = {state: f"messages_{state}" for state in ENDS}
 _IDLE_CHECK_S: Final = 60.0
+_HEADS_MAX: Final = 256
+_CHECKPOINT_MASK: Final = 7
+"""One checkpoint costs a fifth of a message."""
 _YIELD_ITEMS: Final = 64
 """A task that only ever sends lets others run after so many messages."""
 
@@ -79,6 +82,7 @@ class Delivery:
         self._rng = rng
         self.counts: Counter[str] = Counter()
         self._encoder = HeaderEncoder(limits)
+        self._heads: dict[str, bytes] = {}
         self._zstd = Zstd(limits.message_bytes_max)
         self._policy = DeliveryPolicy(
             ack_timeout_s=limits.delivery_ack_timeout_s,
@@ -141,7 +145,9 @@ class Delivery:
         for row in stored.rows:
             age_s = max(0.0, (wall_us - row.created_us) / 1e6)  # a clock that was set back makes nothing older
             kind = self.topic_receipts if row.topic else Receipt
-            receipt = kind(PeerId(row.peer), row.name, row.topic, row.head, row.flags, row.body, now - age_s)
+            receipt = kind(
+                *(row.head, row.flags, row.body, now - age_s), peer=PeerId(row.peer), name=row.name, topic=row.topic
+            )
             receipt.is_restored = True
             receipt.number = row.number
             by_peer.setdefault(row.peer, []).append(receipt)
@@ -220,7 +226,8 @@ class Delivery:
 
         Returns when the message is in the outbox: on disk where that is durable. Then it is delivered, or the receipt
         and `statuses` say why not. Waits while the outbox is full, or with ``wait`` False raises
-        DeliveryQueueFullError. Cancelled, the message may have been accepted.
+        DeliveryQueueFullError. Cancelled, the message may have been accepted. With room left, only every eighth call is
+        a checkpoint.
 
         Raises MessageTooLargeError, ``ValueError`` or PeerNotFoundError for this node itself (nothing was accepted),
         StoreError (it is not on disk), StreamClosedError (this node is stopping).
@@ -229,30 +236,41 @@ class Delivery:
             data = bytes(data)
         if len(data) > self.limits.message_bytes_max:
             check_body(data, self.limits.message_bytes_max)
-        head = self._encoder.encode(name, 0, False, headers)
-        receipt = Receipt(peer, name, "", head, HEADERS, data, self._time())
+        head = self._heads.get(name) if not headers else None
+        if head is None:
+            head = self._encode(name, headers)
+        receipt = Receipt(head, HEADERS, data, self._time(), peer=peer, name=name)
         sending = self._sending.get(peer)
         if (
             sending is None
             or not self._takes_now
-            or sending.core.is_full
+            or (core := sending.core).next_number >= core.free_until
             or not self.room.take_now(len(head) + len(data) + OVERHEAD_BYTES)
         ):
             await self.accept(receipt, wait=wait)
             return receipt
         # Nearly all: nothing to wait for.
-        sending.core.add_now(receipt)
+        core.add_now(receipt)
         self.counts["messages_accepted"] += 1
         if self._watchers:
             self._tell_watchers(receipt, State.CREATED)
-        sending.added()
-        self._since_yield += 1
-        if self._since_yield >= _YIELD_ITEMS:
+        if len(core.unsent) >= sending.unsent_for_added:
+            sending.added()
+        since_yield = self._since_yield = self._since_yield + 1
+        if since_yield >= _YIELD_ITEMS:
             self._since_yield = 0
             await trio.lowlevel.checkpoint()
-        else:
+        elif not since_yield & _CHECKPOINT_MASK:
             await trio.lowlevel.checkpoint_if_cancelled()
         return receipt
+
+    def _encode(self, name: str, headers: Mapping[str, object] | None) -> bytes:
+        head = self._encoder.encode(name, 0, False, headers)
+        if not headers:
+            if len(self._heads) >= _HEADS_MAX:
+                self._heads.clear()
+            self._heads[name] = head
+        return head
 
     async def accept(self, receipt: Receipt, *, wait: bool = True) -> None:
         """Put a message into the outbox; see `send`."""
@@ -265,9 +283,10 @@ class Delivery:
             if receipt.peer == self._host.peer_id:
                 raise PeerNotFoundError(f"{receipt.peer} is this node itself: reliable messages are for other members")
             sending = self._new_sending(receipt.peer)
+        has_waited = False
         if self._nursery is None or self.is_draining or room.is_full(size) or sending.core.is_full:
             sending.write_now()
-            await room.wait(size, lambda: self._may_accept(sending), wait=wait)
+            has_waited = await room.wait(size, lambda: self._may_accept(sending), wait=wait)
         room.take(receipt)
         if self._is_durable:
             receipt.number = sending.core.reserve()
@@ -276,7 +295,10 @@ class Delivery:
         sending.core.add_now(receipt)
         self._created(receipt)
         sending.added()
-        await trio.lowlevel.checkpoint()
+        if has_waited:
+            self._since_yield = 0
+        else:
+            await trio.lowlevel.checkpoint()
 
     async def _write(self, receipt: Receipt, sending: Sending) -> None:
         row = OutboxRow(
@@ -336,14 +358,16 @@ class Delivery:
     def _acknowledged(self, messages: list[Outgoing]) -> None:
         """These were taken."""
         self.counts["messages_acknowledged"] += len(messages)
-        self.room.give_all(messages)
         receipts = cast(list[Receipt], messages)  # every lane here is given nothing else
+        size = 0
+        for receipt in receipts:
+            size += len(receipt.head) + len(receipt.body)
+            if receipt.waiting is not None:
+                receipt.ended()
+        self.room.give_all(len(receipts), size)
         if self._is_durable:
             for receipt in receipts:
                 self.journal.remove(self.realm_id, receipt.peer, receipt.number)
-        for receipt in receipts:
-            if receipt.waiting is not None:
-                receipt.ended()
         if self._watchers:
             for receipt in receipts:
                 self._tell_watchers(receipt, State.ACKNOWLEDGED)
@@ -424,7 +448,7 @@ class Delivery:
             collect=collect,
             on_frames=on_frames,
             on_end=on_end,
-            payload_bytes_max=payload_bytes_max(self.limits),
+            payload_bytes_max=max(payload_bytes_max(self.limits), BATCH_BYTES_MAX),
         )
 
     def zstd_for(self, connection: Connection) -> Zstd | None:

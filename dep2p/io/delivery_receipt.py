@@ -18,27 +18,15 @@ _LEFT: Final[list[trio.lowlevel.Task]] = []
 """Instead of those who wait: the node has stopped, and keeps the message for its next run."""
 
 
-class Receipt(Outgoing):
+class Receipt(Outgoing, eq=False, kw_only=True):
     """A message that was accepted for one receiver. `wait` for its end, or look at `state`."""
 
-    __slots__ = ("name", "peer", "topic", "waiting")
-
-    def __init__(
-        self, peer: PeerId, name: str, topic: str, head: bytes, flags: int, body: bytes, created_s: float
-    ) -> None:
-        # The base's fields too: one call less for each message.
-        self.head, self.flags, self.body, self.created_s = head, flags, body, created_s
-        self.is_restored = False
-        self.number = self.tries = 0
-        self.sent_s = 0.0
-        self.state = State.CREATED
-        self.reason = ""
-        self.peer = peer
-        self.name = name
-        self.topic = topic
-        """Of a message for a topic; empty for a direct one."""
-        self.waiting: list[trio.lowlevel.Task] | None = None
-        """Who waits for its end."""
+    peer: PeerId
+    name: str
+    topic: str = ""
+    """Of a message for a topic; empty for a direct one."""
+    waiting: list[trio.lowlevel.Task] | None = None
+    """Who waits for its end."""
 
     @property
     def id(self) -> str:

@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter, deque
+from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -13,7 +14,7 @@ from dep2p.io.registry import Notice, NotifyEntry
 from dep2p.io.sessions_link import SessionLink
 from dep2p.io.trace_apps import trace_received
 from dep2p.protocols.delivery.receiver import ReceiverLane
-from dep2p.protocols.delivery.wire import Hello, decode_hello, split_ack
+from dep2p.protocols.delivery.wire import Hello, decode_batch, decode_hello, split_ack
 from dep2p.protocols.frame import Frame, FrameType
 from dep2p.protocols.headers import HeaderMap, app_headers
 from dep2p.protocols.payload import PayloadReader, required_name
@@ -26,10 +27,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dep2p.io")
 
 _ACK_REQUEST: Final = int(FrameType.ACK_REQUEST)
+_ACK_REQUESTS: Final = int(FrameType.ACK_REQUESTS)
 _ACK_ITEMS: Final = 32
 """After so many results the sender hears of them, while the next ones are handled: it sends on meanwhile."""
 _SIGN_OF_LIFE_S: Final = 2.0
 """While a handler runs, the sender hears so often that its messages are here. Less than half its ack timeout."""
+_RESULTS_S: Final = 0.25
+"""Results of slow handlers wait so long for more of them."""
 _STEP_ITEMS: Final = 128
 """A handler that never waits gives other tasks a turn after so many messages,"""
 _STEP_BYTES_SHIFT: Final = 13
@@ -54,7 +58,8 @@ class Receiving:
         self._service = service
         self._counters = counters
         self._payloads = payloads
-        self._inbox: deque[Frame] = deque()
+        self._inbox: deque[tuple[int, Frame | HeaderMap, bytes]] = deque()
+        """Number, and the headers and the body; or a frame that is still to be taken apart, and its payload."""
         self._inbox_bytes = 0
         self._handled: list[int] = []
         self._rejected: list[tuple[int, str]] = []
@@ -68,6 +73,7 @@ class Receiving:
         self._received = 0
         self._told_received = 0
         self._told_s = 0.0
+        self._looked_s = 0.0
         self._is_paused = False
         self._sleeper: trio.lowlevel.Task | None = None
         self._results = trio.Event()
@@ -75,6 +81,7 @@ class Receiving:
         self._is_over = False
         self._is_idle = False
         self._is_durable = service.journal.is_durable
+        self._notifies = service.messaging.notify_entries
 
     # Frames
 
@@ -82,20 +89,33 @@ class Receiving:
         if self._service.is_draining:
             self._counters["messages_dropped_draining"] += len(frames)  # unacknowledged: they come again
             return
-        for frame in frames:
-            if frame[0] != _ACK_REQUEST:
-                raise ProtocolError(f"frame type 0x{frame[0]:02x} on a delivery link")
-            if not frame[2]:
-                self._on_hello(decode_hello(frame))
-            elif self.lane is None:
-                raise ProtocolError("a message before HELLO")
-            else:
-                self._inbox.append(frame)
-                self._inbox_bytes += len(frame[3]) + _OVERHEAD_BYTES
-                if frame[2] > self._received:
-                    self._received = frame[2]
+        inbox, size, received = self._inbox, 0, self._received
+        try:
+            for frame in frames:
+                kind, _flags, number, payload = frame
+                if kind == _ACK_REQUESTS:
+                    if self.lane is None:
+                        raise ProtocolError("a message before HELLO")
+                    headers, bodies = decode_batch(frame, self._payloads.split_headers)
+                    inbox.extend(zip(range(number, number + len(bodies)), repeat(headers), bodies))
+                    number += len(bodies) - 1
+                    size += sum(map(len, bodies)) + len(bodies) * _OVERHEAD_BYTES
+                elif kind != _ACK_REQUEST:
+                    raise ProtocolError(f"frame type 0x{kind:02x} on a delivery link")
+                elif not number:
+                    self._on_hello(decode_hello(frame))
+                elif self.lane is None:
+                    raise ProtocolError("a message before HELLO")
+                else:
+                    inbox.append((number, frame, payload))
+                    size += len(payload) + _OVERHEAD_BYTES
+                if number > received:
+                    received = number
+        finally:
+            self._received = received
+            self._inbox_bytes += size
         limits = self._service.limits
-        if len(self._inbox) >= limits.link_in_items_max or self._inbox_bytes >= limits.link_in_bytes_max:
+        if len(inbox) >= limits.link_in_items_max or self._inbox_bytes >= limits.link_in_bytes_max:
             self.link.pause(PAUSED_BY_INBOX)
             self._is_paused = True
         self._wake_handler()
@@ -138,24 +158,58 @@ class Receiving:
 
     async def _handle_all(self) -> None:
         inbox = self._inbox
-        limits = self._service.limits
+        limits, notifies, peer = self._service.limits, self._notifies, self._peer
+        body_bytes_max = limits.message_bytes_max
         left = _STEP_ITEMS
         while not self._is_over:
             if not inbox:
                 self._tell()
                 await self._sleep()
                 continue
-            frame = inbox.popleft()
-            self._inbox_bytes -= len(frame[3]) + _OVERHEAD_BYTES
-            left -= 1 + (len(frame[3]) >> _STEP_BYTES_SHIFT)
+            number, what, content = inbox.popleft()
+            size = len(content)
+            self._inbox_bytes -= size + _OVERHEAD_BYTES
+            left -= 1 + (size >> _STEP_BYTES_SHIFT)
             if left <= 0:
                 left = _STEP_ITEMS
                 await trio.lowlevel.checkpoint()
-            try:
-                await self._take(frame)
-            except ProtocolError as error:
-                self.link.violate(error, frame[2])
-                return
+            entry = notifies.get(self._known_name) if what is self._known else None
+            if (
+                entry is not None
+                and entry.running < entry.concurrency
+                and not entry.waiters
+                and size <= body_bytes_max
+                and (lane := self.lane) is not None
+                and lane.begin_next(number)
+            ):  # nearly always: alike the one before, the next one, and nothing to wait for
+                reason: str | None = None
+                entry.running += 1
+                try:
+                    await entry.fn(
+                        Notice(peer, self._known_name, content, dict(self._known_app) if self._known_app else {})
+                    )
+                except Exception as error:
+                    reason = self._failed(entry.name, error)
+                except BaseException:
+                    lane.abandon(number)
+                    raise
+                finally:
+                    if entry.waiters:
+                        entry.give_place()
+                    else:
+                        entry.running -= 1
+                if reason is None and not self._is_over and self._service.trace_log is None:
+                    lane.finish(number)
+                    self._handled_count += 1
+                    self._handled.append(number)
+                else:
+                    self._settle(number, reason, size)
+            else:
+                try:
+                    await self._take(number, what, content)
+                except ProtocolError as error:
+                    self.link.violate(error, number)
+                    return
             if (
                 self._is_paused
                 and len(inbox) * 2 <= limits.link_in_items_max
@@ -189,18 +243,18 @@ class Receiving:
         self._is_idle = True
         await trio.lowlevel.wait_task_rescheduled(abort)
         self._is_idle = False
-        self._told_s = trio.current_time()
+        self._told_s = self._looked_s = trio.current_time()
         if self.armed_at == _NEVER:
             self._service.due.want(self)
 
-    async def _take(self, frame: Frame) -> None:
+    async def _take(self, number: int, what: Frame | HeaderMap, body: bytes) -> None:
         lane, service = self.lane, self._service
         assert lane is not None
-        number = frame[2]
+        size = len(body)
         known = lane.begin(number)
         if known != "handle":
             self._counters["messages_repeated"] += 1
-            self._trace("repeated", frame)
+            self._trace("repeated", number, size)
             if known == "handled":
                 self._handled.append(number)
             elif known == "rejected":
@@ -208,23 +262,15 @@ class Receiving:
             return
         reason: str | None = None
         try:
-            headers, body = self._payloads.read(frame)
+            if isinstance(what, Frame):
+                headers, body = self._payloads.read(what)
+            else:
+                headers = what
+                self._payloads.check_body(body)
             if headers is not self._known:
                 self._look_at(headers)
-            name = self._known_name
-            entry = self._service.messaging.notify_entry(name) if name else None
-            if entry is not None and entry.running < entry.concurrency and not entry.waiters:  # nearly always
-                entry.running += 1
-                try:
-                    await entry.fn(Notice(self._peer, name, body, dict(self._known_app) if self._known_app else {}))
-                except Exception as error:
-                    reason = self._failed(name, error)
-                finally:
-                    if entry.waiters:
-                        entry.give_place()
-                    else:
-                        entry.running -= 1
-            elif name:
+            if self._known_name:
+                entry = self._notifies.get(self._known_name)
                 reason = NO_HANDLER if entry is None else await self._handle(entry, body)
             else:
                 verdict, why = await service.inbound.receive_for_topic(self.link.peer, lane, number, headers, body)
@@ -241,12 +287,19 @@ class Receiving:
         if reason is NO_HANDLER and self._may_come(number):
             lane.abandon(number)
             return
+        self._settle(number, reason, size)
+
+    def _settle(self, number: int, reason: str | None, size: int) -> None:
+        """The handler has taken the message, or it is rejected."""
+        lane, service = self.lane, self._service
+        assert lane is not None
         # The link may have ended meanwhile, and the sender have come back on another one.
         teller = self if not self._is_over else service.inbound.receiving_of(self.link.peer, lane)
         if reason is None:
             lane.finish(number)
             self._handled_count += 1
-            self._trace("received", frame)
+            if service.trace_log is not None:
+                self._trace("received", number, size)
             if teller is self:
                 self._handled.append(number)
             elif teller is not None:
@@ -259,10 +312,10 @@ class Receiving:
         if teller is None:
             service.inbound.note_later(self.link.peer, lane)
 
-    def _trace(self, state: str, frame: Frame) -> None:
+    def _trace(self, state: str, number: int, size: int) -> None:
         log = self._service.trace_log
         if log is not None and self.lane is not None:
-            trace_received(log, self.lane.epoch, frame[2], self._peer, state, len(frame[3]))
+            trace_received(log, self.lane.epoch, number, self._peer, state, size)
 
     def _look_at(self, headers: HeaderMap) -> None:
         """Headers come again and again, and are the same object then. Raises ProtocolError."""
@@ -361,14 +414,17 @@ class Receiving:
     # A sign of life while handlers run
 
     def next_deadline(self) -> float | None:
-        """When the sender should hear something."""
+        """When the sender should hear something, or there may be something to tell."""
         if self._is_over or (self._is_idle and not (self.lane and self.lane.has_working)):
             return None
-        return self._told_s + _SIGN_OF_LIFE_S
+        return min(self._told_s + _SIGN_OF_LIFE_S, self._looked_s + _RESULTS_S)
 
     def on_deadline(self, now: float) -> None:
-        """Say that we are still here."""
-        if self.link.out.items:
+        """Tell what slow handlers have done so far, or that we are still here."""
+        self._looked_s = now
+        if self._handled or self._rejected:
+            self._tell()
+        elif self.link.out.items:
             self._told_s = now  # the sender has not read the last word yet
-        else:
+        elif now >= self._told_s + _SIGN_OF_LIFE_S:
             self._put([], [])

@@ -1,7 +1,8 @@
 """The bounds of an outbox, and who waits for room in it."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import Final
 
 import trio
 
@@ -10,6 +11,7 @@ from dep2p.protocols.delivery.sender import Outgoing
 
 OVERHEAD_BYTES = 512
 """What a waiting message counts for besides its head and body."""
+_NEVER: Final = float("inf")
 
 
 def size_of(message: Outgoing) -> int:
@@ -26,6 +28,8 @@ class OutboxRoom:
         self.items_max = items_max
         self.bytes_max = bytes_max
         self.refused = 0
+        self.armed_at = _NEVER
+        self._let_in_at = _NEVER
         self.waiting: deque[trio.lowlevel.Task] = deque()
         self.held: deque[trio.lowlevel.Task] = deque()
         """Those who wait for something else than room, and hold up nobody behind them."""
@@ -52,17 +56,14 @@ class OutboxRoom:
         self.items -= 1
         self.bytes -= size_of(message)
 
-    def give_all(self, messages: Iterable[Outgoing]) -> None:
-        """So many have ended together."""
-        items = size = 0
-        for message in messages:
-            items += 1
-            size += len(message.head) + len(message.body)
+    def give_all(self, items: int, size: int) -> None:
+        """So many have ended together, with heads and bodies of ``size`` bytes."""
         self.items -= items
         self.bytes -= size + items * OVERHEAD_BYTES
 
     def let_in(self) -> None:
         """Who waits may look again, as many as there are places."""
+        self._let_in_at = _NEVER
         while self.held:
             trio.lowlevel.reschedule(self.held.popleft())
         places = self.items_max - self.items if self.bytes < self.bytes_max else 0
@@ -70,14 +71,28 @@ class OutboxRoom:
             trio.lowlevel.reschedule(self.waiting.popleft())
             places -= 1
 
+    def let_in_soon(self, at: float) -> bool:
+        """Who waits is let in at ``at`` if not before; whether that has to be armed."""
+        self._let_in_at = min(self._let_in_at, at)
+        return self._let_in_at < self.armed_at
+
+    def next_deadline(self) -> float | None:
+        """When who waits is let in, however little room there is."""
+        return self._let_in_at if self._let_in_at < _NEVER else None
+
+    def on_deadline(self, now: float) -> None:
+        """It is time."""
+        if now >= self._let_in_at:
+            self.let_in()
+
     def wake_all(self) -> None:
         """Everybody looks again: there will be no more room."""
         for line in (self.held, self.waiting):
             while line:
                 trio.lowlevel.reschedule(line.popleft())
 
-    async def wait(self, size: int, check: Callable[[], bool], *, wait: bool) -> None:
-        """Until ``size`` bytes fit and ``check`` agrees; in line. ``check`` may raise.
+    async def wait(self, size: int, check: Callable[[], bool], *, wait: bool) -> bool:
+        """Until ``size`` bytes fit and ``check`` agrees; in line. ``check`` may raise. Whether others have run.
 
         Raises DeliveryQueueFullError when ``wait`` is False.
         """
@@ -86,7 +101,7 @@ class OutboxRoom:
             may = check()
             fits = may and self.items < self.items_max and self.bytes + size <= self.bytes_max
             if fits and (in_line or not self.waiting):
-                return
+                return in_line
             if not wait:
                 self.refused += 1
                 raise DeliveryQueueFullError(

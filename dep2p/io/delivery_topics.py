@@ -5,7 +5,7 @@ its app has handled the message; when it has not heard of it by the ack timeout,
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 import trio
 
@@ -31,10 +31,10 @@ _ASKED_MAX: Final = 4_096
 """Messages that are asked about and were not handled yet; the oldest question is forgotten first, and comes again."""
 
 
-class TopicReceipt(Receipt):
+class TopicReceipt(Receipt, eq=False):
     """A message of a topic, for one critical peer: a question first, the message itself when that was not enough."""
 
-    __slots__ = ()
+    is_whole: ClassVar[bool] = False
 
     def body_of_try(self) -> bytes:
         """One byte says which it is."""
@@ -129,7 +129,7 @@ class DeliveryTopics:
         head = encode_headers({Key.TOPIC: topic, Key.SEQNO: seqno})
         receipts: list[Receipt] = []
         for peer in peers:
-            receipt = TopicReceipt(peer, topic, topic, head, HEADERS, _DATA + data, trio.current_time())
+            receipt = TopicReceipt(head, HEADERS, _DATA + data, trio.current_time(), peer=peer, name=topic, topic=topic)
             await self._delivery.accept(receipt, wait=wait)
             receipts.append(receipt)
         return TopicPublish(result, receipts, wait_for)

@@ -308,9 +308,10 @@ class Messaging:
         """
         return self._registry.on_stream(name, handler, concurrency=concurrency, rate_per_s=rate_per_s)
 
-    def notify_entry(self, name: str) -> NotifyEntry | None:
-        """The handler of notifies ``name``, for messages that come another way (reliable delivery)."""
-        return self._registry.notifies.get(name)
+    @property
+    def notify_entries(self) -> Mapping[str, NotifyEntry]:
+        """The handlers of notifies by name as they come and go, for messages that come another way."""
+        return self._registry.notifies
 
     # Verbs
 

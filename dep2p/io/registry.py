@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 import trio
 from outcome import Value
 
@@ -33,9 +34,8 @@ class Request:
     """Whether the caller may send it again, so that it may be handled more than once."""
 
 
-@dataclass(slots=True)
-class Notice:
-    """A notify that came in."""
+class Notice(msgspec.Struct):
+    """A notify that came in. A Struct: it is made in half the time of a dataclass."""
 
     peer: PeerId
     """The transport-authenticated sender, a verified member of the realm."""

@@ -58,16 +58,21 @@ class ReceiverLane:
                 self._waiting = {number: None for number in self._waiting if number > self.floor}
         self._raise_floor()
 
+    def begin_next(self, number: int) -> bool:
+        """`begin` with a message that is just the next one when nothing else is known: nearly all. Else False."""
+        if number != self.floor + 1 or self._working or self._rejected or self._waiting or self._done:
+            return False
+        self._working[number] = None
+        return True
+
     def begin(self, number: int) -> Verdict:
         """A message came: ``handle`` it, or it is at work, was handled, or was rejected before.
 
         Raises :class:`ProtocolError` for a number outside the window.
         """
+        if self.begin_next(number):
+            return "handle"
         floor = self.floor
-        if number == floor + 1 and number not in self._working and not self._rejected and not self._waiting:
-            if not self._done:  # nearly always
-                self._working[number] = None
-                return "handle"
         if number > floor + WINDOW_MAX:
             raise ProtocolError(f"message {number} is more than {WINDOW_MAX} above the settled {self.floor}")
         if number <= self.floor or number in self._done:

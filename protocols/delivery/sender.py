@@ -8,7 +8,9 @@ receiver has passed over: something that was sent behind it is settled.
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
+
+import msgspec
 
 from dep2p.errors import LocalProtocolError, ProtocolError
 from dep2p.protocols.delivery.states import State
@@ -34,25 +36,25 @@ class DeliveryPolicy:
     """From acceptance on, connected or not."""
 
 
-class Outgoing:
-    """A message on its way to one receiver."""
+class Outgoing(msgspec.Struct, eq=False):
+    """A message on its way to one receiver. A Struct: it is made in a third of the time."""
 
-    __slots__ = ("body", "created_s", "flags", "head", "is_restored", "number", "reason", "sent_s", "state", "tries")
+    head: bytes
+    """Encoded headers, in front of the body in the payload."""
+    flags: int
+    body: bytes
+    created_s: float
+    """When it was accepted, on the clock of `now`; before the node's start for one of an earlier run."""
+    is_restored: bool = False
+    """It was accepted by an earlier run of this node."""
+    number: int = 0
+    tries: int = 0
+    sent_s: float = 0.0
+    state: State = State.CREATED
+    reason: str = ""
 
-    def __init__(self, head: bytes, flags: int, body: bytes, created_s: float) -> None:
-        self.head = head
-        """Encoded headers, in front of the body in the payload."""
-        self.flags = flags
-        self.body = body
-        self.created_s = created_s
-        """When it was accepted, on the clock of `now`; before the node's start for one of an earlier run."""
-        self.is_restored = False
-        """It was accepted by an earlier run of this node."""
-        self.number = 0
-        self.tries = 0
-        self.sent_s = 0.0
-        self.state = State.CREATED
-        self.reason = ""
+    is_whole: ClassVar[bool] = True
+    """Every try carries the body as it is."""
 
     def body_of_try(self) -> bytes:
         """What this try carries; the subclass for topics sends its message only when asking was not enough."""
@@ -87,11 +89,13 @@ class SenderLane:
         self.tells_all = True
         """Whether `on_state` is called for SENDING and DELIVERED too: nobody looks, it costs a third of a message."""
         self._reserved: dict[int, None] = {}
-        self._settled_once = 0  # at most `settled`: looked up again only when it matters
+        self.free_until = 0
+        """Numbers below it can be given; for others `is_full` has to look."""
         self._policy = policy
         self._on_state = on_state
         self._on_acknowledged = on_acknowledged or self._each
-        self._unsent: deque[Outgoing] = deque()
+        self.unsent: deque[Outgoing] = deque()
+        """What `take` gives next; among them some that have ended."""
         self._highest_sent = next_number - 1  # an earlier run may have sent all that it numbered
         self._linked = False
         self._told_settled = -1
@@ -111,9 +115,9 @@ class SenderLane:
     @property
     def is_full(self) -> bool:
         """The next number would be too far from the lowest unsettled one, or there is none left in this epoch."""
-        if self.next_number - self._settled_once > WINDOW_MAX:
-            self._settled_once = self.settled
-        return self.next_number > NUMBER_MAX or self.next_number - self._settled_once > WINDOW_MAX
+        if self.next_number >= self.free_until:
+            self.free_until = min(NUMBER_MAX, self.settled + WINDOW_MAX) + 1
+        return self.next_number >= self.free_until
 
     @property
     def is_settled(self) -> bool:
@@ -126,7 +130,7 @@ class SenderLane:
             raise LocalProtocolError("a new epoch while messages of the old one are unsettled")
         self.epoch = epoch
         self.next_number = 1
-        self._highest_sent = self._settled_once = 0
+        self._highest_sent = self.free_until = 0
         self._told_settled = -1
 
     def reserve(self) -> int:
@@ -144,20 +148,20 @@ class SenderLane:
         """Take a message with the number reserved for it; in the order of reserving."""
         del self._reserved[message.number]
         self.unsettled[message.number] = message
-        self._unsent.append(message)
+        self.unsent.append(message)
 
     def add_now(self, message: Outgoing) -> None:
         """Take a message that need not go to a disk first."""
         number = message.number = self.next_number
         self.next_number = number + 1
         self.unsettled[number] = message
-        self._unsent.append(message)
+        self.unsent.append(message)
 
     def restore(self, messages: Iterable[Outgoing]) -> None:
         """Messages of an earlier run with their numbers, in rising order, before anything is added."""
         for message in messages:
             self.unsettled[message.number] = message
-            self._unsent.append(message)
+            self.unsent.append(message)
 
     def drop(self, number: int, reason: str) -> bool:
         """Give a message up by request; False when it is settled already."""
@@ -174,7 +178,7 @@ class SenderLane:
         self._linked = True
         self._heard_s = now
         self._received = 0
-        self._unsent = deque(self.unsettled.values())
+        self.unsent = deque(self.unsettled.values())
         self._told_settled = -1
 
     def link_down(self) -> None:
@@ -182,7 +186,7 @@ class SenderLane:
         if not self._linked:
             return
         self._linked = False
-        self._unsent = deque(self.unsettled.values())
+        self.unsent = deque(self.unsettled.values())
         for message in self.unsettled.values():
             if message.state in (State.SENDING, State.DELIVERED):
                 self._set(message, State.RETRYING)
@@ -190,7 +194,7 @@ class SenderLane:
     @property
     def has_unsent(self) -> bool:
         """`take` would give something."""
-        return bool(self._unsent) or self._hello_due
+        return bool(self.unsent) or self._hello_due
 
     @property
     def _hello_due(self) -> bool:
@@ -204,23 +208,22 @@ class SenderLane:
             hello = Hello(self.epoch, self._told_settled)
         taken: list[Outgoing] = []
         size = 0
-        unsent, tells_all, highest = self._unsent, self.tells_all, self._highest_sent
+        unsent, tells_all = self.unsent, self.tells_all
         while unsent and size < bytes_max:
             message = unsent.popleft()
             state = message.state
-            if state is not _CREATED and state is not _RETRYING:  # it has ended
-                continue
-            if not message.tries:
+            if state is _CREATED:
                 message.tries = 1
+            elif state is not _RETRYING:  # it has ended
+                continue
             message.sent_s = now
-            if message.number > highest:
-                highest = message.number
             size += len(message.head) + len(message.body)
             message.state = _SENDING
             if tells_all:
                 self._on_state(message)
             taken.append(message)
-        self._highest_sent = highest
+        if taken and taken[-1].number > self._highest_sent:  # what is sent again is in front
+            self._highest_sent = taken[-1].number
         return hello, taken
 
     def on_ack(self, ack: Ack, now: float) -> None:
@@ -318,7 +321,7 @@ class SenderLane:
                 self._set(message, State.RETRYING)
                 again.append(message)
         if again:
-            self._unsent.extendleft(reversed(again))
+            self.unsent.extendleft(reversed(again))
             self._told_settled = -1
 
     def _timeout_of(self, message: Outgoing) -> float:

@@ -1,16 +1,18 @@
 """Frames of reliable delivery: HELLO and messages one way, acknowledgements the other (docs/spec/delivery.md). Pure.
 
 A message is an ACK_REQUEST frame whose ``req_id`` is its number for this receiver and whose payload is that of a
-NOTIFY. ``req_id`` 0 is HELLO: which numbering this is, and what of it is settled.
+NOTIFY. ``req_id`` 0 is HELLO: which numbering this is, and what of it is settled. Small messages with the same headers
+and numbers in a row travel together, as one ACK_REQUESTS frame.
 """
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from dep2p.errors import ProtocolError
-from dep2p.protocols.frame import Frame, FrameType, encode_frame
+from dep2p.protocols.frame import HEADER, HEADERS, VERSION, Frame, FrameType, encode_frame
+from dep2p.protocols.headers import HeaderMap
 
 EPOCH_BYTES: Final = 8
 NUMBER_MAX: Final = 0xFFFF_FFFF
@@ -20,12 +22,21 @@ REASON_BYTES_MAX: Final = 256
 RANGES_MAX: Final = 4_096
 """In one ACK."""
 
+BATCH_ITEMS_MAX: Final = 1_024
+"""Messages in one ACK_REQUESTS."""
+BATCH_BYTES_MAX: Final = 65_536
+"""Of its payload. Every receiver takes so much, whatever it allows one message to have."""
+
+_COUNT: Final = struct.Struct(">H")
 _HELLO: Final = struct.Struct(">8sI")
 _COUNTS: Final = struct.Struct(">IHH")
 _RANGE: Final = struct.Struct(">II")
 _REJECTED: Final = struct.Struct(">IB")
 _ACK: Final = int(FrameType.ACK)
 _ACK_REQUEST: Final = int(FrameType.ACK_REQUEST)
+_ACK_REQUESTS: Final = int(FrameType.ACK_REQUESTS)
+_ONE_RANGE: Final = struct.Struct(">BBHIIIHHII")
+"""A whole ACK of one range, which nearly all are."""
 
 
 def delivery_protocol(realm_id: str) -> str:
@@ -66,6 +77,49 @@ def decode_hello(frame: Frame) -> Hello:
         raise ProtocolError(f"HELLO with flags 0x{frame.flags:04x} and {len(frame.payload)} bytes")
     epoch, settled = _HELLO.unpack(frame.payload)
     return Hello(epoch, settled)
+
+
+def encode_batch(number: int, head: bytes, bodies: Sequence[bytes]) -> list[bytes]:
+    """The pieces of one frame: messages from ``number`` on, with the same encoded headers. `fits_batch` must hold."""
+    count = len(bodies)
+    payload_bytes = _COUNT.size + 4 * count + len(head) + sum(map(len, bodies))
+    front = struct.pack(f">H{count}I", count, *map(len, bodies))
+    header = HEADER.pack(VERSION, _ACK_REQUESTS, HEADERS, number, payload_bytes)
+    return [header, front, head, *bodies]
+
+
+def fits_batch(head: bytes, bodies: Sequence[bytes]) -> bool:
+    """Whether these are few and small enough to travel together."""
+    count = len(bodies)
+    return (
+        1 < count <= BATCH_ITEMS_MAX and _COUNT.size + 4 * count + len(head) + sum(map(len, bodies)) <= BATCH_BYTES_MAX
+    )
+
+
+def decode_batch(frame: Frame, split: Callable[[bytes], tuple[HeaderMap, bytes]]) -> tuple[HeaderMap, list[bytes]]:
+    """The headers of all, and the bodies of the messages from ``req_id`` on. ``split`` takes headers off a payload.
+
+    Raises :class:`ProtocolError`.
+    """
+    payload = frame.payload
+    if frame.flags != HEADERS or not frame.req_id or not _COUNT.size <= len(payload) <= BATCH_BYTES_MAX:
+        raise ProtocolError(
+            f"ACK_REQUESTS with flags 0x{frame.flags:04x}, req_id {frame.req_id} and {len(payload)} bytes"
+        )
+    [count] = _COUNT.unpack_from(payload)
+    at = _COUNT.size + 4 * count
+    if not 1 <= count <= BATCH_ITEMS_MAX or at > len(payload) or frame.req_id + count - 1 > NUMBER_MAX:
+        raise ProtocolError(f"ACK_REQUESTS of {count} messages from {frame.req_id} on, with {len(payload)} bytes")
+    sizes = struct.unpack_from(f">{count}I", payload, _COUNT.size)
+    headers, rest = split(payload[at:])
+    if sum(sizes) != len(rest):
+        raise ProtocolError(f"ACK_REQUESTS says {sum(sizes)} bytes of bodies and has {len(rest)}")
+    bodies: list[bytes] = []
+    start = 0
+    for size in sizes:
+        bodies.append(rest[start : start + size])
+        start += size
+    return headers, bodies
 
 
 def encode_ack(ack: Ack) -> bytes:
@@ -113,8 +167,11 @@ def decode_ack(frame: Frame) -> Ack:
 def as_ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
     """Inclusive ranges of these numbers, which may come in any order."""
     ranges: list[tuple[int, int]] = []
+    ordered = sorted(set(numbers))
+    if ordered and ordered[-1] - ordered[0] == len(ordered) - 1:  # nearly always
+        return [(ordered[0], ordered[-1])]
     low = high = 0
-    for number in sorted(numbers):
+    for number in ordered:
         if number == high + 1 and high:
             high = number
         elif number != high or not high:
@@ -129,6 +186,8 @@ def as_ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
 def split_ack(received: int, numbers: Sequence[int], rejected: Sequence[tuple[int, str]]) -> list[bytes]:
     """As many ACK frames as these need, none larger than a receiver takes."""
     ranges = as_ranges(numbers)
+    if len(ranges) == 1 and not rejected:
+        return [_ONE_RANGE.pack(VERSION, _ACK, 0, 0, _COUNTS.size + _RANGE.size, received, 1, 0, *ranges[0])]
     frames: list[bytes] = []
     size = 256
     for start in range(0, max(len(ranges), len(rejected), 1), size):

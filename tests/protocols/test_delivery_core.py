@@ -17,12 +17,16 @@ from dep2p.protocols.delivery.wire import (
     Hello,
     as_ranges,
     decode_ack,
+    decode_batch,
     decode_hello,
     encode_ack,
+    encode_batch,
     encode_hello,
+    fits_batch,
     split_ack,
 )
-from dep2p.protocols.frame import Frame, FrameDecoder, FrameType
+from dep2p.protocols.frame import HEADERS, Frame, FrameDecoder, FrameType
+from dep2p.protocols.headers import HeaderReader, Key, encode_headers
 
 EPOCH = bytes(range(8))
 
@@ -56,6 +60,39 @@ def test_the_vectors_of_the_specification() -> None:
     )
     assert decode_ack(_frame(encode_ack(ack))) == ack
     assert decode_hello(_frame(encode_hello(Hello(EPOCH, 41)))) == Hello(EPOCH, 41)
+    batch = b"".join(encode_batch(7, encode_headers({Key.NAME: "n"}), [b"hi", b"", b"you"]))
+    assert batch.hex() == (
+        "011200080000000700000017" + "0003" + "00000002" + "00000000" + "00000003" + "a101616e" + "6869" + "796f75"
+    )
+    assert decode_batch(_frame(batch), HeaderReader(1_000).split) == ({Key.NAME: "n"}, [b"hi", b"", b"you"])
+
+
+@given(st.lists(st.binary(max_size=40), min_size=2, max_size=60), st.integers(1, NUMBER_MAX - 60))
+def test_a_batch_gives_the_messages_it_was_made_of(bodies: list[bytes], number: int) -> None:
+    head = encode_headers({Key.NAME: "news"})
+    assert fits_batch(head, bodies)
+    frame = _frame(b"".join(encode_batch(number, head, bodies)))
+    assert frame.req_id == number
+    assert decode_batch(frame, HeaderReader(1_000).split) == ({Key.NAME: "news"}, bodies)
+
+
+def test_what_does_not_fit_is_no_batch() -> None:
+    assert not fits_batch(b"h", [b"one"])
+    assert not fits_batch(b"h", [b""] * 1_025)
+    assert not fits_batch(b"h", [b"x" * 40_000] * 2)
+    assert fits_batch(b"h", [b""] * 1_024)
+
+
+@given(st.binary(max_size=90), st.sampled_from([0, HEADERS, 1]), st.integers(0, NUMBER_MAX))
+def test_any_bytes_are_a_batch_or_a_protocol_error(payload: bytes, flags: int, req_id: int) -> None:
+    for front in (b"", b"\0\1\0\0\0\2\xa1\1\x61\x6e"):
+        try:
+            _headers, bodies = decode_batch(
+                Frame(FrameType.ACK_REQUESTS, flags, req_id, front + payload), HeaderReader(50).split
+            )
+        except ProtocolError:
+            continue
+        assert bodies and sum(map(len, bodies)) <= len(payload)
 
 
 @given(st.sets(st.integers(1, 300)), st.dictionaries(st.integers(1, 300), st.text(max_size=300), max_size=40))
