@@ -5,6 +5,7 @@ accepted only when it is on disk. Decision: docs/decisions/0012-reliable-deliver
 """
 
 import contextlib
+import itertools
 import os
 import sqlite3
 import struct
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from dep2p.errors import StoreError, StoreFullError, StoreLockedError
+from dep2p.protocols.delivery.wire import as_ranges
 
 SCHEMA_VERSION: Final = 2
 _RANGE: Final = struct.Struct(">II")
@@ -126,6 +128,12 @@ create table if not exists inboxes(
 """
 
 
+_ROWS_AT_ONCE: Final = (64, 16, 4, 1)
+_INSERT: Final = {
+    count: f"insert into outbox values {','.join(['(?,?,?,?,?,?,?,?,?)'] * count)}" for count in _ROWS_AT_ONCE
+}
+
+
 def _pack(ranges: list[tuple[int, int]]) -> bytes:
     return b"".join([_RANGE.pack(*each) for each in ranges])
 
@@ -227,10 +235,8 @@ class SqliteDeliveryStore:
             db.execute("begin immediate")
             try:
                 # Removed first: what ends was accepted by an earlier batch, and its number may be used anew.
-                if batch.removed:
-                    db.executemany("delete from outbox where realm=? and peer=? and number=?", batch.removed)
-                if batch.added:
-                    db.executemany("insert into outbox values(?,?,?,?,?,?,?,?,?)", batch.added)
+                self._remove(batch.removed)
+                self._add(batch.added)
                 if batch.lanes:
                     db.executemany(
                         "insert or replace into lanes values(?,?,?,?)",
@@ -251,6 +257,25 @@ class SqliteDeliveryStore:
                 raise
         except sqlite3.Error as error:
             raise self._explain(error) from error
+
+    # Many rows in one statement: Python gives the interpreter away and asks for it again at each.
+
+    def _remove(self, removed: list[tuple[str, str, int]]) -> None:
+        by_lane: dict[tuple[str, str], list[int]] = {}
+        for realm, peer, number in removed:
+            by_lane.setdefault((realm, peer), []).append(number)
+        for lane, numbers in by_lane.items():
+            for low, high in as_ranges(numbers):
+                self._db.execute(
+                    "delete from outbox where realm=? and peer=? and number between ? and ?", (*lane, low, high)
+                )
+
+    def _add(self, added: list[OutboxRow]) -> None:
+        at = 0
+        while at < len(added):
+            count = next(count for count in _ROWS_AT_ONCE if count <= len(added) - at)
+            self._db.execute(_INSERT[count], [*itertools.chain.from_iterable(added[at : at + count])])
+            at += count
 
     def limit_pages(self, pages: int) -> int:
         """Cap the file at so many pages, at least what it has now, as a full disk would; gives the cap before."""
