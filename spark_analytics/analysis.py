@@ -9,12 +9,14 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from dep2p.spark_analytics import app, clocks, mesh, propagation, traffic, walk
+from dep2p.spark_analytics import clocks, mesh, propagation, traffic, walk
 from dep2p.spark_analytics.load import KIND_CODES, Silver, corrected, names_of, read_silver
+from dep2p.spark_analytics.queries import Query, empty, first_queries, later_queries
 
 _ID_COLUMNS: Final = {
     "node_id": "node",
@@ -81,53 +83,46 @@ def analyse(
     clock = _Clock(found.seconds)
     silver = read_silver(spark, place)
     say("counting events, copies and RPCs")
-    found.first_t, found.last_t = _span(silver)
-    found.bucket_us = step_us(found.last_t - found.first_t, options.points)
-    counts = _counts(silver, found, options.parallel)
-    excluded = duplicate_sources(counts["activity"])
+    first = _First.of(silver, found, options)
+    excluded = duplicate_sources(first.activity)
     if excluded:
         found.duplicate_sources = sorted(_sources(silver, excluded).values())
         silver = read_silver(spark, place, excluded_sources=excluded)
-        counts = _counts(silver, found, options.parallel)
-    activity = counts.pop("activity")
-    kinds = _kinds(activity)
-    runs = runs_of(activity)
-    clock.lap("counts")
-
-    say("reading names and clocks")
-    known = names_of(_naming(silver))
+        first = _First.of(silver, found, options)
+    found.bucket_us = step_us(found.last_t - found.first_t, options.points)
+    runs = runs_of(first.activity)
+    known = first.names
     clashing = known[known["id"].duplicated(keep=False)].groupby("id")["name"].apply(list)
     found.key_clashes = [(texts[0], texts[1]) for texts in clashing]
     names = dict(zip(known["id"].tolist(), known["name"], strict=True))
     offsets: dict[int, int] = {}
-    read_clocks = options.correct_clocks and "clock" in kinds
+    read_clocks = options.correct_clocks and "clock" in first.kinds
     if read_clocks:
-        readings = traffic.clock_readings(silver.node).toPandas()
-        edges = [clocks.Edge(*row) for row in readings.itertuples(index=False, name=None)]
+        edges = [clocks.Edge(*row) for row in first.readings.itertuples(index=False, name=None)]
         offsets = clocks.offsets(edges, floor_us=clocks.READING_FLOOR_US)
         found.clocks_from = "readings" if offsets else ""
-    clock.lap("clocks and names")
+    clock.lap("counts")
 
-    say("walking the trees of the messages")
-    pass_ = _Pass(spark, silver, runs, counts["copies"], kinds, found, options)
-    tables = pass_.tables(offsets)
-    if options.correct_clocks and not read_clocks:
-        delays = tables["links"][["from_id", "to_id", "delay_min"]].itertuples(index=False, name=None)
-        offsets = clocks.offsets(clocks.edges_of_delays(delays), floor_us=clocks.TRAFFIC_FLOOR_US)
-        if offsets:
-            say(f"{len(offsets)} clocks are off: walking again, corrected")
-            found.clocks_from = "delays"
-            tables = pass_.tables(offsets)
-    clock.lap("trees and meshes")
-
-    say("counting deliveries, queues and the rest")
-    tables |= counts
-    tables |= _collected(_queries(silver, kinds, counts["rpcs"], found), options.parallel)
-    if len(counts["rpcs"]) and not len(tables["idontwant"]):
+    say("walking the trees of the messages, counting deliveries, queues and the rest")
+    pass_ = _Pass(spark, silver, runs, first, found, options)
+    with ThreadPoolExecutor(1) as threads:
+        # Beside the trees, whose workers leave Spark's planner idle.
+        later = later_queries(silver, first.kinds, first.rpcs, found.bucket_us)
+        rest = threads.submit(_collected, later, options.parallel)
+        tables = pass_.trees(offsets)
+        if options.correct_clocks and not read_clocks:
+            delays = tables["links"][["from_id", "to_id", "delay_min"]].itertuples(index=False, name=None)
+            offsets = clocks.offsets(clocks.edges_of_delays(delays), floor_us=clocks.TRAFFIC_FLOOR_US)
+            if offsets:
+                say(f"{len(offsets)} clocks are off: walking again, corrected")
+                found.clocks_from = "delays"
+                tables = pass_.trees(offsets)
+        tables |= pass_.meshes(offsets)
+        tables |= rest.result()
+    tables |= {"copies": first.copies, "rpcs": first.rpcs, "runs": runs, "activity": first.activity}
+    if len(first.rpcs) and not len(tables["idontwant"]):
         tables["idontwant"] = pd.DataFrame({"told": [0], "answered": [0], "late_copies": [0]})
-    tables |= _mesh_tables(tables.pop("mesh_samples"))
-    tables["runs"], tables["activity"] = runs, activity
-    clock.lap("rest")
+    clock.lap("trees, meshes and the rest")
 
     say("naming")
     drawn = tables.pop("drawn")
@@ -161,22 +156,44 @@ def _span(silver: Silver) -> tuple[int, int]:
     return row["first"], row["last"]
 
 
-def _counts(silver: Silver, found: Analysis, parallel: int) -> dict[str, pd.DataFrame]:
-    """What is counted over most events, whatever their times."""
-    span_us = found.last_t - found.first_t
-    fine_us = min(5_000_000, step_us(span_us, 720)) if span_us < 86_400_000_000 else 60_000_000
-    queries = {
-        "activity": (True, traffic.activity(silver.events, fine_us)),
-        "copies": ("messages" in silver.filled, propagation.copies(silver.messages)),
-        "rpcs": ("rpcs" in silver.filled, traffic.rpc_totals(silver.rpcs)),
-    }
-    return _collected(queries, parallel)
+@dataclass(frozen=True, slots=True)
+class _First:
+    """What is read of most events, whatever their times: all else builds upon it."""
+
+    activity: pd.DataFrame
+    kinds: frozenset[str]
+    copies: pd.DataFrame
+    rpcs: pd.DataFrame
+    changes: pd.DataFrame
+    readings: pd.DataFrame
+    names: pd.DataFrame
+
+    @staticmethod
+    def of(silver: Silver, found: Analysis, options: AnalysisOptions) -> "_First":
+        """Read it, and the span of time. Raises `NothingToAnalyse`."""
+        with ThreadPoolExecutor(options.parallel + 1) as threads:
+            span = threads.submit(_span, silver)
+            counted = threads.submit(_collected, first_queries(silver), options.parallel)
+            names = threads.submit(lambda: names_of(_naming(silver)))
+            found.first_t, found.last_t = span.result()
+            by_kind = _arrow(traffic.activity_by_kind(silver.events, _fine_us(found.last_t - found.first_t)))
+            tables = counted.result()
+            return _First(
+                traffic.activity(by_kind),
+                frozenset(
+                    name for name, number in KIND_CODES.items() if number in set(by_kind["k"].unique().to_pylist())
+                ),
+                propagation.copies(pa.Table.from_pandas(tables["copies_by_kind"], preserve_index=False)),
+                tables["rpcs"],
+                tables["changes"],
+                tables["readings"],
+                names.result(),
+            )
 
 
-def _kinds(activity: pd.DataFrame) -> frozenset[str]:
-    """The kinds of events that there are."""
-    bits = int(np.bitwise_or.reduce(activity["kinds"].to_numpy(dtype=np.int64))) if len(activity) else 0
-    return frozenset(name for name, number in KIND_CODES.items() if bits >> number & 1)
+def _fine_us(span_us: int) -> int:
+    """The step of time in which the activity of nodes is counted."""
+    return min(5_000_000, step_us(span_us, 720)) if span_us < 86_400_000_000 else 60_000_000
 
 
 def _naming(silver: Silver) -> DataFrame:
@@ -234,11 +251,6 @@ def _corrected(runs: pd.DataFrame, offsets: dict[int, int]) -> pd.DataFrame:
     return runs.assign(first_t=runs["first_t"] - ahead, last_t=runs["last_t"] - ahead)
 
 
-def _runs_frame(spark: SparkSession, runs: pd.DataFrame, offsets: dict[int, int]) -> DataFrame:
-    rows = _corrected(runs, offsets)[["node_id", "run", "first_t", "last_t"]]
-    return spark.createDataFrame(rows, "node_id BIGINT, run BIGINT, first_t BIGINT, last_t BIGINT")
-
-
 @dataclass(frozen=True, slots=True)
 class _Pass:
     """What depends on the times of several nodes: done anew when their clocks turn out to be off."""
@@ -246,25 +258,20 @@ class _Pass:
     spark: SparkSession
     silver: Silver
     runs: pd.DataFrame
-    copies: pd.DataFrame
-    kinds: frozenset[str]
+    first: _First
     found: Analysis
     options: AnalysisOptions
 
-    def tables(self, offsets: dict[int, int]) -> dict[str, pd.DataFrame]:
-        """Trees, subscriptions and meshes by clocks that are corrected by ``offsets``."""
-        run_times = _runs_frame(self.spark, self.runs, offsets)
-        changes = corrected(self.silver.mesh, offsets)
-        joined = propagation.subscriptions(changes, run_times)
-        subscribed = _collected({"": ("join" in self.kinds, joined)}, 1)[""]
-        silent = propagation.unjoined(self.copies, subscribed, _corrected(self.runs, offsets))
-        subscribed = pd.concat([part for part in (subscribed, silent) if len(part)] or [subscribed], ignore_index=True)
-        subscribed = subscribed.sort_values("topic_id", kind="stable", ignore_index=True)
-        with ThreadPoolExecutor(2) as threads:
-            meshes = threads.submit(self._meshes, changes, run_times, subscribed)
-            return self._trees(offsets, subscribed) | meshes.result() | {"subscriptions": subscribed}
+    def _subscribed(self, offsets: dict[int, int]) -> pd.DataFrame:
+        runs, changes = _corrected(self.runs, offsets), mesh.corrected(self.first.changes, offsets)
+        joined = mesh.subscriptions(changes, runs)
+        silent = propagation.unjoined(self.first.copies, joined, runs)
+        both = pd.concat([part for part in (joined, silent) if len(part)] or [joined], ignore_index=True)
+        return both.sort_values("topic_id", kind="stable", ignore_index=True)
 
-    def _trees(self, offsets: dict[int, int], subscribed: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    def trees(self, offsets: dict[int, int]) -> dict[str, pd.DataFrame]:
+        """Trees, by clocks that are corrected by ``offsets``."""
+        subscribed = self._subscribed(offsets)
         wanted = None
         if self.options.message is not None:
             wanted = int(self.spark.range(1).select(F.xxhash64(F.lit(self.options.message))).collect()[0][0])
@@ -273,7 +280,7 @@ class _Pass:
             tuple(subscribed[name].to_numpy(dtype=np.int64) for name in ("topic_id", "node_id", "begin", "end")),
             settle_us=self.found.settle_us,
             bucket_us=self.found.bucket_us,
-            deliveries=int(self.copies["firsts"].sum()),
+            deliveries=int(self.first.copies["firsts"].sum()),
             wanted=wanted,
         ).toArrow()
         names = {
@@ -288,52 +295,15 @@ class _Pass:
         tables["drawn"]["text"] = walked.filter(pc.equal(walked["what"], walk.TREE))["text"].to_pandas()
         return tables
 
-    def _meshes(self, changes: DataFrame, run_times: DataFrame, subscribed: pd.DataFrame) -> dict[str, pd.DataFrame]:
-        grafted = "graft" in self.kinds
-        sessions = mesh.mesh_sessions(changes, run_times).persist()
-        due = self.spark.createDataFrame(subscribed, "topic_id BIGINT, node_id BIGINT, begin BIGINT, end BIGINT")
+    def meshes(self, offsets: dict[int, int]) -> dict[str, pd.DataFrame]:
+        """Subscriptions and meshes, by clocks that are corrected by ``offsets``."""
+        subscribed = self._subscribed(offsets)
+        changes = mesh.corrected(self.first.changes, offsets)
+        sessions = mesh.mesh_sessions(changes, _corrected(self.runs, offsets))
         traced = np.unique(self.runs["node_id"].to_numpy(dtype=np.int64))
-        links = sessions.select("node_id", "topic_id", "peer_id", "begin", "end", "open")
-        samples = mesh.sampled(sessions, due, traced, self.found.bucket_us)
-        queries = {
-            "mesh_sessions": (grafted, links),
-            "mesh_samples": (len(subscribed) > 0, samples),
-            "churn": (grafted or "prune" in self.kinds, mesh.churn(changes)),
-        }
-        try:
-            return _collected(queries, 1)
-        finally:
-            sessions.unpersist()
-
-
-def _queries(
-    silver: Silver, kinds: frozenset[str], rpcs: pd.DataFrame, found: Analysis
-) -> dict[str, tuple[bool, DataFrame]]:
-    """What else to count, each with whether there is any."""
-    sent = app.sent(silver.app)
-    handled = app.handled(silver.app)
-    readings = app.scores(silver.node)
-    delivered, queued, asked = "delivery" in kinds, "queue" in kinds, "request" in kinds
-    scored = "scores" in kinds
-    return {
-        "rejects": ("reject" in kinds, traffic.rejects(silver.messages)),
-        "recovered": (rpcs["iwant"].sum() > 0, propagation.recovered(silver.messages, silver.rpcs)),
-        "idontwant": (rpcs["idontwant"].sum() > 0, propagation.after_idontwant(silver.messages, silver.rpcs)),
-        "drops": ("drop_rpc" in kinds, traffic.drops(silver.rpcs, found.bucket_us)),
-        "delivery": (delivered, app.delivery(sent)),
-        "ack_latency": (delivered, app.ack_latency(sent)),
-        "arrival": (delivered, app.arrival(silver.app)),
-        "queues": (queued, app.queues(handled)),
-        "queue_times": (queued, app.queue_times(handled)),
-        "order_violations": (queued, app.order_violations(silver.app)),
-        "requests": (asked, app.requests(silver.app)),
-        "answers": (asked, app.slow_answers(silver.app)),
-        "session_changes": ("session" in kinds, app.session_changes(silver.app)),
-        "lost_events": ("dropped" in kinds, traffic.lost_events(silver.node)),
-        "score_spread": (scored, app.score_spread(readings, found.bucket_us)),
-        "peer_scores": (scored, app.scores_of_peers(readings)),
-        "strangers": ("bad" in silver.filled, traffic.strangers(silver.bad)),
-    }
+        samples = mesh.sampled(self.spark, sessions, subscribed, traced, self.found.bucket_us)
+        tables = {"subscriptions": subscribed, "mesh_sessions": sessions, "churn": mesh.churn(changes)}
+        return tables | _mesh_tables(samples)
 
 
 def _mesh_tables(samples: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -345,26 +315,25 @@ def _mesh_tables(samples: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {"degree": degree, "symmetry": linked[["topic_id", "bucket", "links", "one_way"]], "islands": islands}
 
 
-def _collected(queries: dict[str, tuple[bool, DataFrame]], parallel: int) -> dict[str, pd.DataFrame]:
+def _collected(queries: dict[str, Query], parallel: int) -> dict[str, pd.DataFrame]:
     """Tables of those that have something to find, so many Spark jobs at once; empty tables for the others."""
     with ThreadPoolExecutor(parallel) as threads:
-        futures = {name: threads.submit(_table, frame) for name, (worth, frame) in queries.items() if worth}
-        empty = {name: _empty(frame) for name, (worth, frame) in queries.items() if not worth}
-        return empty | {name: future.result() for name, future in futures.items()}
+        futures = {name: threads.submit(_table, query) for name, query in queries.items() if query.worth}
+        blank = {name: empty(name) for name, query in queries.items() if not query.worth}
+        return blank | {name: future.result() for name, future in futures.items()}
 
 
-def _table(frame: DataFrame) -> pd.DataFrame:
+def _table(query: Query) -> pd.DataFrame:
+    return _arrow(query.frame()).to_pandas()
+
+
+def _arrow(frame: DataFrame) -> pa.Table:
     """The rows; an id that is null is 0, since pandas would make floats of a column with nulls, which hold no id."""
     found = frame.toArrow()
     for place, name in enumerate(found.column_names):
         if name in _ID_COLUMNS and found[name].null_count:
             found = found.set_column(place, name, pc.fill_null(found[name], 0))
-    return found.to_pandas()
-
-
-def _empty(frame: DataFrame) -> pd.DataFrame:
-    numbers = {"bigint": "int64", "int": "int32", "double": "float64", "boolean": "bool"}
-    return pd.DataFrame({name: pd.Series(dtype=numbers.get(kind, "object")) for name, kind in frame.dtypes})
+    return found
 
 
 # Names ----------------------------------------------------------------------------------------------------------------

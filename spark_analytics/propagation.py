@@ -5,32 +5,17 @@ from typing import Any, Final
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.window import Window
 
 from dep2p.spark_analytics import walk
 from dep2p.spark_analytics.load import code
+from dep2p.spark_analytics.traffic import grouped, only
 
 _DELIVERIES_PER_PART: Final = 2_000_000
 """A worker holds those of one part at once, in about 0.5 GB."""
 _PARTS_BY_DEFAULT: Final = 2
 """With no more parts than this, Spark says how many."""
-
-
-def subscriptions(mesh: DataFrame, runs: DataFrame) -> DataFrame:
-    """(topic_id, node_id, begin, end): who was subscribed from when to when, by what nodes say.
-
-    ``runs`` has (node_id, run, first_t, last_t). A subscription ends with a leave or with the run.
-    """
-    changes = mesh.where(F.col("k").isin(_number("join"), _number("leave")))
-    following = Window.partitionBy("node_id", "run", "topic_id").orderBy("t", "seq")
-    return (
-        changes.select("node_id", "run", "topic_id", "t", "k", F.lead("t").over(following).alias("next_t"))
-        .where(F.col("k") == code("join"))
-        .join(F.broadcast(runs), ["node_id", "run"])
-        .select("topic_id", "node_id", F.col("t").alias("begin"), F.coalesce("next_t", "last_t").alias("end"))
-    )
 
 
 def unjoined(copies: pd.DataFrame, joined: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
@@ -45,12 +30,6 @@ def unjoined(copies: pd.DataFrame, joined: pd.DataFrame, runs: pd.DataFrame) -> 
     silent = silent[silent["_merge"] == "left_only"].drop(columns="_merge")
     spans = runs[["node_id", "first_t", "last_t"]].rename(columns={"first_t": "begin", "last_t": "end"})
     return silent.merge(spans, on="node_id")
-
-
-def _number(kind: str) -> int:
-    from dep2p.spark_analytics.load import KIND_CODES
-
-    return KIND_CODES[kind]
 
 
 def walked(
@@ -95,28 +74,25 @@ def of_walk(rows: pa.Table, what: int) -> pd.DataFrame:
     return table.groupby(keys, sort=False).agg(sums).reset_index()
 
 
-def copies(messages: DataFrame) -> DataFrame:
-    """(node_id, peer_id, topic_id): publishes, firsts, duplicates, rejects and bytes. One pass over all messages.
-
-    ``peer_id`` is null for a node's own messages, and 0 in the collected table.
-    """
-    # By kind first: two sums for each of many events, then the others over few rows.
-    by_kind = messages.groupBy("node_id", "peer_id", "topic_id", "k").agg(
+def copies_by_kind(messages: DataFrame) -> DataFrame:
+    """(node_id, peer_id, topic_id, k): how many messages and bytes. One pass over all messages."""
+    return messages.groupBy("node_id", "peer_id", "topic_id", "k").agg(
         F.count(F.lit(1)).alias("n"), F.sum(F.coalesce("size", F.lit(0))).alias("bytes")
     )
-    kind = F.col("k")
 
-    def total(name: str, column: str) -> Column:
-        return F.sum(F.when(kind == code(name), F.col(column)).otherwise(0))
 
-    return by_kind.groupBy("node_id", "peer_id", "topic_id").agg(
-        total("publish", "n").alias("publishes"),
-        total("deliver", "n").alias("firsts"),
-        total("duplicate", "n").alias("duplicates"),
-        total("reject", "n").alias("rejects"),
-        total("duplicate", "bytes").alias("duplicate_bytes"),
-        total("deliver", "bytes").alias("first_bytes"),
-    )
+def copies(by_kind: pa.Table) -> pd.DataFrame:
+    """(node_id, peer_id, topic_id): publishes, firsts, duplicates, rejects and bytes; of `copies_by_kind`.
+
+    ``peer_id`` is 0 for a node's own messages.
+    """
+    wanted = {
+        **{"publishes": ("publish", "n"), "firsts": ("deliver", "n"), "duplicates": ("duplicate", "n")},
+        **{"rejects": ("reject", "n"), "duplicate_bytes": ("duplicate", "bytes"), "first_bytes": ("deliver", "bytes")},
+    }
+    for name, (kind, column) in wanted.items():
+        by_kind = by_kind.append_column(name, only(by_kind, kind, column))
+    return grouped(by_kind, ["node_id", "peer_id", "topic_id"], [(name, "sum") for name in wanted])
 
 
 def _count(condition: Any) -> Any:

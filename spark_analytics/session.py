@@ -34,6 +34,8 @@ _CONF: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.catalogImplementation": "in-memory",
+    # The default of 100 in four parts holds not even one report's generated classes: each report compiled all anew.
+    "spark.sql.codegen.cache.maxEntries": "2000",
     "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
 }
 _SESSION_CONF: Final = {
@@ -43,6 +45,8 @@ _SESSION_CONF: Final = {
     "spark.sql.files.openCostInBytes": "262144",  # many small files: pack them into few tasks
     "spark.sql.maxConcurrentOutputFileWriters": "16",  # the parts of silver are written without sorting by part
     "spark.sql.ansi.enabled": "false",
+    # Groups of one task that an aggregate keeps in its fast table (8 MB each); the default is 65,536.
+    "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "20",
     # A session a report: what is new is seen by listing, not by the default of a minute's cache.
     "spark.sql.parquet.filterPushdown": "true",
 }
