@@ -133,6 +133,7 @@ class Core:
         "thresholds",
         "tick",
         "topics",
+        "traces_implied",
         "traces_rpcs",
         "tracing",
         "validating",
@@ -156,6 +157,8 @@ class Core:
         self.params = params
         self.rng = rng
         self.tracing = tracing
+        self.traces_implied = tracing
+        """Also events that say what another effect says: a `Deliver`, a `Send`, or the node's own publish."""
         self.traces_rpcs = tracing
         self.out = Outbox(tracing=tracing)
         self.peers: dict[PeerId, PeerState] = {}
@@ -189,10 +192,15 @@ class Core:
         self.watches_duplicates = tracing or params.seen_refresh or gater is not None
         """A duplicate is more than a number: something else wants to know of it."""
 
-    def trace(self, *, on: bool, rpcs: bool) -> None:
-        """Make trace events from now on, or none; with ``rpcs`` also those of each RPC that comes and goes."""
+    def trace(self, *, on: bool, rpcs: bool, implied: bool) -> None:
+        """Make trace events from now on, or none; with ``rpcs`` also those of each RPC that comes and goes.
+
+        Without ``implied`` none that says what another effect of the same call says.
+        """
         self.tracing = on
-        self.traces_rpcs = self.out.tracing = on and rpcs
+        self.traces_rpcs = on and rpcs
+        self.traces_implied = on and implied
+        self.out.tracing = on and rpcs and implied
         self.watches_duplicates = (
             on
             or self.params.seen_refresh

@@ -319,7 +319,7 @@ class Inbound:
                     core.deliveries[message_id] = {peer: None}
             if state.source is not None:
                 state.source.deliver += 1.0
-        if core.tracing:
+        if core.tracing and (core.traces_implied or not topic.delivers):
             effects.append(DeliverMessage(message, peer))
         if topic.delivers:
             effects.append(Deliver(message, peer))
@@ -347,7 +347,7 @@ class Inbound:
                 rpc = Rpc((message,))
             peers = tuple(targets)
             effects.append(Send(peers, rpc, Lane.MESSAGE))
-            if core.traces_rpcs:
+            if core.out.tracing:
                 effects.append(SendRpc(peers, rpc))
 
     def _refuse(self, state: PeerState | None, message: Message, verdict: Verdict, now: float) -> None:

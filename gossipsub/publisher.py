@@ -76,7 +76,8 @@ class Publisher:
         core.seen.add(message.id, now)
         if core.tracing:
             core.out.effects.append(PublishMessage(message))
-            core.out.effects.append(DeliverMessage(message, None))
+            if core.traces_implied:
+                core.out.effects.append(DeliverMessage(message, None))
         core.count("published")
         if queued:
             self._pending.add(message, event.ref, now)

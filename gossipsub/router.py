@@ -204,13 +204,14 @@ class Router:
         """The score of each connected peer."""
         return {peer: state.stats.score for peer, state in self._core.peers.items()}
 
-    def trace(self, *, on: bool, rpcs: bool = True) -> list[Trace]:
+    def trace(self, *, on: bool, rpcs: bool = True, implied: bool = True) -> list[Trace]:
         """Make trace events from now on, or none any more; without ``rpcs`` none of RPCs that come and go.
 
+        Without ``implied``, no `DeliverMessage` where a `Deliver` says it or for the node's own messages, no `SendRpc`.
         Gives what a trace that begins now has to start with: the peers, the joined topics, the meshes.
         """
         core = self._core
-        core.trace(on=on, rpcs=rpcs)
+        core.trace(on=on, rpcs=rpcs, implied=implied)
         state: list[Trace] = [AddPeer(peer, each.protocol) for peer, each in core.peers.items() if each.writable]
         for topic in core.topics.values():
             if topic.joined:

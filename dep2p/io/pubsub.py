@@ -374,17 +374,21 @@ class PubSub:
 
     def perform(self, effects: list[Effect], now: float) -> None:
         """Do what the router wants."""
+        trace = self._trace
+        traced = trace.kinds
         for effect in effects:
             kind = type(effect)
+            if kind in traced:
+                trace.pending += (effect, now)
+                if len(trace.pending) >= trace.pending_max:
+                    trace.flush()
             if kind is Send:
                 self._send(effect)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
             elif kind is Deliver:
                 self._deliver(effect)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
             elif kind is Validate:
                 self._validate(effect)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-            elif kind in TRACE_TYPES:
-                self._trace.put(effect, now)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-            else:
+            elif kind not in TRACE_TYPES:
                 self._perform_other(effect, now)
 
     def _perform_other(self, effect: Effect, now: float) -> None:

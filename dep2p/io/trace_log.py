@@ -1,6 +1,8 @@
 """Events on their way from a node's parts to its trace: made in the node's own thread, so every step here is cheap.
 
-The parts ask `is_on` and call the method of their kind. Encoding, numbering and writing happen in a worker thread
+The parts ask `is_on` and give their events to `put`. The effects of pub/sub's routers, some for each message, wait in
+`pending` for a few dozens of their like: code that runs once a message is out of the caches each time, and costs
+several times what the same code costs in a loop. Encoding, numbering and writing happen in a worker thread
 (:mod:`dep2p.io.trace_files`).
 """
 
@@ -11,6 +13,7 @@ from typing import Final, cast
 
 import trio
 
+from dep2p.gossipsub.effects import Deliver, Effect, Send
 from dep2p.gossipsub.rpc import Rpc
 from dep2p.gossipsub.trace import DeliverMessage, DropRpc, DuplicateMessage, PublishMessage, RecvRpc, SendRpc, Trace
 from dep2p.gossipsub.trace_events import RpcParts, rpc_parts, trace_events
@@ -21,9 +24,10 @@ from dep2p.types import PeerId
 
 WAKE_AT: Final = 2_048
 """So many events wake the writer before its time: four frames, and a hop to a thread for two thousand events."""
+PENDING_MAX: Final = 2 * 64
+"""Effects and their times that wait to become events. They hold the messages themselves, as the router's cache does."""
 _IDS_PER_ITEM: Final = 16
 """An RPC with many ids takes the room of one event for each sixteen of them."""
-_RPCS: Final = (RecvRpc, SendRpc, DropRpc)
 
 
 class TraceLog:
@@ -32,8 +36,6 @@ class TraceLog:
     __slots__ = (
         "_events",
         "_items_max",
-        "_last_now",
-        "_last_t_us",
         "_mark",
         "_offset_s",
         "_wall",
@@ -41,6 +43,7 @@ class TraceLog:
         "dropped",
         "is_on",
         "node",
+        "pending",
         "rpcs",
         "wake",
     )
@@ -55,14 +58,14 @@ class TraceLog:
         self.wake: Callable[[], None] = lambda: None
         """Called when there is enough to be written."""
         self.node = node
+        self.pending: list[Effect | float] = []
+        """Effects of routers, each followed by when it was performed. Who adds to it calls `flush` at `PENDING_MAX`."""
         self._items_max = items_max
         self._wall = wall
         self._events: list[Event] = []
         self._mark = 0
         self._weight = 0
         self._offset_s = 0.0
-        self._last_now = float("-inf")
-        self._last_t_us = 0
 
     def __len__(self) -> int:
         return len(self._events)
@@ -72,6 +75,7 @@ class TraceLog:
     def start(self, *, rpcs: bool) -> None:
         """Take events from now on."""
         self._events = []
+        self.pending.clear()
         self.rpcs = rpcs
         self._reset_mark()
         self.set_clock()
@@ -79,15 +83,17 @@ class TraceLog:
 
     def stop(self) -> None:
         """Take none any more; what is there can still be taken out."""
+        self.flush()
         self.is_on = False
 
     def set_clock(self) -> None:
         """Follow the wall clock: it may have been set since."""
+        self.flush()
         self._offset_s = self._wall() - trio.current_time()
-        self._last_now = float("-inf")
 
     def take(self) -> list[Event]:
         """All that is there, oldest first."""
+        self.flush()
         events, self._events = self._events, []
         self._reset_mark()
         return events
@@ -104,13 +110,18 @@ class TraceLog:
 
     def put(self, event: Event) -> None:
         """Take an event; its ``seq`` is given when it is written."""
+        if self.pending:
+            self.flush()
+        self._put(event)
+
+    def _put(self, event: Event) -> None:
         events = self._events
-        if not self.is_on or (len(events) >= self._mark and not self._has_room()):
-            return
-        events.append(event)
+        if self.is_on and (len(events) < self._mark or self._has_room()):
+            events.append(event)
 
     def put_last(self, event: Event) -> None:
         """Take the last event of a run, however full it is: without it the node counts as killed."""
+        self.flush()
         self._events.append(event)
 
     def _has_room(self) -> bool:
@@ -126,61 +137,77 @@ class TraceLog:
         self._weight += ids // _IDS_PER_ITEM
         self._mark -= ids // _IDS_PER_ITEM
 
-    def pubsub(self, trace: Trace, now: float) -> None:
+    def pubsub(self, effect: Effect, now: float) -> None:
         """An effect of a router, performed at ``now``."""
-        if now != self._last_now:
-            self._last_now = now
-            self._last_t_us = int((now + self._offset_s) * 1e6)
-        t = self._last_t_us
+        self.pending += (effect, now)
+        if len(self.pending) >= PENDING_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        """Make events of what is pending. A node's own message is in its trace once, as its `Publish`."""
+        pending = self.pending
+        if not pending:
+            return
+        waiting = iter(pending.copy())
+        pending.clear()
+        events, node, offset_s = self._events, self.node, self._offset_s
+        last_now, t = float("-inf"), 0
+        effect: Effect
+        now: float
         event: Event
-        if isinstance(trace, DeliverMessage):
-            message = trace.message
-            sender = trace.received_from
-            event = schema.Deliver(V, self.node, 0, t, message.id, message.topic, sender, len(message.data))
-        elif isinstance(trace, DuplicateMessage):
-            message = trace.message
-            sender = trace.received_from
-            event = schema.Duplicate(V, self.node, 0, t, message.id, message.topic, sender, len(message.data))
-        elif isinstance(trace, PublishMessage):
-            message = trace.message
-            event = schema.Publish(V, self.node, 0, t, message.id, message.topic, len(message.data))
-        elif isinstance(trace, _RPCS):
-            self._rpc(trace, t)
-            return
-        else:
-            for event in trace_events(trace, self.node, 0, t):
-                self.put(event)
-            return
-        events = self._events
-        if len(events) < self._mark or self._has_room():
-            events.append(event)
-
-    def _rpc(self, trace: RecvRpc | SendRpc | DropRpc, t: int) -> None:
-        rpc = trace.rpc
-        if _has_messages_only(rpc):
-            messages = rpc.messages
-            if len(messages) == 1:
-                (message,) = messages
-                size = len(message.data)
-                refs = cast("list[MessageRef]", OneMessage(MessageRef(message.id, message.topic, size)))
+        for effect, now in zip(waiting, waiting, strict=True):  # type: ignore[assignment]  # pyright: ignore
+            if now != last_now:
+                last_now, t = now, int((now + offset_s) * 1e6)
+            if isinstance(effect, Deliver):
+                if effect.peer is None:
+                    continue
+                message = effect.message
+                event = schema.Deliver(V, node, 0, t, message.id, message.topic, effect.peer, len(message.data))
+            elif isinstance(effect, DuplicateMessage):
+                message = effect.message
+                sender = effect.received_from
+                event = schema.Duplicate(V, node, 0, t, message.id, message.topic, sender, len(message.data))
+            elif isinstance(effect, PublishMessage):
+                message = effect.message
+                event = schema.Publish(V, node, 0, t, message.id, message.topic, len(message.data))
             else:
-                refs = [MessageRef(message.id, message.topic, len(message.data)) for message in messages]
-                size = sum([len(message.data) for message in messages])
-                self._weigh(len(refs))
-            self._put_rpc(trace, t, (size, 0, None, refs, None, None, None, None, None, None))
-            return
-        self._weigh(len(rpc.messages) + len(rpc.iwant) + len(rpc.idontwant) + len(rpc.graft) + len(rpc.prune))
-        self._put_rpc(trace, t, rpc_parts(rpc))
+                self._other(effect, t)
+                continue
+            if len(events) < self._mark or self._has_room():
+                events.append(event)
 
-    def _put_rpc(self, trace: RecvRpc | SendRpc | DropRpc, t: int, parts: RpcParts) -> None:
-        node = self.node
-        if isinstance(trace, RecvRpc):
-            self.put(schema.RecvRpc(V, node, 0, t, trace.received_from, *parts))
-        elif isinstance(trace, SendRpc):
-            for peer in trace.send_to:
-                self.put(schema.SendRpc(V, node, 0, t, peer, *parts))
+    def _other(self, effect: Effect, t: int) -> None:
+        node, put = self.node, self._put
+        if isinstance(effect, Send):
+            parts = self._parts(effect.rpc)
+            for peer in effect.peers:
+                put(schema.SendRpc(V, node, 0, t, peer, *parts))
+        elif isinstance(effect, RecvRpc):
+            put(schema.RecvRpc(V, node, 0, t, effect.received_from, *self._parts(effect.rpc)))
+        elif isinstance(effect, SendRpc):
+            parts = self._parts(effect.rpc)
+            for peer in effect.send_to:
+                put(schema.SendRpc(V, node, 0, t, peer, *parts))
+        elif isinstance(effect, DropRpc):
+            put(schema.DropRpc(V, node, 0, t, effect.send_to, *self._parts(effect.rpc)))
+        elif not isinstance(effect, DeliverMessage) or effect.received_from is not None:
+            for event in trace_events(cast("Trace", effect), node, 0, t):
+                put(event)
+
+    def _parts(self, rpc: Rpc) -> RpcParts:
+        messages = rpc.messages
+        if not _has_messages_only(rpc):
+            self._weigh(len(messages) + len(rpc.iwant) + len(rpc.idontwant) + len(rpc.graft) + len(rpc.prune))
+            return rpc_parts(rpc)
+        if len(messages) == 1:
+            (message,) = messages
+            size = len(message.data)
+            refs = cast("list[MessageRef]", OneMessage(MessageRef(message.id, message.topic, size)))
         else:
-            self.put(schema.DropRpc(V, node, 0, t, trace.send_to, *parts))
+            refs = [MessageRef(message.id, message.topic, len(message.data)) for message in messages]
+            size = sum([len(message.data) for message in messages])
+            self._weigh(len(refs))
+        return (size, 0, None, refs, None, None, None, None, None, None)
 
 
 def _has_messages_only(rpc: Rpc) -> bool:

@@ -21,7 +21,8 @@ NAMES = {
     "memory": {"memory/idle", "memory/peer"},
     "ordered": {"ordered/p2p", "ordered/handover"},
     "simulator": {"simulator/1000", "simulator/10000"},
-    "trace": {"trace/event", "trace/event/all", "trace/bytes", "trace/overhead", "trace/overhead/rpcs"},
+    "trace": {"trace/event", "trace/event/all", "trace/bytes", "trace/overhead", "trace/overhead/cpu"}
+    | {"trace/overhead/rpcs", "trace/overhead/rpcs/cpu"},
 }
 
 

@@ -624,6 +624,38 @@ def test_all_thirteen_trace_events_are_told_in_libp2p_s_json_form() -> None:
     assert all(isinstance(line["sendRPC"]["sendTo"], str) for line in sends_of_publish)
 
 
+def test_what_another_effect_says_can_be_left_out_of_the_trace_and_nothing_else() -> None:
+    """Each event that is missing then has its effect; a relay delivers nothing and says so itself."""
+
+    def told(*, implied: bool, delivers: bool) -> tuple[list[object], list[object]]:
+        router = make_router()
+        router.trace(on=True, implied=implied)
+        effects = router.handle(Join("t", deliver=delivers), 0.0)
+        for number in range(1, 4):
+            effects += connect(router, number, 0.0, "t")
+        effects += receive(router, message_from(9, 1))
+        effects += receive(router, message_from(9, 1), sender=2)
+        effects += router.handle(Publish("t", b"x"), 0.6)
+        made: list[object] = []
+        for effect in effects:
+            if not implied and isinstance(effect, Deliver):
+                made.append(trace.DeliverMessage(effect.message, effect.peer))
+            elif not implied and isinstance(effect, Send):
+                made.append(trace.SendRpc(effect.peers, effect.rpc))
+            elif type(effect) in trace.TRACE_TYPES:
+                made.append(effect)
+        return made, effects  # type: ignore[return-value]
+
+    for delivers in (True, False):
+        all_of_it, _ = told(implied=True, delivers=delivers)
+        lean, effects = told(implied=False, delivers=delivers)
+        own = [event for event in all_of_it if isinstance(event, trace.DeliverMessage) and event.received_from is None]
+        assert len(own) == 1
+        assert sorted(map(str, lean)) == sorted(map(str, [event for event in all_of_it if event not in own]))
+        assert not [effect for effect in effects if isinstance(effect, trace.SendRpc)]
+        assert len([effect for effect in effects if isinstance(effect, trace.DeliverMessage)]) == (not delivers)
+
+
 def test_without_tracing_no_trace_event_is_made() -> None:
     router = joined(3)
     effects = receive(router, message_from(9, 1)) + router.handle(Publish("t", b"x"), 0.6) + run_until(router, 3.0)

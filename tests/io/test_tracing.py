@@ -67,7 +67,7 @@ async def test_the_files_hold_what_the_nodes_count(tmp_path: Path, autojump_cloc
     for node, counted in zip(nodes, counts, strict=True):
         kinds = Counter(event["kind"] for event in events_in(tmp_path, node))
         assert kinds["publish"] == counted.get("router_published", 0)
-        assert kinds["deliver"] == counted.get("messages_delivered", 0) + kinds["publish"] == 50
+        assert kinds["deliver"] == counted.get("messages_delivered", 0) == 50 - kinds["publish"]
         assert kinds["duplicate"] == counted["router_duplicates"]
         assert kinds["join"] == kinds["leave"] + 1 == 1
         assert kinds["graft"] >= 1
@@ -126,7 +126,7 @@ async def test_a_realm_joined_later_is_traced_and_rpcs_can_be_left_out(
         await nodes[0].leave_realm(later)
     kinds = Counter(event["kind"] for event in events_in(tmp_path, nodes[0]))
     assert kinds["join"] == kinds["leave"] == 1
-    assert kinds["publish"] == 1 and kinds["deliver"] == 2
+    assert kinds["publish"] == 1 and kinds["deliver"] == 1
     assert not kinds["send_rpc"] and not kinds["recv_rpc"]
 
 
