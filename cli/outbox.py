@@ -22,7 +22,8 @@ WaitOption = Annotated[
     typer.Option(
         "--timeout",
         "-t",
-        help="Seconds to wait for the acknowledgement of a reliable message; the daemon goes on trying.",
+        help="Seconds to wait for the acknowledgement of a reliable message; the daemon goes on trying. 0: accepted is "
+        "enough.",
         min=0.0,
         max=86_400.0,
     ),
@@ -162,8 +163,9 @@ def _find(given: str, waiting: list[str]) -> str:
     peer, _colon, number = given.rpartition("…")[2].rpartition(":")
     found = [each for each in waiting if each.endswith(f":{number}") and each.rpartition(":")[0].endswith(peer)]
     if len(found) != 1:
-        what = "is the end of several ids" if found else "does not wait"
-        raise CliError(f"{printable(given)!r} {what}", "D1001", tries=("dep2p outbox ls --json",))
+        what = "is the end of several ids: give" if found else "is the end of no id of a message that waits: give"
+        text = f"{printable(given)!r} {what} PEER:NUMBER, or more of it, as `dep2p outbox ls` shows it"
+        raise CliError(text, "D1001", tries=("dep2p outbox ls",))
     return found[0]
 
 

@@ -154,6 +154,8 @@ async def _reliably(run: Invocation, client: "Client", topic: str, content: byte
         realm=wanted.realm,
     )
     enough = bool(done.acknowledged_by) if wanted.wait_for == "any" else not done.missing
+    if not wanted.wait_s:  # accepted is enough, as with `send`
+        enough = enough or all(why in _NOT_ENDED for why in done.missing.values())
     if run.json:
         run.emit(
             {
@@ -165,7 +167,9 @@ async def _reliably(run: Invocation, client: "Client", topic: str, content: byte
             }
         )
     else:
-        by = ", ".join(short_peer(peer) for peer in done.acknowledged_by) or "nobody"
+        by = ", ".join(short_peer(peer) for peer in done.acknowledged_by) or (
+            "nobody" if wanted.wait_s else "nobody yet"
+        )
         run.say(f"published {byte_count(len(content))}; acknowledged by {by}")
         for peer, why in done.missing.items():
             goes_on = "; the daemon goes on trying" if why in _NOT_ENDED else ""

@@ -74,7 +74,8 @@ _ROWS: Final = (
         "malformed request to the control API",
         "The body is not a JSON object, or a field or query parameter is missing, unknown, of the wrong "
         "type or out of range.",
-        "Compare with docs/reference/control-api.md; the detail names the field.",
+        "The message names the field and what it may be: change the option of that name (`--help` has them). Programs: "
+        "docs/reference/control-api.md.",
         400,
         EXIT_USAGE,
     ),

@@ -76,7 +76,7 @@ def test_a_publish_is_acknowledged_by_the_critical_peers_app(people: tuple[Perso
     assert (told["acknowledged_by"], told["missing"]) == ([bob.peer_id], {})
     assert finish(reading)[0] == "up\ndown\n"
     # Nobody reads it now: it is said who is missing, and that it is not over.
-    early = ann.run("publish", "prices", "lost?", "--reliable", "--critical", bob.peer_id, "-t", "0", expect=1)
+    early = ann.run("publish", "prices", "lost?", "--reliable", "--critical", bob.peer_id, "-t", "0")
     assert "acknowledged by nobody" in early.stderr and "goes on trying" in early.stderr
     failed = ann.run("publish", "prices", "lost?", "--reliable", "--critical", bob.peer_id, expect=1)
     assert "tries are used up" in failed.stderr and "goes on trying" not in failed.stderr
@@ -104,7 +104,7 @@ def test_dropping_by_id_by_peer_and_all(people: tuple[Person, Person]) -> None:
     for wrong in ("", f"{ids[5]}0", ids[0]):
         # The good one in front of it stays, too: nothing is dropped by half.
         refused = ann.run("outbox", "drop", ids[5], wrong, expect=2)
-        assert "does not wait" in refused.stderr and "outbox ls" in refused.stderr, wrong
+        assert "PEER:NUMBER" in refused.stderr and "outbox ls" in refused.stderr, wrong
     problem = json.loads(ann.run("--json", "outbox", "drop", ids[0], expect=2).stderr)
     assert problem["code"] == "D1001"
     assert "D4001" in ann.run("outbox", "drop", "--peer", "nobody-at-all", expect=None).stderr
