@@ -380,12 +380,22 @@ class Delivery:
             self.counts[_COUNTED[state]] += 1
             self.room.give(message)
             if self._is_durable:
-                self.journal.remove(self.realm_id, message.peer, message.number)
+                self._remove_failed(self._sending[message.peer].core, message)
             message.ended()
         elif state is State.RETRYING:
             self.counts["messages_retried"] += 1
         if self._watchers:
             self._tell_watchers(message, state)
+
+    def _remove_failed(self, core: SenderLane, message: Receipt) -> None:
+        number = message.number
+        core.leave(number)
+
+        def removed() -> None:
+            core.left(number)
+            self.room.let_in()  # some may wait for numbers that begin anew
+
+        self.journal.remove(self.realm_id, message.peer, number, removed)
 
     def _tell_watchers(self, message: Receipt, state: State) -> None:
         status = Status(message.id, message.peer, message.name, state, message.tries, message.reason)

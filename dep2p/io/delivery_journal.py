@@ -22,6 +22,7 @@ class _Pending:
         self.batch = DeliveryBatch()
         self.accepted: list[Callable[[], None]] = []
         self.refused: list[Callable[[], None]] = []
+        self.removed: list[Callable[[], None]] = []
         self.done = trio.Event()
         self.error: StoreError | None = None
 
@@ -56,7 +57,7 @@ class Journal:
                 except StoreError as error:
                     logger.error("%s", error)
                     pending.error = error
-                for tell in pending.accepted if pending.error is None else pending.refused:
+                for tell in pending.accepted + pending.removed if pending.error is None else pending.refused:
                     tell()
                 pending.done.set()
             await trio.to_thread.run_sync(self.store.close, limiter=self._limiter)
@@ -76,8 +77,8 @@ class Journal:
             await self._commit_again(pending, error)
         else:
             self.counters["commits"] += 1
-            for accept in pending.accepted:
-                accept()
+            for tell in pending.accepted + pending.removed:
+                tell()
         pending.done.set()
         if not self._kicked.is_set():
             self._idle.set()
@@ -87,6 +88,7 @@ class Journal:
         logger.error("%s", error)
         batch, following = pending.batch, self._pending.batch
         following.removed[:0] = batch.removed
+        self._pending.removed[:0] = pending.removed
         following.lanes = {**batch.lanes, **following.lanes}
         following.inboxes = {**batch.inboxes, **following.inboxes}
         if following.removed or following.inboxes:
@@ -119,9 +121,11 @@ class Journal:
         if pending.error is not None:
             raise type(pending.error)(str(pending.error))
 
-    def remove(self, realm: str, peer: str, number: int) -> None:
-        """A message has ended. Not waited for: a message that comes back after a crash is recognised."""
+    def remove(self, realm: str, peer: str, number: int, removed: Callable[[], None] | None = None) -> None:
+        """A message has ended; ``removed`` is called when that is on disk. Else it may come back after a crash."""
         self._pending.batch.removed.append((realm, peer, number))
+        if removed is not None:
+            self._pending.removed.append(removed)
         self._kick()
 
     async def note_handled(self, realm: str, peer: str, row: InboxRow) -> bool:

@@ -89,6 +89,7 @@ class SenderLane:
         self.tells_all = True
         """Whether `on_state` is called for SENDING and DELIVERED too: nobody looks, it costs a third of a message."""
         self._reserved: dict[int, None] = {}
+        self._leaving: dict[int, None] = {}
         self.free_until = 0
         """Numbers below it can be given; for others `is_full` has to look."""
         self._policy = policy
@@ -110,7 +111,7 @@ class SenderLane:
     def settled(self) -> int:
         """Everything up to this number is done with. What is reserved is not: it may be on its way to the disk."""
         first = next(iter(self.unsettled), self.next_number)
-        return min(first, next(iter(self._reserved), first)) - 1
+        return min(first, next(iter(self._reserved), first), *self._leaving) - 1
 
     @property
     def is_full(self) -> bool:
@@ -122,7 +123,7 @@ class SenderLane:
     @property
     def is_settled(self) -> bool:
         """Every number that was given is done with."""
-        return not self.unsettled and not self._reserved
+        return not self.unsettled and not self._reserved and not self._leaving
 
     def renew(self, epoch: bytes) -> None:
         """Begin to count anew, when all is settled and the numbers have run out."""
@@ -139,6 +140,17 @@ class SenderLane:
         self.next_number = number + 1
         self._reserved[number] = None
         return number
+
+    def leave(self, number: int) -> None:
+        """A message has failed or expired, but comes back after a crash until its removal is on disk: see `left`.
+
+        The receiver would take a settled number for handled.
+        """
+        self._leaving[number] = None
+
+    def left(self, number: int) -> None:
+        """The removal is on disk."""
+        self._leaving.pop(number, None)
 
     def release(self, number: int) -> None:
         """A reserved number stays unused."""

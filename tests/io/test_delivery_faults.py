@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from dep2p import Node, Realm
-from dep2p.errors import DeliveryFailedError, StoreError, StreamClosedError
+from dep2p.errors import DeliveryFailedError, HandlerError, StoreError, StreamClosedError
 from dep2p.io.delivery_receipt import Receipt
 from dep2p.io.registry import Notice
 from dep2p.limits import Limits
@@ -283,6 +283,40 @@ async def test_a_message_on_disk_is_kept_and_who_waits_for_it_is_told_so_when_th
         with pytest.raises(StreamClosedError, match="kept"):
             await receipt.wait()
         assert receipt.state is State.CREATED
+
+
+@pytest.mark.parametrize("fails_once", [False, True])
+async def test_a_rejected_message_is_not_told_as_settled_before_its_removal_is_on_disk(
+    tmp_path: Path, fails_once: bool
+) -> None:
+    """Killed in between, the sender has it again: a receiver that took it for settled would say that it was handled."""
+    network, realm = MemoryNetwork(), Realm.generate("team")
+    with trio.fail_after(60):
+        async with (
+            pubsub_nodes(1, network=network, realm=realm, data_dir=tmp_path) as (a,),
+            pubsub_nodes(1, network=network, realm=realm) as (b,),
+        ):
+            await a.membership().connect(b.peer_id, b.listen_addrs())
+
+            @b.on_notify("news")
+            async def refuse(notice: Notice) -> None:
+                raise HandlerError("no")
+
+            receipt = await _send(a, b.peer_id, b"1")
+            slow = SlowStore(a)
+            slow.error = StoreError("no luck") if fails_once else None
+            with pytest.raises(DeliveryFailedError):
+                await receipt.wait()
+            await _began(slow)
+            assert _core(a, b.peer_id).settled == 0
+            slow.leave.set()
+            if fails_once:
+                while not a.delivery().journal.counters["commits_failed"]:  # noqa: ASYNC110  (a thread, not a time)
+                    await trio.sleep(0.001)
+                assert _core(a, b.peer_id).settled == 0
+                slow.error = None
+            while _core(a, b.peer_id).settled == 0:  # noqa: ASYNC110
+                await trio.sleep(0.001)
 
 
 async def test_what_a_failed_commit_has_left_is_written_when_the_node_stops(tmp_path: Path) -> None:

@@ -288,6 +288,21 @@ def test_what_is_on_its_way_to_the_disk_is_not_settled() -> None:
     assert lane.settled == 2
 
 
+def test_what_failed_is_not_settled_before_its_removal_is_on_disk() -> None:
+    lane, _seen = _lane()
+    for _ in range(3):
+        _add(lane)
+    lane.link_up(0.0)
+    lane.take(0.0, 1_000)
+    lane.on_ack(Ack(3, [(1, 1), (3, 3)], [(2, "no")]), 0.0)
+    lane.leave(2)
+    assert (lane.settled, lane.is_settled) == (1, False)
+    with pytest.raises(LocalProtocolError):
+        lane.renew(b"another!")
+    lane.left(2)
+    assert (lane.settled, lane.is_settled) == (3, True)
+
+
 def test_the_window_and_the_numbers_are_bounded() -> None:
     lane, _seen = _lane()
     _add(lane)
