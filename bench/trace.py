@@ -111,7 +111,7 @@ _EVENTS_EACH: Final = 6 + _FORWARDED_TO
 
 async def _ours(peers: list[PeerId], messages: int) -> tuple[float, float, float]:
     """µs in the node's thread, µs of all threads, bytes; of one event, made, handed over and written."""
-    tracer = Tracer(peers[7], 1 << 20, TraceSources(list, list, list, list, list))
+    tracer = Tracer(peers[7], 1 << 20, TraceSources(list, list, list, list, list, list))
     with tempfile.TemporaryDirectory(prefix="dep2p-bench-trace-") as directory:
         async with trio.open_nursery() as nursery:
             await nursery.start(tracer.run)

@@ -21,6 +21,10 @@ def start(
     rpcs: Annotated[
         bool | None, typer.Option("--rpcs/--no-rpcs", help="With an event for each RPC, most of the bytes.")
     ] = None,
+    sample: Annotated[
+        float | None,
+        typer.Option("--sample", help="Share of the messages that are traced, the same ones everywhere.", max=1),
+    ] = None,
     roll: Annotated[
         float | None, typer.Option("--roll", help="Seconds after which a file is complete.", min=1, metavar="SECONDS")
     ] = None,
@@ -29,7 +33,7 @@ def start(
     ] = None,
 ) -> None:
     """Begin to trace in the running daemon."""
-    settings = {"rpcs": rpcs, "roll_s": roll, "snapshot_s": snapshot}
+    settings = {"rpcs": rpcs, "sample": sample, "roll_s": roll, "snapshot_s": snapshot}
     given = {name: value for name, value in settings.items() if value is not None}
 
     async def body(client: "Client") -> None:

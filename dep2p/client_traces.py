@@ -27,8 +27,9 @@ class TraceCalls:
     async def trace_start(self, directory: Path | str | None = None, **settings: Any) -> dict[str, Any]:
         """Begin a trace in a directory of the daemon's machine, by default the one that [trace] names.
 
-        ``settings`` are keys of [trace] by name, where they should differ: ``rpcs``, ``roll_bytes``, ``roll_s``,
-        ``disk_bytes_max``, ``age_max_s``, ``snapshot_s``, ``clock_s``. Raises TraceRunningError, TraceError.
+        ``settings`` are keys of [trace] by name, where they should differ: ``rpcs``, ``sample``, ``roll_bytes``,
+        ``roll_s``, ``disk_bytes_max``, ``age_max_s``, ``snapshot_s``, ``clock_s``. Raises TraceRunningError and
+        TraceError.
         """
         body: dict[str, Any] = dict(settings)
         if directory is not None:

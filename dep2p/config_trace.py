@@ -19,6 +19,9 @@ class TraceConfig:
     rpcs: bool = False
     """With an event for each RPC of pub/sub that comes or goes, not just for those that are dropped: twice the cost and
     more. Without them, reports say nothing about IWANT, IDONTWANT and the cost of control messages."""
+    sample: float = 1.0
+    """The share of messages whose events are written, above 0 to 1: of pub/sub, reliable delivery and queues, by a hash
+    of their ids, so that all nodes with the same share write the same messages. All else is written whole."""
     roll_bytes: int = 67_108_864
     """A file is complete, and readers see it, when it has this size,"""
     roll_s: float = 900.0
@@ -46,8 +49,14 @@ def _check_dir(value: object, where: str) -> None:
         raise ConfigError(f'{where}: the text is empty. Write a directory, or "auto".')
 
 
+def _check_sample(value: object, where: str) -> None:
+    if not 0 < float(str(value)) <= 1:
+        raise ConfigError(f"{where}: {value} is out of range: it must be above 0 and at most 1.")
+
+
 TRACE_CHECKS: Final[dict[str, Callable[[object, str], None]]] = {
     "trace.dir": _check_dir,
+    "trace.sample": _check_sample,
     "trace.roll_bytes": partial(_check_range, 4_096, "4096 or more"),
     "trace.roll_s": partial(_check_range, 1.0, "1 second or more"),
     "trace.disk_bytes_max": partial(_check_range, 8_192, "8192 or more"),

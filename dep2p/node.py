@@ -227,7 +227,7 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
         joined = Joined(realm, membership, messaging, pubsub, services, trio.CancelScope(), trio.Event())
         for registration in self._registrations:
             self._apply(registration, joined)
-        self.tracer.attach(pubsub, messaging, services.delivery)
+        self.tracer.attach(pubsub, messaging, services.delivery, services.sessions)
         membership.subscribe(lambda event: self._tell_members(realm.realm_id, event))
         await self._nursery.start(self._run_realm, joined)
 

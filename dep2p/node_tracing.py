@@ -32,6 +32,7 @@ def make_tracer(node: Traced, engine: QueueEngine, limits: Limits) -> Tracer:
     sources = TraceSources(
         pubsubs=node.all_pubsubs,
         apps=node.all_apps,
+        parts=lambda: [engine, *(services.sessions for services in node.all_services())],
         clocks=lambda: [services.clocks for services in node.all_services()],
         depths=lambda: _depths(node, engine),
         connection_rtts=lambda: [

@@ -44,6 +44,7 @@ async def start(control: Control, request: Request) -> ASGIApp:
 
 def _settings(fields: Fields, usual: TraceSettings) -> TraceSettings:
     given: dict[str, object] = {"rpcs": fields.boolean("rpcs", usual.rpcs)}
+    given["sample"] = fields.number("sample", usual.sample, high=1)
     for name in ("roll_bytes", "disk_bytes_max"):
         given[name] = fields.integer(name, getattr(usual, name), low=1, high=1 << 50)
     for name in ("roll_s", "age_max_s", "snapshot_s", "clock_s"):

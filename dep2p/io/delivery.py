@@ -431,9 +431,9 @@ class Delivery:
         """Every change of state from now on, in one ordered stream: ``async with … as statuses``."""
         return Statuses(self._watchers, self._watched)
 
-    def traced(self, log: TraceLog, run: str) -> TracedStatuses:
+    def traced(self, log: TraceLog) -> TracedStatuses:
         """The same for a trace."""
-        return TracedStatuses(self._watchers, self._watched, log, f"{run}:{self.realm_id[:8]}")
+        return TracedStatuses(self._watchers, self._watched, log, lambda peer: self._sending[peer].core.epoch)
 
     def _watched(self) -> None:
         """Somebody looks from now on, or does not any more."""

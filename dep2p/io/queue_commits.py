@@ -9,6 +9,8 @@ import trio
 
 from dep2p.errors import ProtocolError, StoreError, StreamClosedError
 from dep2p.io.queue_access import Rights
+from dep2p.io.trace_log import TraceLog
+from dep2p.io.trace_queues import TracedQueues
 from dep2p.protocols.queue.book import QueueBook
 from dep2p.protocols.queue.log import Read
 from dep2p.protocols.queue.queue import Queue
@@ -73,6 +75,10 @@ class QueueCommits:
         self._offset_s = float("-inf")
         self._timer = trio.CancelScope()
         self._ttl_queues: dict[Queue, None] = {}
+
+    def trace_to(self, log: TraceLog | None) -> None:
+        """Give what happens from now on to a trace; None ends that."""
+        self.book.trace = None if log is None else TracedQueues(log)
 
     # Life
 

@@ -25,6 +25,8 @@ from dep2p.io.sessions_due import DueTimes
 from dep2p.io.sessions_link import SessionLink
 from dep2p.io.sessions_opened import OpenSession
 from dep2p.io.sessions_served import Session, SessionEntry, SessionHandler, SessionRequestHandler
+from dep2p.io.trace_log import TraceLog
+from dep2p.io.trace_sessions import SessionTrace
 from dep2p.limits import Limits
 from dep2p.protocols.frame import Frame, FrameType
 from dep2p.protocols.ordered.client import ClientSession
@@ -102,6 +104,15 @@ class SessionService:
         self._closed: deque[dict[str, object]] = deque(maxlen=_CLOSED_KEPT)
         self._nursery: trio.Nursery | None = None
         self._is_draining = False
+        self._trace_log: TraceLog | None = None
+
+    def trace_to(self, log: TraceLog | None) -> None:
+        """Give what happens from now on to a trace; None ends that."""
+        self._trace_log = log
+        for session in self._served.values():
+            session.trace = None if log is None else SessionTrace(log, session.id, session.peer, "in", session.core)
+        for opened in self._opened:
+            opened.trace = None if log is None else SessionTrace(log, opened.id, opened.peer, "out", opened.core)
 
     # Life
 
@@ -249,6 +260,8 @@ class SessionService:
         epoch = int.from_bytes(self._rng.randbytes(8), "big") or 1
         core = ServerSession(resume.session_id, resume.name, epoch, entry.options, trio.current_time())
         session = Session(core, entry, link.peer, resume.data, self._counters, self._due)
+        if self._trace_log is not None:
+            session.trace = SessionTrace(self._trace_log, session.id, session.peer, "in", core)
         self._served[(link.peer, resume.session_id)] = session
         self._counters["opened"] += 1
         nursery.start_soon(self._run_session, session)
@@ -356,6 +369,8 @@ class SessionService:
         options = options or SessionOptions.of(self._limits)
         core = self._core(peer, name, bytes(data), token, options)
         session = OpenSession(core, peer, self._gate, self.protocol, self._limits, self._counters, self._due, self._rng)
+        if self._trace_log is not None:
+            session.trace = SessionTrace(self._trace_log, session.id, peer, "out", core)
         self._opened[session] = None
         nursery.start_soon(self._run_opened, session)
         try:

@@ -25,6 +25,7 @@ from dep2p.host.interface import ByteStream
 from dep2p.io.sessions_answers import ANSWERS, Answers
 from dep2p.io.sessions_due import DueTimes
 from dep2p.io.sessions_link import SessionLink
+from dep2p.io.trace_sessions import SessionTrace
 from dep2p.limits import Limits
 from dep2p.protocols.frame import Frame
 from dep2p.protocols.ordered.client import ClientSession
@@ -84,6 +85,7 @@ class OpenSession:
         self._counters = counters
         self._due = due
         self._rng = rng
+        self.trace: SessionTrace | None = None
         self._error: Dep2pError | None = None
         self._opened = trio.Event()
         self._refused: Dep2pError | None = None  # by the latest try
@@ -159,10 +161,14 @@ class OpenSession:
             self._counters["resets"] += 1
             self._changed.set()
             epoch, next_seq, reason = read_reset(push)
+            if self.trace is not None:
+                self.trace.put("reset", epoch=epoch, position=next_seq - 1, reason=reason)
             raise SessionResetError(reason, epoch, next_seq)
         text = push.data.decode("utf-8", "replace")
         if kind == SKIP:
             self._counters["gaps"] += 1
+            if self.trace is not None:
+                self.trace.put("skipped", position=push.seq, count=1, reason=text)
             raise SessionGapError(f"number {push.seq} of the sequence is skipped: {text}")
         if kind == END:
             self.core.done()
@@ -384,11 +390,16 @@ class OpenSession:
                 self._attached_at = trio.current_time()
                 self._patience.deadline = _NEVER
                 self._counters["links_opened"] += 1
+                if self.trace is not None:
+                    state = "resumed" if self._opened.is_set() or core.resumes else "opened"
+                    self.trace.put(state, epoch=core.epoch, position=core.receiver.received)
                 self._opened.set()
                 self._kick()
                 if core.lost_requests:
                     self._lose_requests()
             if len(queue) > before:
+                if self.trace is not None:
+                    self.trace.read(core)
                 if self._asleep is None:
                     self._answer_early(before)
                 self._wake()
@@ -410,6 +421,8 @@ class OpenSession:
         if self.link is link:
             self.link = None
             self._refused = error
+            if self.trace is not None and self.core.is_open and not (self.core.ended or self.is_left):
+                self.trace.put("lost", position=self.core.receiver.received, reason=str(error))
             self.core.detach()
 
     def next_deadline(self) -> float | None:
@@ -427,6 +440,8 @@ class OpenSession:
 
     def _fail(self, error: Dep2pError, *, raise_later: bool = True) -> None:
         """Nothing more comes; what has come can still be taken."""
+        if self.trace is not None:
+            self.trace.end(failed=raise_later, position=self.core.receiver.received, reason=str(error))
         if self._error is None and raise_later:
             self._counters["failed"] += 1
             self._error = error

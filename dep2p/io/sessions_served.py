@@ -20,6 +20,7 @@ from dep2p.errors import (
 )
 from dep2p.io.sessions_due import DueTimes
 from dep2p.io.sessions_link import SessionLink
+from dep2p.io.trace_sessions import SessionTrace
 from dep2p.protocols.frame import Frame
 from dep2p.protocols.ordered.frames import AFTER, BEFORE, PUSH, RESPONSE, SKIP, Resume, cut_text, encode_failure
 from dep2p.protocols.ordered.frames import FAILURE as FAILURE_KIND
@@ -122,6 +123,7 @@ class Session:
         self.link: SessionLink | None = None
         self.over = trio.Event()
         """Set when nothing more can be pushed, and the client has everything or never will."""
+        self.trace: SessionTrace | None = None
         self._counters = counters
         self._due = due
         self._turn = trio.StrictFIFOLock()
@@ -327,7 +329,11 @@ class Session:
             self._counters["links_taken_over"] += 1
             self.core.detach(trio.current_time())
             earlier.end(SessionClosedError("another stream of the client took the session over"), abort=True)
+        resumes, first = self.core.resumes, not self.core.links
         self.core.attach(resume, trio.current_time())
+        if self.trace is not None:
+            state = "resumed" if self.core.resumes > resumes else "opened" if first else "reset"
+            self.trace.put(state, epoch=self.core.epoch, position=self.core.sender.sent)
         self.link = link
         self._settle()
 
@@ -336,6 +342,8 @@ class Session:
         if self.link is link:
             self.link = None
             self.core.detach(trio.current_time())
+            if self.trace is not None and self.core.closed is None:
+                self.trace.put("lost", position=self.core.sender.handled)
             self._settle()
 
     def handle(self, frames: list[Frame]) -> None:
@@ -346,6 +354,8 @@ class Session:
                 self._room.unpark_all()  # the first of each line
                 self._wake()
         finally:
+            if self.trace is not None:
+                self.trace.acknowledged(core)
             if core.expired_requests:
                 self._stop_expired()
                 self._wake()
@@ -362,6 +372,8 @@ class Session:
         pieces = self.core.collect(bytes_max, trio.current_time())
         if pieces:
             self._due.want(self)
+            if self.trace is not None:
+                self.trace.written(self.core)
         return pieces
 
     def next_deadline(self) -> float | None:
@@ -402,6 +414,8 @@ class Session:
             self._wake()
             self._due.want(self)
         elif not self.over.is_set():
+            if self.trace is not None:
+                self.trace.end(failed=core.failed, position=core.sender.last_seq, reason=core.closed)
             self.over.set()
             self._room.unpark_all()
             self._request_lot.unpark_all()

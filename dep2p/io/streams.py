@@ -73,6 +73,10 @@ class MessageStream:
         self._error: Dep2pError | None = None
         self._error_told = False
         self._handler_scope: trio.CancelScope | None = None
+        self.bytes_in = 0
+        """Of the items that have come, unpacked."""
+        self.bytes_out = 0
+        """Of the items that were sent."""
         self.is_closed = False
         """The transport's stream has been closed in order."""
 
@@ -97,6 +101,7 @@ class MessageStream:
             else:
                 await trio.lowlevel.checkpoint_if_cancelled()
             self._check_sending()
+            self.bytes_out += len(item)
             # All parts in one step: an item is never half sent, and items of several tasks never mix.
             for header, payload in self._machine.parts(item):
                 if len(payload) >= _OWN_WRITE_BYTES:
@@ -271,6 +276,7 @@ class MessageStream:
         if self._discards:
             self._counters["stream_items_dropped_closing"] += 1
             return
+        self.bytes_in += len(item)
         self._items.append(item)
         self._items_bytes += len(item) + _ITEM_OVERHEAD_BYTES
         self._wake()

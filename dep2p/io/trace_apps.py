@@ -47,27 +47,44 @@ def trace_stream(log: TraceLog, peer: PeerId, name: str, side: str, ended: Messa
         return
     error = ended.error
     state, reason = ("closed", None) if error is None else ("reset", str(error)[:200])
-    log.put(schema.Stream(V, log.node, 0, log.t_us(), peer, name, side, state, int(took_s * 1e6), reason=reason))
+    counts = ended.bytes_in, ended.bytes_out
+    log.put(schema.Stream(V, log.node, 0, log.t_us(), peer, name, side, state, int(took_s * 1e6), *counts, reason))
+
+
+def delivery_message_id(epoch: bytes, number: int) -> bytes:
+    """The id that a reliable message has in the traces of both ends: the sender's numbering, and the number."""
+    return epoch + number.to_bytes(8, "big")
 
 
 class TracedStatuses(Statuses):
     """Gives the changes of state of reliable messages, at their sender, to a trace."""
 
-    def __init__(self, watchers: dict[Statuses, None], on_change: Callable[[], None], log: TraceLog, run: str) -> None:
-        """``run``: goes before the ids of messages, whose numbers begin anew when a node does."""
+    def __init__(
+        self,
+        watchers: dict[Statuses, None],
+        on_change: Callable[[], None],
+        log: TraceLog,
+        epoch_of: Callable[[PeerId], bytes],
+    ) -> None:
+        """``epoch_of``: of the numbering of what goes to a peer."""
         super().__init__(watchers, on_change)
         self._log = log
-        self._run = run
+        self._epoch_of = epoch_of
 
     def put(self, status: Status) -> None:
         """For the service."""
         name = _STATES.get(status.state)
-        if name is not None:
-            log = self._log
+        if name is None:
+            return
+        log = self._log
+        number = int(status.id.rpartition(":")[2])
+        msg = delivery_message_id(self._epoch_of(status.peer), number)
+        if log.is_sampled(msg):
             log.put(
                 schema.Delivery(
-                    *(V, log.node, 0, log.t_us(), f"{self._run}:{status.id}".encode(), status.peer, name),
+                    *(V, log.node, 0, log.t_us(), msg, status.peer, name),
                     attempt=status.tries or None,
+                    position=number,
                     reason=status.reason or None,
                 )
             )
@@ -75,8 +92,6 @@ class TracedStatuses(Statuses):
 
 def trace_received(log: TraceLog, epoch: bytes, number: int, peer: PeerId, state: str, size: int) -> None:
     """A reliable message was handled here, or was known already."""
-    log.put(
-        schema.Delivery(
-            *(V, log.node, 0, log.t_us(), epoch + number.to_bytes(8, "big"), peer, state), position=number, size=size
-        )
-    )
+    msg = delivery_message_id(epoch, number)
+    if log.is_sampled(msg):
+        log.put(schema.Delivery(V, log.node, 0, log.t_us(), msg, peer, state, position=number, size=size))

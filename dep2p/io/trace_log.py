@@ -7,6 +7,7 @@ several times what the same code costs in a loop. Encoding, numbering and writin
 """
 
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from typing import Final, cast
@@ -14,8 +15,17 @@ from typing import Final, cast
 import trio
 
 from dep2p.gossipsub.effects import Deliver, Effect, Send
-from dep2p.gossipsub.rpc import Rpc
-from dep2p.gossipsub.trace import DeliverMessage, DropRpc, DuplicateMessage, PublishMessage, RecvRpc, SendRpc, Trace
+from dep2p.gossipsub.rpc import IHave, Rpc
+from dep2p.gossipsub.trace import (
+    DeliverMessage,
+    DropRpc,
+    DuplicateMessage,
+    PublishMessage,
+    RecvRpc,
+    RejectMessage,
+    SendRpc,
+    Trace,
+)
 from dep2p.gossipsub.trace_events import RpcParts, rpc_parts, trace_events
 from dep2p.traces import schema
 from dep2p.traces.schema import SCHEMA_VERSION as V
@@ -26,6 +36,8 @@ WAKE_AT: Final = 2_048
 """So many events wake the writer before its time: four frames, and a hop to a thread for two thousand events."""
 PENDING_MAX: Final = 2 * 64
 """Effects and their times that wait to become events. They hold the messages themselves, as the router's cache does."""
+_ALL: Final = 1 << 32
+_NOTHING: Final = Rpc()
 _IDS_PER_ITEM: Final = 16
 """An RPC with many ids takes the room of one event for each sixteen of them."""
 
@@ -38,6 +50,7 @@ class TraceLog:
         "_items_max",
         "_mark",
         "_offset_s",
+        "_sample_below",
         "_wall",
         "_weight",
         "dropped",
@@ -62,6 +75,7 @@ class TraceLog:
         """Effects of routers, each followed by when it was performed. Who adds to it calls `flush` at `PENDING_MAX`."""
         self._items_max = items_max
         self._wall = wall
+        self._sample_below = _ALL
         self._events: list[Event] = []
         self._mark = 0
         self._weight = 0
@@ -72,8 +86,9 @@ class TraceLog:
 
     # The writer's side
 
-    def start(self, *, rpcs: bool) -> None:
-        """Take events from now on."""
+    def start(self, *, rpcs: bool, sample: float = 1.0) -> None:
+        """Take events from now on. ``sample``: the share of messages whose events are taken."""
+        self._sample_below = sample_below(sample)
         self._events = []
         self.pending.clear()
         self.rpcs = rpcs
@@ -107,6 +122,10 @@ class TraceLog:
         return int(((trio.current_time() if now is None else now) + self._offset_s) * 1e6)
 
     # The parts' side
+
+    def is_sampled(self, message_id: bytes) -> bool:
+        """Whether the events of a message are taken: every node says the same."""
+        return self._sample_below == _ALL or zlib.crc32(message_id) < self._sample_below
 
     def put(self, event: Event) -> None:
         """Take an event; its ``seq`` is given when it is written."""
@@ -151,6 +170,7 @@ class TraceLog:
         waiting = iter(pending.copy())
         pending.clear()
         events, node, offset_s = self._events, self.node, self._offset_s
+        below = self._sample_below
         last_now, t = float("-inf"), 0
         effect: Effect
         now: float
@@ -173,11 +193,18 @@ class TraceLog:
             else:
                 self._other(effect, t)
                 continue
+            if below != _ALL and zlib.crc32(message.id) >= below:
+                continue
             if len(events) < self._mark or self._has_room():
                 events.append(event)
 
     def _other(self, effect: Effect, t: int) -> None:
         node, put = self.node, self._put
+        if self._sample_below != _ALL:
+            sampled = self._sampled(effect)
+            if sampled is None:
+                return
+            effect = sampled
         if isinstance(effect, Send):
             parts = self._parts(effect.rpc)
             for peer in effect.peers:
@@ -194,6 +221,31 @@ class TraceLog:
             for event in trace_events(cast("Trace", effect), node, 0, t):
                 put(event)
 
+    def _sampled(self, effect: Effect) -> Effect | None:
+        """What is left of an effect when the events of some messages are not taken; None for nothing."""
+        if isinstance(effect, RejectMessage | DeliverMessage):
+            return effect if self.is_sampled(effect.message.id) else None
+        if not isinstance(effect, Send | SendRpc | RecvRpc | DropRpc):
+            return effect
+        rpc, taken = effect.rpc, self.is_sampled
+        have = [IHave(each.topic, tuple(filter(taken, each.ids))) for each in rpc.ihave]
+        left = Rpc(
+            messages=tuple(message for message in rpc.messages if taken(message.id)),
+            subscriptions=rpc.subscriptions,
+            ihave=tuple(each for each in have if each.ids),
+            iwant=tuple(filter(taken, rpc.iwant)),
+            idontwant=tuple(filter(taken, rpc.idontwant)),
+            graft=rpc.graft,
+            prune=rpc.prune,
+        )
+        if left == _NOTHING:
+            return None
+        if isinstance(effect, Send):
+            return Send(effect.peers, left, effect.lane)
+        if isinstance(effect, SendRpc):
+            return SendRpc(effect.send_to, left)
+        return RecvRpc(effect.received_from, left) if isinstance(effect, RecvRpc) else DropRpc(effect.send_to, left)
+
     def _parts(self, rpc: Rpc) -> RpcParts:
         messages = rpc.messages
         if not _has_messages_only(rpc):
@@ -208,6 +260,11 @@ class TraceLog:
             size = sum([len(message.data) for message in messages])
             self._weigh(len(refs))
         return (size, 0, None, refs, None, None, None, None, None, None)
+
+
+def sample_below(share: float) -> int:
+    """Messages whose CRC-32 is below this are the share that is traced."""
+    return min(_ALL, max(1, round(share * _ALL)))
 
 
 def _has_messages_only(rpc: Rpc) -> bool:

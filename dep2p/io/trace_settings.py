@@ -12,6 +12,8 @@ class TraceSettings:
 
     rpcs: bool = False
     """With an event for each RPC of pub/sub: most of the bytes, and all that is known of IWANT and IDONTWANT."""
+    sample: float = 1.0
+    """The share of messages whose events are written, by a hash of their ids: the same ones at every node."""
     roll_bytes: int = 67_108_864
     """A file is complete at this size."""
     roll_s: float = 900.0
@@ -26,6 +28,8 @@ class TraceSettings:
     """Between two readings of the clock of each connected member; 0 takes none."""
 
     def __post_init__(self) -> None:
+        if not 0 < self.sample <= 1:
+            raise ValueError(f"sample is {self.sample:g}: it must be above 0, and 1 for all messages")
         if self.roll_bytes < ROLL_BYTES_MIN:
             raise ValueError(f"roll_bytes is {self.roll_bytes}: it must be {ROLL_BYTES_MIN} or more")
         if self.disk_bytes_max < 2 * self.roll_bytes:

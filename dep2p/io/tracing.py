@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -34,13 +34,23 @@ _DEPTHS_MAX: Final = 1_024
 """Places of a snapshot in which something waits; the fullest ones are told."""
 
 
+class Traceable(Protocol):
+    """A part that gives its events to a trace itself."""
+
+    def trace_to(self, log: TraceLog | None) -> None:
+        """Give what happens from now on to a trace; None ends that."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TraceSources:
-    """What snapshots are made of. Each is asked anew: realms come and go."""
+    """What a trace is made of. Each is asked anew: realms come and go."""
 
     pubsubs: Callable[[], Iterable[PubSub]]
     apps: Callable[[], Iterable[tuple[Messaging, Delivery | None]]]
     """The messages of apps, of each realm."""
+    parts: Callable[[], Iterable[Traceable]]
+    """Sessions and queues."""
     clocks: Callable[[], Iterable[Clocks]]
     depths: Callable[[], Iterable[schema.Depth]]
     """What waits outside of pub/sub."""
@@ -142,27 +152,31 @@ class Tracer:
                 raise TraceError(f"cannot write a trace in {directory}: {error.strerror or error}") from None
             run = self._run = _Run(directory, settings, files, started_ns, Counter(self.log.dropped))
             log = self.log
-            log.start(rpcs=settings.rpcs)
-            log.put(schema.NodeStart(V, self._own, 0, log.t_us(), metadata.version("dep2p")))
+            log.start(rpcs=settings.rpcs, sample=settings.sample)
+            sample = settings.sample if settings.sample < 1 else None
+            log.put(schema.NodeStart(V, self._own, 0, log.t_us(), metadata.version("dep2p"), sample=sample))
             for pubsub in self._sources.pubsubs():
                 pubsub.trace_to(log)
             for messaging, delivery in self._sources.apps():
                 self._attach_apps(messaging, delivery)
+            for part in self._sources.parts():
+                part.trace_to(log)
             await self._nursery.start(self._work, run)
             logger.info("tracing to %s", directory, extra={"rpcs": settings.rpcs})
             return self.status()
 
-    def attach(self, pubsub: PubSub, messaging: Messaging, delivery: Delivery) -> None:
+    def attach(self, pubsub: PubSub, messaging: Messaging, delivery: Delivery, sessions: Traceable) -> None:
         """The parts of a realm that is joined while the trace may be running."""
         if self.is_on:
             pubsub.trace_to(self.log)
             self._attach_apps(messaging, delivery)
+            sessions.trace_to(self.log)
 
     def _attach_apps(self, messaging: Messaging, delivery: Delivery | None) -> None:
         messaging.trace_to(self.log)
         if delivery is not None and self._run is not None:
             delivery.trace_log = self.log
-            statuses = delivery.traced(self.log, str(int(self._run.started_at_s * 1e3)))
+            statuses = delivery.traced(self.log)
             statuses.open()
             self._run.statuses[statuses] = None
 
@@ -187,6 +201,8 @@ class Tracer:
                 messaging.trace_to(None)
                 if delivery is not None:
                     delivery.trace_log = None
+            for part in self._sources.parts():
+                part.trace_to(None)
             for statuses in run.statuses:
                 statuses.end()
             self.log.stop()

@@ -227,8 +227,8 @@ class Delivery(Event, tag="delivery"):
     """A reliable message changed its state.
 
     At the sender: ``created``, ``sending`` (with ``attempt`` from 1), ``acknowledged``, ``failed``, ``expired``,
-    ``dropped``. At the receiver: ``received`` (given to the handler; ``position`` is the sender's count for this
-    receiver, when there is one) and ``repeated`` (a copy was recognised).
+    ``dropped``. At the receiver: ``received`` (given to the handler) and ``repeated`` (a copy was recognised).
+    ``msg`` is the same at both ends; ``position`` is the sender's count for this receiver, when there is one.
     """
 
     msg: bytes
@@ -243,9 +243,11 @@ class Delivery(Event, tag="delivery"):
 
 
 class Session(Event, tag="session"):
-    """An ordered session changed: ``opened``, ``resumed``, ``lost``, ``reset``, ``closed``, ``skipped``, ``resent``.
+    """An ordered session changed: ``opened``, ``resumed``, ``lost``, ``reset``, ``closed``, ``failed``, ``skipped``; or
+    its pushes went on, some together: ``sent``, ``resent``, ``acknowledged`` (handled by the client's app) at the
+    server, ``received`` at the client.
 
-    ``count``: items skipped or sent again.
+    ``position``: the highest number that this is about. ``count``: how many pushes.
     """
 
     session: str
@@ -263,8 +265,10 @@ class Queue(Event, tag="queue"):
     """Something happened to a message of a queue.
 
     ``state``: ``published`` (no channel), ``handed_out`` (with ``attempt`` from 1), ``finished``, ``requeued``,
-    ``timed_out``, ``dead``, ``expired``, ``rejected``. ``position``: the message's number in its queue (partition).
-    ``key``: what its order key hashes to, when it has one.
+    ``timed_out``, ``released`` (given back untried), ``rejected``, ``dead``, ``dropped`` (without a dead letter),
+    ``expired``. ``position``: the message's number in its queue (partition). ``key``: what its order key hashes to,
+    when it has one. ``duration_us``: since it was published, when it is handed out; since it was handed out, when its
+    consumer is done with it.
     """
 
     namespace: str
@@ -279,6 +283,7 @@ class Queue(Event, tag="queue"):
     key: str | None = None
     size: int | None = None
     reason: str | None = None
+    duration_us: int | None = None
     attrs: dict[str, str] | None = None
 
 
@@ -341,10 +346,13 @@ class Rtts(Event, tag="rtts"):
 
 
 class NodeStart(Event, tag="node_start"):
-    """A run begins; always its first event. ``version``: of the software."""
+    """A run begins; always its first event. ``version``: of the software. ``sample``: the share of messages whose
+    events are written, when it is not all.
+    """
 
     version: str | None = None
     name: str | None = None
+    sample: float | None = None
     attrs: dict[str, str] | None = None
 
 

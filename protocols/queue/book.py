@@ -22,6 +22,7 @@ from dep2p.protocols.queue.options import QueueOptions, options_as_dict
 from dep2p.protocols.queue.ordering.exclusive import ExclusiveChannel
 from dep2p.protocols.queue.queue import Publish, Queue
 from dep2p.protocols.queue.records import DeadRow, MessageRow, PartitionRecord, StoreBatch
+from dep2p.protocols.queue.tracing import QueueTrace
 
 CACHE_BYTES: Final = 67_108_864
 _COMMIT_ROWS: Final = 2_000
@@ -51,6 +52,8 @@ class QueueBook(Definitions):
         super().__init__()
         self.cache = LogCache(cache_bytes)
         self.wall_us = 0
+        self.trace: QueueTrace | None = None
+        """Is told what becomes of messages."""
         """Unix microseconds as last said by `pump` or `at`."""
         self.counts: Counter[str] = Counter()
         self.awake: dict[Channel, None] = {}

@@ -14,6 +14,7 @@ from dep2p.protocols.queue.history import add_failure
 from dep2p.protocols.queue.log import Read
 from dep2p.protocols.queue.message import OVERHEAD_BYTES, Message, encode_meta
 from dep2p.protocols.queue.records import DeadRow, StateRow
+from dep2p.protocols.queue.tracing import OVERDUE, QueueTrace
 
 _WINDOW_ITEMS: Final = 1_024
 """So far ahead of what is handed out a channel looks, at least."""
@@ -154,6 +155,9 @@ class Channel(ChannelPlaces):
             self.counts["redelivered"] += 1
         consumer.delivered += 1
         consumer.assign(place.log.id, message, attempts, now)
+        trace = self.queue.book.trace
+        if trace is not None:
+            trace.handed_out(self, place.log.id, message, consumer.id, attempts)
         if len(consumer.staged) == 1:
             self.queue.book.staged[consumer] = None
 
@@ -214,6 +218,8 @@ class Channel(ChannelPlaces):
         seq = message.seq
         if message.expires_us and message.expires_us <= wall_us:
             self.counts["expired"] += 1
+            if self.queue.book.trace is not None:
+                self.tell_expired(self.queue.book.trace, place.log.id, message)
             self._done(place, seq)
             return False
         if message.only_channel and message.only_channel != self.id:
@@ -299,10 +305,14 @@ class Channel(ChannelPlaces):
         """These are done. Gives those that the consumer does not hold."""
         refused: list[tuple[int, int]] = []
         count = 0
+        trace = self.queue.book.trace
         for key in keys:
-            if consumer.drop(key) is None:
+            held = consumer.drop(key)
+            if held is None:
                 refused.append(key)
                 continue
+            if trace is not None:
+                trace.settled(self, "finished", key[0], held)
             self._done(self._places[key[0]], key[1])
             count += 1
         self.counts["finished"] += count
@@ -330,6 +340,8 @@ class Channel(ChannelPlaces):
         self.counts["rejected"] += 1
         place = self._places[key[0]]
         wall_us = self.queue.book.wall_us
+        if self.queue.book.trace is not None:
+            self.queue.book.trace.settled(self, "rejected", key[0], held, reason)
         history = add_failure(self._history(place, key[1]), wall_us, held.attempts, reason or "rejected")
         self._die(place, held.message, held.attempts, history, reason or "rejected", wall_us)
         self._settled(consumer)
@@ -363,6 +375,8 @@ class Channel(ChannelPlaces):
             self.wake()
 
     def _release(self, key: tuple[int, int], held: Held) -> None:
+        if self.queue.book.trace is not None:
+            self.queue.book.trace.settled(self, "released", key[0], held)
         if not self._is_open(*key):  # it was too old, and has left the log
             return
         place = self._places[key[0]]
@@ -374,6 +388,9 @@ class Channel(ChannelPlaces):
         self, key: tuple[int, int], held: Held, now: float, delay_s: float, reason: str, *, front: bool = False
     ) -> None:
         """Deliver it again, or bury it when its deliveries are used up."""
+        if self.queue.book.trace is not None:
+            state = "timed_out" if reason is OVERDUE else "requeued"
+            self.queue.book.trace.settled(self, state, key[0], held, reason)
         if not self._is_open(*key):  # it was too old, and has left the log
             return
         place = self._places[key[0]]
@@ -402,6 +419,8 @@ class Channel(ChannelPlaces):
 
     def _die(self, place: Place, message: Message, attempts: int, history: bytes, reason: str, wall_us: int) -> None:
         self._done(place, message.seq)
+        if self.queue.book.trace is not None:
+            self._tell_death(self.queue.book.trace, place.log.id, message, reason)
         if not self.queue.options.dead_letters:
             self.counts["dropped_attempts_used_up"] += 1
             return
@@ -419,6 +438,14 @@ class Channel(ChannelPlaces):
             history or add_failure(b"", wall_us, attempts, reason),
         )
         self.queue.bury(self, row)
+
+    def _tell_death(self, trace: QueueTrace, partition: int, message: Message, reason: str) -> None:
+        trace.ended(self, "dead" if self.queue.options.dead_letters else "dropped", partition, message, reason)
+
+    def tell_expired(self, trace: QueueTrace, partition: int, message: Message) -> None:
+        """A message is too old; for the trace, when the channel has not done with it yet."""
+        if self._is_open(partition, message.seq):
+            trace.ended(self, "expired", partition, message)
 
     # Time
 
@@ -440,7 +467,7 @@ class Channel(ChannelPlaces):
                 if consumer.staged:
                     consumer.staged = [each for each in consumer.staged if (each.partition, each.message.seq) != key]
                 self.counts["timed_out"] += 1
-                self._back(key, held, now, 0.0, "it was not settled in time")
+                self._back(key, held, now, 0.0, OVERDUE)
             self._settled(consumer)
         if self._deferred and self._deferred[0][0] <= now:
             self.wake()

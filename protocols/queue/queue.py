@@ -252,6 +252,8 @@ class Queue(Publishers):
             log = self.logs.get(partition)
             if log is not None and log.visible < first + items - 1:
                 log.visible = first + items - 1
+        if self.book.trace is not None:
+            self.book.trace.published(self, publish.runs)
 
     def wake(self) -> None:
         """There are new messages."""
@@ -379,6 +381,9 @@ class Queue(Publishers):
                     if not message.expires_us or message.expires_us > wall_us:
                         break
                     self.counts["expired"] += 1
+                    if self.book.trace is not None:
+                        for channel in self.channels.values():
+                            channel.tell_expired(self.book.trace, log.id, message)
                 last += 1
             if last > log.trimmed:
                 self._trim(log, last)

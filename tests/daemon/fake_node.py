@@ -307,7 +307,7 @@ class FakeNode:
         self.sessions = Sessions(self, SessionRegistry(), self.limits)
         """A test that wants sessions puts those of a real node here."""
         self.queues = FakeQueues()
-        self.tracer = Tracer(self.peer_id, 1_000, TraceSources(list, list, list, list, list))
+        self.tracer = Tracer(self.peer_id, 1_000, TraceSources(list, list, list, list, list, list))
         self._add(Realm.from_psk(bytes(32), "team"))
 
     def delivery(self, realm: RealmChoice = None) -> Delivery:

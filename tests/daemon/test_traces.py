@@ -42,11 +42,14 @@ def test_nothing_is_traced_before_somebody_says_so(tracing: Served) -> None:
 
 
 def test_started_looked_at_and_stopped(tracing: Served, tmp_path: Path) -> None:
-    began = tracing.http.post("/v1/trace/start", json={"dir": str(tmp_path), "rpcs": False, "roll_s": 30})
+    body = {"dir": str(tmp_path), "rpcs": False, "sample": 0.5, "roll_s": 30}
+    began = tracing.http.post("/v1/trace/start", json=body)
     assert began.status_code == 201
     assert began.json()["is_on"] and began.json()["directory"] == str(tmp_path)
     settings = began.json()["settings"]
-    assert settings["rpcs"] is False and settings["roll_s"] == 30 and settings["snapshot_s"] == 5
+    assert {name: settings[name] for name in ("rpcs", "roll_s", "sample", "snapshot_s")} == {
+        **{"rpcs": False, "roll_s": 30, "sample": 0.5, "snapshot_s": 5},
+    }
     again = tracing.http.post("/v1/trace/start", json={})
     assert again.status_code == 409 and again.json()["code"] == "D7006" and str(tmp_path) in again.json()["detail"]
     ended = tracing.http.post("/v1/trace/stop", json={}).json()
@@ -69,6 +72,8 @@ def test_without_a_directory_it_goes_where_the_configuration_says(tracing: Serve
         ({"roll_bytes": 1 << 30, "disk_bytes_max": 1 << 30}, "disk_bytes_max"),
         ({"snapshot_s": -1}, "snapshot_s"),
         ({"rpcs": "yes"}, "rpcs"),
+        ({"sample": 0}, "sample"),
+        ({"sample": 1.5}, "sample"),
         ({"colour": "red"}, "colour"),
     ],
 )

@@ -12,6 +12,7 @@ from dep2p.protocols.queue.options import QueueOptions
 from dep2p.protocols.queue.queue import Publish, Queue
 from dep2p.protocols.queue.records import StoreBatch
 from dep2p.storage.memory import MemoryStore
+from tests.protocols.queue_told import Told
 
 START_US = 1_700_000_000_000_000
 
@@ -24,6 +25,7 @@ class World:
         self.now = 1_000.0
         self.wall_us = START_US
         self.cache_bytes = cache_bytes
+        self.told = Told()
         self.book = self._new_book()
         self._consumers = 0
         self.fail_next: StoreError | None = None
@@ -35,6 +37,7 @@ class World:
     def _new_book(self) -> QueueBook:
         book = QueueBook(cache_bytes=self.cache_bytes)
         book.at(self.wall_us)
+        book.trace = self.told = Told()
         book.restore(self.store.load())
         return book
 

@@ -216,6 +216,12 @@ def test_rejecting_buries_at_once_and_without_dead_letters_it_is_dropped_and_cou
     taker.do(channel.reject, taker.got.pop(), "no such order")
     [letter] = world.store.scan_dead(channel.id, 0, items_max=10)
     assert [each.reason for each in failures_of(letter.history)] == ["no such order"]
+    assert [(event[0], event[4]) for event in world.told.events] == [
+        ("published", ""),
+        ("handed_out", ""),
+        ("rejected", "no such order"),
+        ("dead", "no such order"),
+    ]
     plain = world.create("plain", dead_letters=False)
     channel = world.channel(plain)
     taker = world.consumer(channel)
@@ -223,6 +229,7 @@ def test_rejecting_buries_at_once_and_without_dead_letters_it_is_dropped_and_cou
     taker.do(channel.reject, taker.got.pop(), "")
     assert world.store.scan_dead(channel.id, 0, items_max=10) == []
     assert channel.counts["dropped_attempts_used_up"] == 1
+    assert world.told.states()[4:] == ["published", "handed_out", "rejected", "dropped"]
 
 
 def test_old_dead_letters_go_when_there_are_too_many() -> None:
@@ -373,6 +380,7 @@ def test_old_messages_are_dropped_and_counted() -> None:
     taker = world.consumer(channel)
     assert taker.bodies() == [b"new"]
     assert queue.counts["expired"] + channel.counts["expired"] == 1
+    assert world.told.states("work") == ["expired", "handed_out"]
 
 
 def test_a_retried_publish_is_recognised_also_after_a_crash() -> None:

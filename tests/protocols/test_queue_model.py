@@ -128,6 +128,10 @@ class QueueMachine(RuleBasedStateMachine):
     # What must be true
 
     @invariant()
+    def a_trace_is_told_what_is_counted_and_what_is_held(self) -> None:
+        self.world.told.check(self.world.book)
+
+    @invariant()
     def nobody_holds_what_another_has_or_what_is_finished(self) -> None:
         for name in _CHANNELS:
             held: list[bytes] = []

@@ -1,0 +1,79 @@
+"""What a queue's core tells a trace, written down and counted."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from dep2p.protocols.queue.book import QueueBook
+from dep2p.protocols.queue.channel_places import ChannelPlaces
+from dep2p.protocols.queue.consumer import Held
+from dep2p.protocols.queue.message import Message
+from dep2p.protocols.queue.queue import Queue, Run
+
+_COUNTED = {
+    "handed_out": ("delivered",),
+    "finished": ("finished",),
+    "requeued": ("requeued", "requeued_consumer_gone"),
+    "timed_out": ("timed_out",),
+    "rejected": ("rejected",),
+    "dead": ("dead",),
+    "dropped": ("dropped_attempts_used_up",),
+    "expired": ("expired",),
+}
+
+
+class Told:
+    """A `QueueTrace`. Of one book: a crash begins another one."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str, int, int, str]] = []
+        """State, channel, partition, number, reason."""
+        self.attempts: dict[tuple[str, int, int], int] = {}
+        self.out: dict[tuple[str, int, int], None] = {}
+        """In a consumer's hands, as far as was told."""
+        self.there: dict[tuple[int, int], None] = {}
+        """Published."""
+        self.counts: Counter[tuple[str, str]] = Counter()
+
+    def published(self, queue: Queue, runs: Sequence[Run]) -> None:
+        for run in runs:
+            for seq in range(run.first_seq, run.first_seq + run.items):
+                assert (run.partition, seq) not in self.there, "it was told before"
+                self.there[run.partition, seq] = None
+                self._tell("published", "", run.partition, seq)
+
+    def handed_out(self, channel: ChannelPlaces, partition: int, message: Message, to: str, attempts: int) -> None:
+        assert to in channel.consumers
+        self._tell("handed_out", channel.name, partition, message.seq)
+        key = (channel.name, partition, message.seq)
+        assert key not in self.out, "it is in somebody's hands already"
+        self.out[key] = None
+        self.attempts[key] = attempts
+
+    def settled(self, channel: ChannelPlaces, state: str, partition: int, held: Held, reason: str = "") -> None:
+        self._tell(state, channel.name, partition, held.message.seq, reason)
+        key = (channel.name, partition, held.message.seq)
+        assert self.attempts[key] == held.attempts
+        del self.out[key]
+
+    def ended(self, channel: ChannelPlaces, state: str, partition: int, message: Message, reason: str = "") -> None:
+        self._tell(state, channel.name, partition, message.seq, reason)
+
+    def _tell(self, state: str, channel: str, partition: int, seq: int, reason: str = "") -> None:
+        self.events.append((state, channel, partition, seq, reason))
+        self.counts[channel, state] += 1
+
+    def states(self, channel: str = "") -> list[str]:
+        """Of one channel, or of all."""
+        return [event[0] for event in self.events if not channel or event[1] == channel]
+
+    def check(self, book: QueueBook) -> None:
+        """It is what the core itself counts, and what consumers hold."""
+        held: dict[tuple[str, int, int], None] = {}
+        for queue in book.queues.values():
+            for channel in queue.channels.values():
+                for state, names in _COUNTED.items():
+                    counted = sum(channel.counts[name] for name in names)
+                    assert self.counts[channel.name, state] == counted, (channel.name, state)
+                for consumer in channel.consumers.values():
+                    held.update(dict.fromkeys((channel.name, *key) for key in consumer.held))
+        assert self.out.keys() == held.keys()
