@@ -163,7 +163,7 @@ async def start_pair(run: Run, crew: Crew) -> Worker:
 
 async def sample(worker: Worker, command: str, **options: object) -> Sample:
     done = await worker.call(command, timeout_s=120, **options)
-    return Sample(_rate(done), done.get("p50_ms"), done.get("p99_ms"), done.get("cpu_us"))
+    return Sample(_rate(done), done.get("p50_ms"), done.get("p99_ms"), done.get("cpu_us"), done.get("fsyncs"))
 
 
 def _rate(done: dict[str, float]) -> float:

@@ -108,6 +108,7 @@ class Commands:
         """Publish, consume and acknowledge at once; until everything is acknowledged, durably."""
         engine = self._ours
         name = await self._fresh()
+        before = engine.store.statistics()
         cpu_s = time.process_time()
         taken = [0] * channels
         total = 0
@@ -131,7 +132,7 @@ class Commands:
             for number in range(channels):
                 for _ in range(max(1, consumers // channels)):
                     nursery.start_soon(take, number)
-            total, _, _ = await self._publish(name, seconds, PUBLISHERS)
+            total, _, latencies_s = await self._publish(name, seconds, PUBLISHERS)
             is_over = True
             if not all(each >= total for each in taken):
                 with trio.fail_after(60):
@@ -140,8 +141,16 @@ class Commands:
             elapsed_s = time.perf_counter() - began_s
             nursery.cancel_scope.cancel()
         used_s = time.process_time() - cpu_s
+        after = engine.store.statistics()
         await engine.delete_queue("", name)
-        return {"count": total, "elapsed_s": elapsed_s, "cpu_us": used_s / total * 1e6}
+        return {
+            "count": total,
+            "elapsed_s": elapsed_s,
+            "p50_ms": percentile(latencies_s, 0.5) * 1e3,
+            "p99_ms": percentile(latencies_s, 0.99) * 1e3,
+            "cpu_us": used_s / total * 1e6,
+            "fsyncs": (after.fsyncs - before.fsyncs) / total,
+        }
 
     async def fill(self, count: int) -> dict[str, object]:
         """A backlog that nobody has consumed."""

@@ -18,6 +18,8 @@ class Sample:
     p99_ms: float | None = None
     cpu_us: float | None = None
     """User and system time of both ends for one operation, microseconds."""
+    fsyncs: float | None = None
+    """For one operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,8 @@ class Result:
     def as_object(self) -> dict[str, object]:
         """The result as the contract says; without latencies where none were taken."""
         made: dict[str, object] = {"name": self.name, "value": _round(self.value), "unit": self.unit}
-        for key, value in (("p50_ms", _of(self.ours, "p50_ms")), ("p99_ms", _of(self.ours, "p99_ms"))):
+        for key in ("p50_ms", "p99_ms", "cpu_us", "fsyncs"):
+            value = _of(self.ours, key)
             if value is not None:
                 made[key] = _round(value)
         made |= {"peer": self.peer, "peer_value": _round(self.peer_value), "ratio": _round(self.ratio)}
@@ -78,7 +81,7 @@ class Report:
 
     def as_table(self) -> str:
         """The same with the spread of the rounds and the peer's latencies and CPU time, for a terminal."""
-        head = ("result", "", "median", "min", "max", "unit", "p50 ms", "p99 ms", "CPU us/op", "ratio")
+        head = ("result", "", "median", "min", "max", "unit", "p50 ms", "p99 ms", "CPU us/op", "fsyncs/op", "ratio")
         rows: list[tuple[str, ...]] = [head]
         for result in self.results:
             for label, samples, ratio in (
@@ -92,7 +95,7 @@ class Report:
                         label,
                         *(_text(value) for value in (median(values), min(values), max(values))),
                         result.unit if ratio else "",
-                        *(_text(_of(samples, key)) for key in ("p50_ms", "p99_ms", "cpu_us")),
+                        *(_text(_of(samples, key)) for key in ("p50_ms", "p99_ms", "cpu_us", "fsyncs")),
                         ratio,
                     )
                 )

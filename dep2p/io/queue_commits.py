@@ -25,6 +25,8 @@ _RETRY_S: Final = 0.5
 """After a store has failed to read."""
 _SWEEP_S: Final = 1.0
 _LOOK_AT_DEADLINES_S: Final = 0.02
+_LOOK_AT_CLOCK_S: Final = 0.001
+"""How often it is looked whether the machine's clock has moved."""
 
 
 class _Commits(GroupCommit):
@@ -72,6 +74,8 @@ class QueueCommits:
         self._flushes: list[_Flush] = []
         self._waiting_for: dict[int, tuple[list[Callable[[], None]], list[_Flush]]] = {}
         """By batch that is being written."""
+        self._clock_s: Callable[[], float] = trio.current_time
+        self._looked_s = float("-inf")
         self._offset_s = float("-inf")
         self._timer = trio.CancelScope()
         self._ttl_queues: dict[Queue, None] = {}
@@ -110,6 +114,7 @@ class QueueCommits:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Commit, hand out and read until cancelled."""
         try:
+            self._clock_s = trio.lowlevel.current_clock().current_time
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 nursery.start_soon(self.commits.run)
@@ -134,11 +139,13 @@ class QueueCommits:
 
     def wall_us(self) -> int:
         """Unix microseconds that never go back in this process, whatever is done to the machine's clock."""
-        now = trio.current_time()
-        offset_s = time.time() - now
-        if offset_s > self._offset_s:
-            self._offset_s = offset_s
-        return round((self._offset_s + now) * 1e6)
+        now = self._clock_s()
+        if not 0.0 <= now - self._looked_s < _LOOK_AT_CLOCK_S:
+            self._looked_s = now
+            offset_s = time.time() - now
+            if offset_s > self._offset_s:
+                self._offset_s = offset_s
+        return int((self._offset_s + now) * 1e6)
 
     # Time
 

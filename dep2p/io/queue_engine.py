@@ -20,7 +20,7 @@ from dep2p.errors import (
     StreamClosedError,
 )
 from dep2p.io.queue_access import Rights
-from dep2p.io.queue_engine_looking import EngineLooking, PublishWaiter
+from dep2p.io.queue_engine_looking import EngineLooking, Pending, WaitedPublish
 from dep2p.io.queue_exclusive import ExclusiveConsumer
 from dep2p.io.queue_exclusive_ports import LocalPort
 from dep2p.io.queue_local import LocalConsumer
@@ -72,8 +72,7 @@ class QueueEngine(EngineLooking):
         self.defaults = defaults or QueueOptions()
         """For queues whose maker says nothing else."""
         self._bounds = bounds or EngineBounds()
-        self._pending_bytes = 0
-        self._pending_items = 0
+        self._pending = Pending()
         self._consumers: dict[str, LocalConsumer] = {}
         self._consumer_number = 0
         self._loading: dict[Queue, trio.Event] = {}
@@ -94,11 +93,12 @@ class QueueEngine(EngineLooking):
 
     # Room
 
-    def _has_room(self, items: int, size: int) -> bool:
-        bounds = self._bounds
-        return self._pending_items < bounds.pending_items_max and (
-            not self._pending_bytes or self._pending_bytes + size <= bounds.pending_bytes_max
-        )
+    def _refuse_without_room(self, size: int) -> None:
+        bounds, pending = self._bounds, self._pending
+        if pending.items >= bounds.pending_items_max or (
+            pending.bytes and pending.bytes + size > bounds.pending_bytes_max
+        ):
+            raise QueueFullError("too much is waiting to become durable on this node")
 
     # Queues
 
@@ -219,36 +219,29 @@ class QueueEngine(EngineLooking):
         Waits for room, at most ``timeout_s`` seconds (for ever when None; 0 does not wait), then raises QueueFullError.
         Cancelled, it may or may not have been taken: with a ``publisher`` it can be repeated without harm.
         """
-        queue = self.book.find(namespace, name)
-        if not queue.is_loaded:
+        queue = self.book.queues.get((namespace, name))
+        if queue is None or not queue.is_loaded:
             queue = await self.loaded(namespace, name)
         items = len(messages)
         size = len(messages[0][0]) if items == 1 else sum([len(message[0]) for message in messages])
-        waiter = PublishWaiter(self, items, size)
-        deadline = float("inf") if timeout_s is None else trio.current_time() + timeout_s
+        publish = WaitedPublish(self._pending, items, size)
+        deadline: float | None = None
         while True:
-            if self._closing:
-                raise StreamClosedError("the queues are closed")
             try:
-                if not self._has_room(len(messages), size):
-                    raise QueueFullError("too much is waiting to become durable on this node")
-                self._take(queue, messages, size, waiter, publisher)
+                self._take(queue, messages, size, publish.repeats, publisher, publish)
                 break
             except QueueFullError:
+                if deadline is None:
+                    deadline = float("inf") if timeout_s is None else trio.current_time() + timeout_s
                 if trio.current_time() >= deadline or (
-                    len(messages) > queue.options.items_max or size > queue.options.bytes_max
+                    items > queue.options.items_max or size > queue.options.bytes_max
                 ):
                     raise
                 with trio.move_on_at(deadline):
                     await self._room.park()
                 if queue.is_deleted:
                     queue = await self.loaded(namespace, name)
-        return await waiter.wait()
-
-    def settled(self, items: int, size: int) -> None:
-        """For publishes: so much does not wait any more."""
-        self._pending_items -= items
-        self._pending_bytes -= size
+        return await publish.wait()
 
     def _take(
         self,
@@ -257,16 +250,22 @@ class QueueEngine(EngineLooking):
         size: int,
         on_done: Callable[[Publish], None],
         publisher: tuple[bytes, int] | None,
+        publish: Publish | None = None,
     ) -> None:
-        self._pending_items += len(messages)
-        self._pending_bytes += size
+        if self._closing:
+            raise StreamClosedError("the queues are closed")
+        self._refuse_without_room(size)
+        pending = self._pending
+        pending.items += len(messages)
+        pending.bytes += size
         try:
-            queue.publish(messages, on_done, wall_us=self.wall_us(), publisher=publisher)
+            queue.publish(messages, on_done, wall_us=self.wall_us(), publisher=publisher, publish=publish)
         except BaseException:
-            self._pending_items -= len(messages)
-            self._pending_bytes -= size
+            pending.items -= len(messages)
+            pending.bytes -= size
             raise
-        self.changed()
+        if not self.commits.is_kicked:
+            self.commits.kick()
 
     def publish_soon(
         self,
@@ -285,9 +284,7 @@ class QueueEngine(EngineLooking):
             nursery.start_soon(self._load_and_publish, namespace, name, messages, publisher, on_done)
             return
         size = sum([len(message.body) for message in messages])
-        if not self._has_room(len(messages), size):
-            raise QueueFullError("too much is waiting to become durable on this node")
-
+        pending = self._pending
         is_told = False
 
         def done(publish: Publish) -> None:
@@ -295,8 +292,8 @@ class QueueEngine(EngineLooking):
             if is_told:
                 return
             is_told = True
-            self._pending_items -= len(messages)
-            self._pending_bytes -= size
+            pending.items -= len(messages)
+            pending.bytes -= size
             error = publish.error
             if error is None:
                 on_done(publish.points(), None)
@@ -421,8 +418,8 @@ class QueueEngine(EngineLooking):
             "queues": len(self.book.queues),
             "loaded": sum(queue.is_loaded for queue in self.book.queues.values()),
             "consumers": len(self._consumers),
-            "pending_items": self._pending_items,
-            "pending_bytes": self._pending_bytes,
+            "pending_items": self._pending.items,
+            "pending_bytes": self._pending.bytes,
             "cached_bytes": self.book.cache.bytes,
             "bytes_on_disk": store.bytes_on_disk,
             "commits": store.commits,

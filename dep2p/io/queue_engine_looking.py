@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, cast
 
 import trio
 from outcome import Value
@@ -17,70 +17,88 @@ _REPLAY_BYTES: Final = 4_194_304
 """Dead letters are replayed in steps of so many."""
 
 
-class WaitedFor(Protocol):
-    """An engine that counts what is not durable yet."""
+class Pending:
+    """What is not durable yet."""
 
-    def settled(self, items: int, size: int) -> None:
-        """So much does not wait any more."""
-        ...
+    __slots__ = ("bytes", "items")
+
+    def __init__(self) -> None:
+        self.items = 0
+        self.bytes = 0
 
 
-class PublishWaiter:
-    """A publisher that waits for its messages to become durable."""
+class _Woken:
+    """What a task that waited is sent: one for all of them, since trio's own may be used once each."""
 
-    __slots__ = ("engine", "items", "publish", "size", "task")
+    __slots__ = ()
 
-    def __init__(self, engine: WaitedFor, items: int, size: int) -> None:
-        self.engine = engine
+    def unwrap(self) -> None:
+        """Nothing."""
+
+
+_WOKEN: Final = cast("Value[None]", _Woken())
+
+
+def _told(publish: "WaitedPublish") -> None:
+    """It is done with, or in doubt; also when nobody waits any more."""
+    if publish.is_told:
+        return
+    publish.is_told = True
+    pending = publish.pending
+    pending.items -= publish.items
+    pending.bytes -= publish.size
+    task, publish.task = publish.task, None
+    if task is not None:
+        trio.lowlevel.reschedule(task, _WOKEN)
+
+
+class WaitedPublish(Publish):
+    """A publish, and who waits for it to become durable: one object, and few calls, since it is made for each message.
+
+    It was added to ``pending`` when it was taken; that ends when it is told."""
+
+    __slots__ = ("is_told", "items", "pending", "size", "task")
+
+    def __init__(self, pending: Pending, items: int, size: int) -> None:
+        super().__init__(_told)
+        self.pending = pending
         self.items = items
         self.size = size
+        self.is_told = False
         self.task: trio.lowlevel.Task | None = None
-        self.publish: Publish | None = None
 
-    def __call__(self, publish: Publish) -> None:
-        """The publish is done with, or in doubt; also when nobody waits any more."""
-        if self.publish is not None:
-            return
-        self.publish = publish
-        self.engine.settled(self.items, self.size)
-        task, self.task = self.task, None
-        if task is not None:
-            trio.lowlevel.reschedule(task, Value(None))
+    def repeats(self, publish: Publish) -> None:
+        """Another one stands for it, which is done with, or in doubt."""
+        if not self.is_told:
+            self.runs, self.error = publish.runs, publish.error
+            _told(self)
+
+    def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        self.task = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
     async def wait(self) -> list[tuple[int, int]]:
-        """Until it was called; gives the ids, or raises why not. Cancelled, the publish goes on: its outcome is not
+        """Until it was told; gives the ids, or raises why not. Cancelled, the publish goes on: its outcome is not
         known then."""
-        if self.publish is None:
+        if not self.is_told:
             self.task = trio.lowlevel.current_task()
-
-            def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-                self.task = None
-                return trio.lowlevel.Abort.SUCCEEDED
-
-            await trio.lowlevel.wait_task_rescheduled(abort)
+            await trio.lowlevel.wait_task_rescheduled(self._abort)
         else:
             await trio.lowlevel.checkpoint()
-        publish = self.publish
-        assert publish is not None
-        if publish.error is not None:
-            raise type(publish.error)(*publish.error.args)
-        return publish.points()
+        if self.error is not None:
+            raise type(self.error)(*self.error.args)
+        return self.points()
 
 
 class EngineLooking(QueueCommits):
     """`QueueEngine` without publishing and consuming."""
 
     _reader: QueueReader
-    _pending_items: int
-    _pending_bytes: int
+    _pending: Pending
 
     @abstractmethod
     async def loaded(self, namespace: str, name: str) -> Queue:
         """The queue, with its state in memory. Raises QueueNotFoundError."""
-
-    @abstractmethod
-    def settled(self, items: int, size: int) -> None:
-        """For publishes: so much does not wait any more."""
 
     # Looking
 
@@ -127,19 +145,19 @@ class EngineLooking(QueueCommits):
         found = queue.channel(channel)
         count = size = 0
         damaged: list[int] = []
-        waiters: list[PublishWaiter] = []
+        waiters: list[WaitedPublish] = []
         async for row in self._reader.dead_rows(queue, found, ids):
             if not row.meta:
                 damaged.append(row.id)
                 continue
-            waiter = PublishWaiter(self, 1, len(row.body))
-            self._pending_items += 1
-            self._pending_bytes += waiter.size
+            waiter = WaitedPublish(self._pending, 1, len(row.body))
+            self._pending.items += 1
+            self._pending.bytes += len(row.body)
             waiters.append(waiter)
-            queue.replay(found, row, waiter, self.wall_us())
+            queue.replay(found, row, waiter.repeats, self.wall_us())
             self.changed()
             count += 1
-            size += waiter.size
+            size += len(row.body)
             if len(waiters) >= _REPLAY_ITEMS or size >= _REPLAY_BYTES:
                 for each in waiters:
                     await each.wait()

@@ -8,7 +8,7 @@ import errno
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -27,18 +27,24 @@ from dep2p.protocols.queue.records import (
 from dep2p.storage.numbers import check_numbers
 from dep2p.storage.sqlite_file import damaged, explain, open_file
 from dep2p.storage.sqlite_log import log_of
-from dep2p.storage.sqlite_rows import DAMAGED_META, SIZE, Bodies, row_sum, size_of
+from dep2p.storage.sqlite_rows import DAMAGED_META, row_sum
+from dep2p.storage.sqlite_segments import (
+    INSERT,
+    NUMBERS_OF,
+    SEQ_MASK,
+    Bodies,
+    Segment,
+    last_of,
+    segment_id,
+    segment_ids,
+    size_up_to,
+    span,
+)
 
 Sync = Literal["always", "interval", "never"]
 """When a commit is on disk: before it returns; at most ``SYNC_INTERVAL_S`` later; or when the system thinks so."""
 
 SYNC_INTERVAL_S: Final = 1.0
-_SEQ_BITS: Final = 40
-"""The id of a row of messages is its partition and, in these bits, its number: appending costs a third so."""
-_SEQ_MASK: Final = (1 << _SEQ_BITS) - 1
-_ROWS_AT_ONCE: Final = (64, 8, 1)
-"""Messages in one statement: with each the interpreter's lock changes hands, and the event loop wants it too."""
-_INSERTS: Final = {many: f"insert into messages values {','.join(['(?,?,?,?)'] * many)}" for many in _ROWS_AT_ONCE}
 _TRIM_ROWS: Final = 4_000
 """Messages removed from the log in one commit; more of them go with later ones, so that no commit stalls."""
 _TRIM_ROWS_IDLE: Final = 1_000
@@ -95,8 +101,8 @@ class SqliteStore:
             self._last[partition], self._trimmed[partition] = last_seq, trimmed
         for partition, trimmed in self._trimmed.items():
             # A trim that was cut short by the end of an earlier run goes on.
-            oldest = _oldest(db, partition)
-            if oldest is not None and oldest <= trimmed:
+            oldest = db.execute(NUMBERS_OF, (*segment_ids(partition, 0, trimmed), 1)).fetchone()
+            if oldest is not None and last_of(oldest) <= trimmed:
                 self._trims[partition] = trimmed
         self._space_s = time.monotonic() + _SPACE_S
 
@@ -138,10 +144,9 @@ class SqliteStore:
         try:
             row = db.execute("select items, bytes from partitions where partition = ?", (partition,)).fetchone()
             record = PartitionRecord(self._last.get(partition, 0), self._trimmed.get(partition, 0), *(row or ()))
-            if partition in self._trims:  # some of them are on their way out
-                count, size = self._sum(db, partition, self._trims[partition])
-                record.messages -= count
-                record.bytes -= size
+            count, size = self._sum(db, partition, record.trimmed)  # in segments that are not done as a whole, too
+            record.messages = max(0, record.messages - count)
+            record.bytes = max(0, record.bytes - size)
             cursors = "select channel, floor, handed_out, sum from cursors where partition = ?"
             for channel, floor, handed_out, total in db.execute(cursors, (partition,)).fetchall():
                 self._check_sum(total, (channel, partition, floor, handed_out))
@@ -178,18 +183,35 @@ class SqliteStore:
         found: list[MessageRow] = []
         size = 0
         try:
-            for row_id, form, meta, body in self._open_db.execute(
-                "select id, form, meta, body from messages where id between ? and ? order by id limit ?",
-                (_id(partition, from_seq), _id(partition, _SEQ_MASK), items_max),
-            ):
-                row = self._bodies.unpack(partition, row_id & _SEQ_MASK, form, meta, body)
-                size += len(row.body)
+            for row in self._messages(self._open_db, partition, from_seq):
+                size += len(row[3])
                 if found and size > bytes_max:
                     break
                 found.append(row)
+                if len(found) >= items_max:
+                    break
         except sqlite3.Error as error:
             raise explain(self.path, error) from error
         return found
+
+    def _messages(self, db: sqlite3.Connection, partition: int, from_seq: int) -> Iterator[MessageRow]:
+        lowest, highest = segment_ids(partition, from_seq, SEQ_MASK)
+        holds = db.execute(
+            "select max(id) from segments where id between ? and ?", (segment_id(partition, 0), lowest)
+        ).fetchone()[0]
+        for row in db.execute(
+            "select * from segments where id between ? and ? order by id", (lowest if holds is None else holds, highest)
+        ):
+            yield from self._bodies.unpack(row, from_seq, self._end_of(db, partition, row))
+
+    def _end_of(self, db: sqlite3.Connection, partition: int, row: Sequence[object]) -> int:
+        """The number behind those that a damaged row may hold."""
+        if span(*row[:4]) is not None:
+            return SEQ_MASK
+        following = db.execute(
+            "select min(id) from segments where id > ? and id <= ?", (row[0], segment_id(partition, SEQ_MASK))
+        ).fetchone()[0]
+        return self._last.get(partition, 0) + 1 if following is None else int(following) & SEQ_MASK
 
     def get(self, partition: int, seqs: list[int]) -> list[MessageRow]:
         """These messages."""
@@ -197,11 +219,10 @@ class SqliteStore:
         found: list[MessageRow] = []
         try:
             for seq in sorted(seqs):
-                row = self._open_db.execute(
-                    "select form, meta, body from messages where id = ?", (_id(partition, seq),)
-                ).fetchone()
-                if row is not None and seq > trimmed:
-                    found.append(self._bodies.unpack(partition, seq, *row))
+                if seq > trimmed:
+                    row = next(self._messages(self._open_db, partition, seq), None)
+                    if row is not None and row.seq == seq:
+                        found.append(row)
         except sqlite3.Error as error:
             raise explain(self.path, error) from error
         return found
@@ -350,7 +371,7 @@ class SqliteStore:
         trims = self._trim(db, {**self._trims, **batch.trims}, _TRIM_ROWS)
         for partition in batch.partitions_removed:
             trims.pop(partition, None)
-            db.execute("delete from messages where id between ? and ?", (_id(partition, 0), _id(partition, _SEQ_MASK)))
+            db.execute("delete from segments where id between ? and ?", segment_ids(partition, 0, SEQ_MASK))
             for table in ("partitions", "cursors", "done", "states"):
                 db.execute(f"delete from {table} where partition = ?", (partition,))
         for channel in batch.channels_removed:
@@ -379,27 +400,24 @@ class SqliteStore:
         )
 
     def _append(self, db: sqlite3.Connection, appends: list[MessageRow]) -> None:
-        rows: list[int | bytes] = []
-        sums: dict[int, list[int]] = {}
-        pack = self._bodies.pack
-        for partition, seq, meta, body in appends:
-            form, kept = pack(meta, body)
-            rows += (partition << _SEQ_BITS | seq, form, meta, kept)
-            total = sums.get(partition)
-            if total is None:
-                sums[partition] = [seq, 1, len(body)]
+        by_partition: dict[int, list[MessageRow]] = {}
+        for row in appends:
+            others = by_partition.get(row[0])
+            if others is None:
+                by_partition[row[0]] = [row]
             else:
-                total[0] = seq
-                total[1] += 1
-                total[2] += len(body)
-        at = 0
-        for many in _ROWS_AT_ONCE:
-            wanted = 4 * many
-            while len(rows) - at >= wanted:
-                db.execute(_INSERTS[many], rows[at : at + wanted])
-                at += wanted
-        for partition, (last_seq, items, size) in sums.items():
-            self._number(db, partition, last_seq, self._trimmed.get(partition, 0), items, size)
+                others.append(row)
+        segments: list[Segment] = []
+        for partition, rows in by_partition.items():
+            made = list(self._bodies.pack(partition, rows))
+            size = sum([each.body_bytes for each in made])
+            self._number(db, partition, rows[-1][1], self._trimmed.get(partition, 0), len(rows), size)
+            segments += made
+        # With each statement the interpreter's lock changes hands, and the event loop wants it, too.
+        if len(segments) == 1:
+            db.execute(INSERT, segments[0])
+        else:
+            db.executemany(INSERT, segments)
 
     def _move(self, db: sqlite3.Connection, cursors: dict[tuple[int, int], CursorChange]) -> None:
         places = [(*key, change.cursor.floor, change.cursor.handed_out) for key, change in cursors.items()]
@@ -426,38 +444,43 @@ class SqliteStore:
         db.executemany("delete from states where channel = ? and partition = ? and seq <= ?", passed)
 
     def _trim(self, db: sqlite3.Connection, trims: dict[int, int], rows_max: int) -> dict[int, int]:
-        """Remove so many messages at most; gives the trims that are not through."""
+        """Remove about so many messages at most, by whole segments; gives the trims that are not through."""
         left = rows_max
         unfinished: dict[int, int] = {}
         for partition, up_to in trims.items():
             if left <= 0:
                 unfinished[partition] = up_to
                 continue
-            oldest = _oldest(db, partition)
-            if oldest is None or oldest > up_to:
-                continue
-            end = min(up_to, oldest + left - 1)
-            self._forget(db, partition, end)
-            left -= end - oldest + 1
-            if end < up_to:
-                unfinished[partition] = up_to
+            passed: list[Sequence[int]] = []
+            count = size = 0
+            for row in db.execute(NUMBERS_OF, (*segment_ids(partition, 0, up_to), left + 1)):
+                if last_of(row) > up_to:
+                    break
+                if count >= left:
+                    unfinished[partition] = up_to
+                    break
+                items, of = span(*row) or (0, 0)
+                passed.append(row)
+                count += items
+                size += of
+            if passed:
+                db.execute("delete from segments where id between ? and ?", (passed[0][0], passed[-1][0]))
+                db.execute(
+                    "update partitions set items = max(0, items - ?), bytes = max(0, bytes - ?) where partition = ?",
+                    (count, size, partition),
+                )
+                left -= max(count, len(passed))
         return unfinished
 
-    def _forget(self, db: sqlite3.Connection, partition: int, end: int) -> None:
-        count, size = self._sum(db, partition, end)
-        db.execute("delete from messages where id between ? and ?", (_id(partition, 0), _id(partition, end)))
-        db.execute(
-            "update partitions set items = items - ?, bytes = bytes - ? where partition = ?", (count, size, partition)
-        )
-
-    def _sum(self, db: sqlite3.Connection, partition: int, end: int) -> tuple[int, int]:
-        """Messages up to a number, and the bytes of their bodies."""
+    def _sum(self, db: sqlite3.Connection, partition: int, up_to: int) -> tuple[int, int]:
+        """Messages of the file up to a number, and the bytes of their bodies."""
         count = size = 0
-        for form, of in db.execute(
-            f"select {SIZE} from messages where id between ? and ?", (_id(partition, 0), _id(partition, end))
-        ):
-            count += 1
-            size += size_of(form, of)
+        for row in db.execute(NUMBERS_OF, (*segment_ids(partition, 0, up_to), -1)).fetchall():
+            items, of = span(*row) or (0, 0)
+            if last_of(row) > up_to:  # the last one
+                items, of = size_up_to(db.execute("select * from segments where id = ?", (row[0],)).fetchone(), up_to)
+            count += items
+            size += of
         return count, size
 
     # Watching
@@ -484,18 +507,6 @@ class SqliteStore:
             compressed_from_bytes=self._bodies.from_bytes,
             compressed_to_bytes=self._bodies.to_bytes,
         )
-
-
-def _id(partition: int, seq: int) -> int:
-    return partition << _SEQ_BITS | min(seq, _SEQ_MASK)
-
-
-def _oldest(db: sqlite3.Connection, partition: int) -> int | None:
-    """The lowest number that is still in the log."""
-    found = db.execute(
-        "select min(id) from messages where id between ? and ?", (_id(partition, 0), _id(partition, _SEQ_MASK))
-    ).fetchone()[0]
-    return None if found is None else int(found) & _SEQ_MASK
 
 
 def _summed(rows: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -11,6 +11,7 @@ from dep2p.errors import StoreError, StoreFullError, StoreLockedError, StoreUnkn
 from dep2p.storage.sqlite_log import kept_log, log_of, lost_commits
 from dep2p.storage.sqlite_rows import row_sum
 from dep2p.storage.sqlite_schema import MIGRATIONS, SCHEMA_VERSION
+from dep2p.storage.sqlite_segments import INSERT, SEQ_BITS, SEQ_MASK, old_message, segment_ids, segments_of
 
 PAGE_BYTES: Final = 8_192
 _CHECKPOINT_PAGES: Final = 512
@@ -19,6 +20,8 @@ _QUICK_CHECK_BYTES_MAX: Final = 67_108_864
 """Up to this size a file is checked as a whole when it is opened, which takes 1 ms for each MiB."""
 _SUMS_FROM: Final = 3
 """The version since which rows have checksums."""
+_SEGMENTS_FROM: Final = 4
+"""The version since which messages are in segments."""
 
 
 def open_file(path: Path, *, is_synced: bool) -> sqlite3.Connection:
@@ -141,6 +144,8 @@ def _migrate(db: sqlite3.Connection, version: int) -> None:
                 db.execute(statement)
     if 0 < version < _SUMS_FROM:
         _sum_rows(db)
+    if version < _SEGMENTS_FROM:
+        _pack_messages(db)
     db.execute(f"pragma user_version={SCHEMA_VERSION}")
 
 
@@ -156,6 +161,19 @@ def _sum_rows(db: sqlite3.Connection) -> None:
     ):
         db.create_function("row_sum", -1, functools.partial(_row_sum, len(numbers)))
         db.execute(f"update {table} set sum = row_sum({', '.join([*numbers, *blobs])})")
+
+
+def _pack_messages(db: sqlite3.Connection) -> None:
+    """Once for a file; one with a million messages takes some seconds. Memory holds one segment."""
+    for (partition,) in db.execute(f"select distinct id >> {SEQ_BITS} from messages").fetchall():
+        with contextlib.closing(
+            db.execute(
+                "select id, form, meta, body from messages where id between ? and ? order by id",
+                segment_ids(partition, 0, SEQ_MASK),
+            )
+        ) as old:
+            db.executemany(INSERT, segments_of(partition, (old_message(*row) for row in old)))
+    db.execute("drop table messages")
 
 
 def _row_sum(count: int, *fields: object) -> int:

@@ -18,13 +18,13 @@ create table dead(channel integer not null, id integer not null, partition integ
     died_us integer not null, attempts integer not null, meta blob not null, body blob not null, history blob not null,
     primary key (channel, id)) without rowid;
 """
-_SCHEMA_2: Final = """
+SCHEMA_2: Final = """
 create table last_dead(channel integer primary key, id integer not null);
 insert into last_dead select channel, max(id) from dead group by channel;
 create table owner(clean integer not null);
 insert into owner values (1);
 """
-_SCHEMA_3: Final = """
+SCHEMA_3: Final = """
 alter table messages rename column packed to form;
 alter table definitions add column sum integer;
 alter table partitions add column sum integer;
@@ -35,6 +35,11 @@ alter table dead add column sum integer;
 drop table owner;
 """
 """Checksums (sqlite_rows.py); those of the rows that are there are filled in when the file is brought up to date."""
-MIGRATIONS: Final = (SCHEMA_1, _SCHEMA_2, _SCHEMA_3)
+_SCHEMA_4: Final = """
+create table segments(id integer primary key, items integer not null, bytes integer not null, sum integer not null,
+    data blob not null);
+"""
+"""Messages by segments (sqlite_segments.py); what is in ``messages`` is brought there, and that table goes."""
+MIGRATIONS: Final = (SCHEMA_1, SCHEMA_2, SCHEMA_3, _SCHEMA_4)
 """Statements that lead from version n to n + 1."""
 SCHEMA_VERSION: Final = len(MIGRATIONS)

@@ -40,7 +40,7 @@ class _Taken:
         """Those of queues that were deleted meanwhile: nothing of them is written."""
         self.publishers: dict[str, None] = {}
         """The definitions that tell of these publishes."""
-        self.publishes: list[tuple[Queue, Publish]] = []
+        self.publishes: list[Publish] = []
         self.deliveries: list[tuple[Consumer, list[Delivery]]] = []
         self.calls: list[Callable[[], None]] = []
 
@@ -68,8 +68,7 @@ class QueueBook(Definitions):
         self.trims: dict[int, int] = {}
         self.freed: dict[Queue, None] = {}
         """Queues in which there may be room now; the owner clears it."""
-        self._publishes: list[tuple[Queue, Publish]] = []
-        self._publish_rows = 0
+        self._publishes: list[Publish] = []
         self._dead_added: dict[tuple[int, int], DeadRow] = {}
         self._dead_removed: list[tuple[int, int]] = []
         self._partitions_removed: list[int] = []
@@ -174,13 +173,16 @@ class QueueBook(Definitions):
 
     def publish(self, queue: Queue, publish: Publish) -> None:
         """Into the next batch."""
-        self._publishes.append((queue, publish))
-        self._publish_rows += len(publish.rows)
+        publish.queue = queue
+        self._publishes.append(publish)
 
     def publish_ephemeral(self, queue: Queue, publish: Publish) -> None:
         """There at once: there is nothing to write."""
         publish.rows = []
-        queue.shown(publish)
+        for partition, first, items in publish.runs:
+            queue.shown(partition, first + items - 1)
+        if self.trace is not None:
+            self.trace.published(queue, publish.runs)
         queue.wake()
         publish.finish()
 
@@ -318,25 +320,27 @@ class QueueBook(Definitions):
         self.trimmable.clear()
         batch = StoreBatch()
         taken = _Taken()
-        size = rows = 0
-        count = 0
-        for queue, publish in self._publishes:
-            if count and (rows + len(publish.rows) > _COMMIT_ROWS or size > _COMMIT_BYTES):
+        size = count = 0
+        appends, groups, publishes = batch.appends, batch.groups, taken.publishes
+        for publish in self._publishes:
+            made = publish.rows
+            if count and (len(appends) + len(made) > _COMMIT_ROWS or size > _COMMIT_BYTES):
                 break
             count += 1
-            if queue.is_deleted:
+            if publish.queue.is_deleted:
                 taken.deleted.append(publish)
                 continue
-            made = publish.rows
-            rows += len(made)
-            size += len(made[0][3]) if len(made) == 1 else sum([len(row[3]) for row in made])
-            batch.appends += made
-            batch.groups.append(len(made))
-            taken.publishes.append((queue, publish))
+            if len(made) == 1:
+                appends.append(made[0])
+                size += len(made[0][3])
+            else:
+                appends += made
+                size += sum([len(row[3]) for row in made])
+            groups.append(len(made))
+            publishes.append(publish)
             if publish.replaces is not None:
                 batch.dead_removed.append(publish.replaces)
         del self._publishes[:count]
-        self._publish_rows -= rows
         for channel, partition in self.changed:
             change = channel.take_change(partition)
             if change is not None and not channel.queue.is_ephemeral and not is_ephemeral(channel.name):
@@ -363,9 +367,9 @@ class QueueBook(Definitions):
         """What is remembered of a publish is written with it, never before it."""
         told: dict[tuple[Queue, bytes], None] = {}
         written: dict[Publish, None] = {}
-        for queue, publish in taken.publishes:
+        for publish in taken.publishes:
             if publish.publisher:
-                told[(queue, publish.publisher)] = None
+                told[(publish.queue, publish.publisher)] = None
                 written[publish] = None
         for queue, name in told:
             remembered = queue.remembered(name, written)
@@ -377,14 +381,20 @@ class QueueBook(Definitions):
     def committed(self, batch: StoreBatch) -> None:
         """It is durable: publishes are done, deliveries go out."""
         taken = self._taken.pop(id(batch))
+        last = {row[0]: row[1] for row in batch.appends}  # each partition's rise
         shown: dict[Queue, None] = {}
-        for queue, publish in taken.publishes:
-            publish.rows = []
-            if queue.is_deleted:
-                publish.finish(QueueNotFoundError(f"the queue {queue.name!r} was deleted"))
-            else:
-                queue.shown(publish)
+        for partition, seq in last.items():
+            queue = self._queue_of.get(partition)
+            if queue is not None:
+                queue.shown(partition, seq)
                 shown[queue] = None
+        for publish in taken.publishes:
+            publish.rows = []
+            if publish.queue.is_deleted:
+                publish.finish(QueueNotFoundError(f"the queue {publish.queue.name!r} was deleted"))
+            else:
+                if self.trace is not None:
+                    self.trace.published(publish.queue, publish.runs)
                 publish.finish()
         for queue in shown:
             queue.wake()
@@ -412,18 +422,18 @@ class QueueBook(Definitions):
     def uncertain(self, batch: StoreBatch, error: Exception) -> None:
         """Whether it was written is not known: the same batch comes again, to `committed` or `failed`. Who published
         in it is told."""
-        for _queue, publish in self._taken[id(batch)].publishes:
+        for publish in self._taken[id(batch)].publishes:
             publish.doubt(error)
 
     def refuse(self, error: Exception) -> None:
         """Give up the publishes that are in no batch yet."""
-        refused, self._publishes, self._publish_rows = self._publishes, [], 0
-        for queue, publish in refused:
-            self._give_up(queue, publish, error)
+        refused, self._publishes = self._publishes, []
+        for publish in refused:
+            self._give_up(publish, error)
 
-    def _give_up(self, queue: Queue, publish: Publish, error: Exception) -> None:
-        queue.hidden(publish)
-        queue.forget_publish(publish)
+    def _give_up(self, publish: Publish, error: Exception) -> None:
+        publish.queue.hidden(publish)
+        publish.queue.forget_publish(publish)
         publish.rows = []
         publish.finish(error)
 
@@ -432,21 +442,20 @@ class QueueBook(Definitions):
         goes into the next one, and deliveries wait for that."""
         taken = self._taken.pop(id(batch))
         given_up = range(len(taken.publishes)) if publishes is None else publishes
-        again: list[tuple[Queue, Publish]] = []
-        for position, (queue, publish) in enumerate(taken.publishes):
+        again: list[Publish] = []
+        for position, publish in enumerate(taken.publishes):
             if position in given_up:
-                self._give_up(queue, publish, error)
+                self._give_up(publish, error)
             else:
-                again.append((queue, publish))
+                again.append(publish)
         self._publishes[:0] = again
-        self._publish_rows += sum(len(publish.rows) for _queue, publish in again)
         self._give_up_deleted(taken)
         self._calls[:0] = taken.calls
         for key in taken.publishers:  # written anew with those that go again
             del batch.definitions[key]
         self._definitions = {**batch.definitions, **self._definitions}
         self._dead_added = {**{(row.channel, row.id): row for row in batch.dead_added}, **self._dead_added}
-        replaced = {publish.replaces: None for _queue, publish in taken.publishes if publish.replaces is not None}
+        replaced = {publish.replaces: None for publish in taken.publishes if publish.replaces is not None}
         self._dead_removed[:0] = [each for each in batch.dead_removed if each not in replaced]
         self.trims = {**batch.trims, **self.trims}
         self._partitions_removed[:0] = batch.partitions_removed

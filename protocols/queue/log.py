@@ -1,9 +1,9 @@
 """A partition: an ordered log of which only a window is in memory."""
 
 from array import array
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dep2p.protocols.queue.message import OVERHEAD_BYTES, Message
 from dep2p.protocols.queue.records import PartitionRecord
@@ -24,7 +24,10 @@ class LogCache:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.bytes = 0
-        self._order: OrderedDict[tuple[int, int], PartitionLog] = OrderedDict()
+        self.order: deque[tuple[PartitionLog, int]] = deque()
+        """By age, with some that are gone already: taking them out one by one costs more than passing them by."""
+        self._gone = 0
+        """About how many these are."""
 
     def put(self, log: "PartitionLog", message: Message) -> None:
         """Keep a message; others may go."""
@@ -33,24 +36,33 @@ class LogCache:
         if seq in rows:
             return
         rows[seq] = message
-        self._order[(log.id, seq)] = log
+        self.order.append((log, seq))
         self.bytes += len(message[7]) + OVERHEAD_BYTES
-        while self.bytes > self.bytes_max and len(self._order) > 1:
-            (_partition, seq), old = self._order.popitem(last=False)
-            if old.is_pinned:  # nowhere else: an ephemeral queue is bounded by its own options
+        if self.bytes > self.bytes_max:
+            self.make_room()
+
+    def make_room(self) -> None:
+        """The oldest go, while there are too many."""
+        order = self.order
+        while self.bytes > self.bytes_max and len(order) > 1:
+            log, seq = order.popleft()
+            if log.is_pinned:  # nowhere else: an ephemeral queue is bounded by its own options
                 continue
-            self._forget(old, seq)
+            message = log.rows.pop(seq, None)
+            if message is not None:
+                self.bytes -= len(message.body) + OVERHEAD_BYTES
 
-    def drop(self, log: "PartitionLog", seq: int) -> None:
-        """Forget a message."""
-        if seq in log.rows:
-            self._order.pop((log.id, seq), None)
-            self._forget(log, seq)
-
-    def _forget(self, log: "PartitionLog", seq: int) -> None:
-        message = log.rows.pop(seq, None)
-        if message is not None:
-            self.bytes -= len(message.body) + OVERHEAD_BYTES
+    def drop(self, log: "PartitionLog", seqs: Iterable[int]) -> None:
+        """Forget messages whose numbers never come back."""
+        rows = log.rows
+        for seq in seqs:
+            message = rows.pop(seq, None)
+            if message is not None:
+                self.bytes -= len(message[7]) + OVERHEAD_BYTES
+                self._gone += 1
+        if self._gone > _GONE_KEPT + len(self.order) // 2:
+            self.order = deque([each for each in self.order if each[1] in each[0].rows])
+            self._gone = 0
 
 
 class PartitionLog:
@@ -108,9 +120,15 @@ class PartitionLog:
         self._sizes.append(size)
         self.items += 1
         self.bytes += size
-        self.cache.put(self, message)
+        seq = message[0]
+        self.rows[seq] = message
+        cache = self.cache
+        cache.order.append((self, seq))
+        cache.bytes += size + OVERHEAD_BYTES
+        if cache.bytes > cache.bytes_max:
+            cache.make_room()
 
-    def take_back(self, seqs: Iterable[int]) -> None:
+    def take_back(self, seqs: range) -> None:
         """These were not committed: their numbers stay unused."""
         for seq in seqs:
             index = seq - self._sizes_from
@@ -118,12 +136,12 @@ class PartitionLog:
                 self.items -= 1
                 self.bytes -= self._sizes[index]
                 self._sizes[index] = _GONE
-            self.cache.drop(self, seq)
+        self.cache.drop(self, seqs)
 
     def trim(self, up_to: int) -> None:
         """Messages up to a number leave the log."""
+        self.cache.drop(self, range(self.trimmed + 1, up_to + 1))
         for seq in range(self.trimmed + 1, up_to + 1):
-            self.cache.drop(self, seq)
             index = seq - self._sizes_from
             if index < 0:
                 if self._unknown_items > 0:  # of an earlier run: only their sum is known
@@ -149,5 +167,6 @@ class PartitionLog:
         return 0 <= index < len(self._sizes) and self._sizes[index] == _GONE
 
 
-_GONE = (1 << 64) - 1
-_SIZES_DROPPED_AT_ONCE = 4_096
+_GONE: Final = (1 << 64) - 1
+_SIZES_DROPPED_AT_ONCE: Final = 4_096
+_GONE_KEPT: Final = 4_096

@@ -23,11 +23,13 @@ class Run(NamedTuple):
 class Publish:
     """One publish: all of it, or nothing. Done when it is committed."""
 
-    __slots__ = ("error", "is_done", "on_done", "publisher", "replaces", "rows", "runs")
+    __slots__ = ("error", "is_done", "on_done", "publisher", "queue", "replaces", "rows", "runs")
 
-    def __init__(self, on_done: "Callable[[Publish], None]") -> None:
+    def __init__(self, on_done: "Callable[[Any], None]") -> None:
         self.on_done = on_done
-        """Called when `is_done` is set; before, too, for each time that the outcome is in doubt."""
+        """Called with it when `is_done` is set; before, too, for each time that the outcome is in doubt."""
+        self.queue: Any = None
+        """The `Queue`, once it is taken; untyped, as `Queue.book` is."""
         self.runs: list[Run] = []
         self.rows: list[MessageRow] = []
         self.publisher = b""
@@ -78,7 +80,7 @@ class Publishers:
     def __init__(self) -> None:
         self._publishers: OrderedDict[bytes, _Publisher] = OrderedDict()
 
-    def _known(self, publisher: tuple[bytes, int], on_done: Callable[[Publish], None]) -> Publish | None:
+    def _known(self, publisher: tuple[bytes, int], on_done: Callable[[Any], None]) -> Publish | None:
         name, number = publisher
         known = self._publishers.get(name)
         if known is None:

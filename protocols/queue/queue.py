@@ -139,52 +139,56 @@ class Queue(Publishers):
         """Whether so much more is too much. An ephemeral queue is never full: it drops."""
         if self.is_ephemeral:
             return False
-        options, there = self.options, self.items
-        return there + items > options.items_max or (there > 0 and self.size_bytes + size > options.bytes_max)
+        options, only = self.options, self._only
+        if only is not None:
+            there, there_bytes = only.items, only.bytes
+        else:
+            there, there_bytes = self.items, self.size_bytes
+        return there + items > options.items_max or (there > 0 and there_bytes + size > options.bytes_max)
 
     def publish(
         self,
         messages: Sequence[NewMessage],
-        on_done: Callable[[Publish], None],
+        on_done: Callable[[Any], None],
         *,
         wall_us: int,
         publisher: tuple[bytes, int] | None = None,
+        publish: Publish | None = None,
     ) -> Publish:
         """Take all of the messages, or raise: QueueFullError, MessageTooLargeError, ``ValueError`` (a delay).
 
         They are delivered when they are committed. ``publisher``: who publishes, and its number of the first message;
-        a publish that was taken before is not taken again, and is done with the same points as the first time.
+        a publish that was taken before is not taken again, and is done with the same points as the first time:
+        ``on_done`` is called with the first one then. ``publish``: the record to use, which calls its own `on_done`.
         """
         if publisher is not None:
             known = self._known(publisher, on_done)
             if known is not None:
                 return known
-        size = self._check(messages)
-        if self.is_full(len(messages), size):
-            self.counts["refused_full"] += len(messages)
-            raise QueueFullError(
-                f"the queue {self.name!r} is full: {self.items} messages of {self.size_bytes} bytes. Consume some, "
-                "or raise its items_max or bytes_max"
-            )
-        publish = Publish(on_done)
+        self._check(messages)
+        if publish is None:
+            publish = Publish(on_done)
         if not self.channels and not self.options.hold_without_channel:
             self.counts["dropped_no_channel"] += len(messages)
             publish.finish()
             return publish
-        ttl_us = round(self.options.ttl_s * 1e6)
-        expires_us = wall_us + ttl_us if ttl_us else 0
+        ttl_s = self.options.ttl_s
+        expires_us = wall_us + round(ttl_s * 1e6) if ttl_s else 0
         only = self._only
+        rows = publish.rows
         for log, group in self._by_partition(messages) if only is None else ((only, messages),):
-            first = log.reserve(len(group))
-            partition, rows = log.id, publish.rows
-            for seq, (body, attributes, _key, priority, delay_s) in enumerate(group, first):
+            seq = first = log.last_seq + 1
+            partition = log.id
+            for body, attributes, _key, priority, delay_s in group:
                 due_us = wall_us + round(delay_s * 1e6) if delay_s else 0
                 meta = pack_meta(wall_us, due_us, expires_us, 0, priority)
                 if attributes:
                     meta += attributes
                 rows.append(_new(MessageRow, (partition, seq, meta, body)))
                 log.add(_new(Message, (seq, wall_us, due_us, expires_us, 0, priority, attributes, body)))
-            publish.runs.append(Run(partition, first, len(group)))
+                seq += 1
+            log.last_seq = seq - 1
+            publish.runs.append(_new(Run, (partition, first, seq - first)))
         self.counts["published"] += len(messages)
         if publisher is not None:
             self._remember(publisher, publish, len(messages))
@@ -195,22 +199,21 @@ class Queue(Publishers):
             self.book.publish(self, publish)
         return publish
 
-    def _check(self, messages: Sequence[NewMessage]) -> int:
+    def _check(self, messages: Sequence[NewMessage]) -> None:
         if not messages:
             raise ValueError("nothing to publish")
         size = 0
-        options = self.options
-        is_strict = options.order == "strict"
+        bytes_max = self.options.message_bytes_max
         for message in messages:
             body, _attributes, key, priority, delay_s = message
             size += len(body)
-            if is_strict and key and (delay_s or priority):
+            if len(body) <= bytes_max and not delay_s and not priority:
+                continue
+            if key and self.options.order == "strict" and (delay_s or priority):
                 raise ValueError(
                     f"the queue {self.name!r} keeps the order of keys: what has a key has no delay and no priority"
                 )
-            if len(body) <= options.message_bytes_max and not delay_s and 0 <= priority <= 255:
-                continue
-            if len(body) > options.message_bytes_max:
+            if len(body) > bytes_max:
                 raise MessageTooLargeError(
                     f"a message of {len(message.body)} bytes: the queue {self.name!r} takes at most "
                     f"{self.options.message_bytes_max}"
@@ -222,7 +225,12 @@ class Queue(Publishers):
                 )
             if not 0 <= message.priority <= 255:
                 raise ValueError(f"a priority of {message.priority}: it is 0 to 255")
-        return size
+        if self.is_full(len(messages), size):
+            self.counts["refused_full"] += len(messages)
+            raise QueueFullError(
+                f"the queue {self.name!r} is full: {self.items} messages of {self.size_bytes} bytes. Consume some, "
+                "or raise its items_max or bytes_max"
+            )
 
     def _by_partition(self, messages: Sequence[NewMessage]) -> list[tuple[PartitionLog, list[NewMessage]]]:
         """Runs in the order given; those without a key go to one partition, another one with each publish."""
@@ -246,14 +254,11 @@ class Queue(Publishers):
                 self.counts["dropped_overflow"] += over
                 self._trim(log, log.trimmed + over)
 
-    def shown(self, publish: Publish) -> None:
-        """The publish is committed: its messages are there; `wake` tells the channels."""
-        for partition, first, items in publish.runs:
-            log = self.logs.get(partition)
-            if log is not None and log.visible < first + items - 1:
-                log.visible = first + items - 1
-        if self.book.trace is not None:
-            self.book.trace.published(self, publish.runs)
+    def shown(self, partition: int, seq: int) -> None:
+        """Messages of a partition up to a number are committed: they are there; `wake` tells the channels."""
+        log = self.logs.get(partition)
+        if log is not None and log.visible < seq:
+            log.visible = seq
 
     def wake(self) -> None:
         """There are new messages."""
@@ -435,5 +440,4 @@ class Queue(Publishers):
         for channel in self.channels.values():
             channel.close(reason)
         for log in self.logs.values():
-            for seq in list(log.rows):
-                self.book.cache.drop(log, seq)
+            self.book.cache.drop(log, list(log.rows))

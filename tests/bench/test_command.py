@@ -43,7 +43,14 @@ def test_the_last_line_is_the_object_of_the_contract(name: str) -> None:
     assert {result["name"] for result in report["results"]} == NAMES[name]
     for result in cast("list[dict[str, object]]", report["results"]):
         assert {"name", "value", "unit", "peer", "peer_value", "ratio"} <= set(result)
-        assert {"p50_ms", "p99_ms"} >= set(result) - {"name", "value", "unit", "peer", "peer_value", "ratio"}
+        assert {"p50_ms", "p99_ms", "cpu_us", "fsyncs"} >= set(result) - {
+            "name",
+            "value",
+            "unit",
+            "peer",
+            "peer_value",
+            "ratio",
+        }
         for key in ("value", "peer_value", "ratio"):
             # Two peers can fit in memory that the process had already, so growth may be nothing.
             assert isinstance(result[key], float)

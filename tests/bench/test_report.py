@@ -20,6 +20,9 @@ def test_latencies_are_left_out_where_none_were_taken() -> None:
     with_latencies = Result("dial", "ms", "peer", [Sample(2.0, 1.0, 3.0)], [Sample(4.0)]).as_object()
     without = Result("notify", "1/s", "peer", [Sample(2.0)], [Sample(1.0)]).as_object()
     assert (with_latencies["p50_ms"], with_latencies["p99_ms"]) == (1.0, 3.0)
+    counted = Result("queue", "1/s", "peer", [Sample(2.0, cpu_us=20.0, fsyncs=1 / 64)], [Sample(1.0)])
+    assert (counted.as_object()["cpu_us"], counted.as_object()["fsyncs"]) == (20.0, 0.01562)
+    assert "0.0156" in Report("queue", {}, [counted]).as_table()
     assert set(without) == {"name", "value", "unit", "peer", "peer_value", "ratio"}
 
 
