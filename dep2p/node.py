@@ -22,6 +22,7 @@ from dep2p.io.queue_settings import QueueSettings
 from dep2p.io.trace_settings import TraceSettings
 from dep2p.io.tracing import Tracer
 from dep2p.limits import Limits
+from dep2p.lone_errors import lone_errors
 from dep2p.node_arguments import check_arguments, check_decorated, check_handler, split_addr
 from dep2p.node_delivery import DeliveryVerbs
 from dep2p.node_host import libp2p_host
@@ -125,7 +126,7 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
         traces.md); ``node.tracer`` starts and stops one later.
 
         Raises ListenError, IdentityError, RealmFileError, StoreError, TraceError, or ``ValueError`` for a malformed
-        argument.
+        argument; what the block raises comes out of it as it is.
         """
         check_arguments(realm, realms, listen=listen, advertise=advertise, bootstrap=bootstrap, rendezvous=rendezvous)
         limits = limits or Limits()
@@ -134,6 +135,7 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
             identity = Identity.generate() if directory is None else Identity.load_or_create(directory / "node.key")
         bootstrap_peers = [split_addr(addr) for addr in bootstrap]
         async with AsyncExitStack() as stack:
+            stack.enter_context(lone_errors())
             if host is None:
                 host = await stack.enter_async_context(
                     libp2p_host(

@@ -280,25 +280,27 @@ class SessionService:
             self._forget(session)
 
     async def _handle(self, session: Session) -> None:
-        entry = session.entry
-        reason = ""
+        on_request = session.entry.on_request
+        async with trio.open_nursery() as nursery:
+            if on_request is not None:
+                nursery.start_soon(session.serve_requests, on_request)
+            reason = await self._call(session)
+            nursery.cancel_scope.cancel()
+        session.end(reason)
+
+    async def _call(self, session: Session) -> str:
+        """The handler; why it failed, or "". Inside the nursery, which would put its errors into a group."""
         try:
-            if entry.on_request is None:
-                await entry.fn(session)
-            else:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(session.serve_requests, entry.on_request)
-                    await entry.fn(session)
-                    nursery.cancel_scope.cancel()
+            await session.entry.fn(session)
         except HandlerError as error:
             self._counters["handlers_failed"] += 1
-            reason = str(error) or "the handler failed"
+            return str(error) or "the handler failed"
         except Exception as error:
             if session.core.closed is None or not isinstance(error, SessionClosedError):
                 self._counters["handlers_failed"] += 1
-                logger.exception("the handler of sessions %r failed", entry.name)
-                reason = "the handler failed"
-        session.end(reason)
+                logger.exception("the handler of sessions %r failed", session.name)
+                return "the handler failed"
+        return ""
 
     async def _watch(self, session: Session) -> None:
         """A handler that does not notice the end must not stay for ever."""

@@ -308,6 +308,8 @@ class OpenSession:
             with self.scope:
                 await self._keep_linked()
         finally:
+            if not self.core.ended:  # left by an error: nobody may wait for ever
+                self._fail(SessionClosedError("this side has left the session"), raise_later=False)
             self._due.forget(self)
             self.finished.set()
 
