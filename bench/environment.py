@@ -1,5 +1,6 @@
 """The machine, the versions, and what other processes did to the machine during a run."""
 
+import contextlib
 import os
 import platform
 import subprocess
@@ -52,6 +53,29 @@ def process_cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
+def family_cpu_s() -> float:
+    """User and system seconds of this process and all below it, those that ended and were waited for included."""
+    return sum(family().values())
+
+
+def family() -> dict[int, float]:
+    """This process and all below it, each with its seconds and those of its children that it waited for."""
+    parents: dict[int, int] = {}
+    used_s: dict[int, float] = {}
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                fields = (place / "stat").read_text().rpartition(")")[2].split()
+                parents[int(place.name)] = int(fields[1])
+                used_s[int(place.name)] = sum(map(int, fields[11:15])) / _TICKS_PER_S
+    found = {os.getpid()}
+    while True:
+        more = {pid for pid, parent in parents.items() if parent in found} - found
+        if not more:
+            return {pid: used_s.get(pid, 0.0) for pid in found}
+        found |= more
+
+
 def process_rss_kb(pid: int) -> float:
     """Resident memory of a live process, KB of 1,000 bytes."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
@@ -60,7 +84,7 @@ def process_rss_kb(pid: int) -> float:
     raise ValueError(f"/proc/{pid}/smaps_rollup has no Rss line")
 
 
-def _machine_cpu_s() -> float:
+def machine_cpu_s() -> float:
     """Seconds that the cores were busy since boot, time stolen by the hypervisor included."""
     fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     user, nice, system, _idle, _iowait, irq, softirq, steal = (int(field) for field in fields[:8])
@@ -89,13 +113,17 @@ class LoadMeter:
     def end(self, pids: Sequence[int]) -> None:
         """The round ended."""
         now = self._read(pids)
-        self._elapsed_s += now.at_s - self._begin.at_s
-        busy_s = now.machine_s - self._begin.machine_s
-        self._other_core_s += max(0.0, busy_s - (now.ours_s - self._begin.ours_s))
+        begin = self._begin
+        self.add(now.at_s - begin.at_s, now.machine_s - begin.machine_s, now.ours_s - begin.ours_s)
+
+    def add(self, elapsed_s: float, machine_s: float, ours_s: float) -> None:
+        """A round in which the cores were busy for so long in all, and for the benchmark."""
+        self._elapsed_s += elapsed_s
+        self._other_core_s += max(0.0, machine_s - ours_s)
 
     def _read(self, pids: Sequence[int]) -> _Reading:
         ours_s = sum(process_cpu_s(pid) for pid in (os.getpid(), *pids))
-        return _Reading(time.monotonic(), _machine_cpu_s(), ours_s)
+        return _Reading(time.monotonic(), machine_cpu_s(), ours_s)
 
     @property
     def other_cores(self) -> float:

@@ -1,33 +1,44 @@
-"""spark/warm, spark/cold, spark/session: reports over a synthetic trace, against DuckDB on the same files.
+"""spark/warm, spark/cold, spark/session, spark/flat: reports over a synthetic trace, against DuckDB on the same files.
 
 Ours is the whole analysis as `dep2p trace analyze` runs it on local[2], which finds more than the SQL of the peer
-(islands, the tree of a message, names, findings). Warm: from silver, in a session that has run it before; cold: a
-process from the raw files to the report, JVM start and compaction included, against a process of DuckDB that reads the
-same raw files. Session: from nothing to a Spark session, against Spark's own builder, where it can start this Java.
+(islands, the tree of a message, names, findings). Warm: from silver (Parquet), in a session that has run it twice; both
+sides end with their tables in memory. Cold: a process from the raw files to the report, start and end of the JVM and
+compaction included, against a process of DuckDB that reads the same raw files. Session: from nothing to a Spark
+session, against Spark's own builder, where it can start this Java; with the class-data archive as well. Flat: CPU time
+of a warm report for an event, at several sizes. CPU times are of all processes of a side.
 """
 
+import contextlib
+import ctypes
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from bench.compare import FULL, QUICK, Run
+from bench.environment import family, family_cpu_s, machine_cpu_s
 from bench.processes import WorkerError
 from bench.report import Result, Sample
 
 PEER: Final = "DuckDB, the same metrics in SQL"
 _ROOT: Final = Path(__file__).parent.parent
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_END_TIMEOUT_S: Final = 60.0
 
 _OURS: Final = """
 import time; begun = time.perf_counter()
+import sys; from pathlib import Path
 from dep2p.spark_analytics.session import SessionOptions, open_session
-open_session(SessionOptions(master="local[2]", memory="2g"{cache}))
+open_session(SessionOptions(master="local[2]", memory="2g", cache_dir=Path(sys.argv[1])))
 print(time.perf_counter() - begun, flush=True)
 import os; os._exit(0)
 """
@@ -41,68 +52,135 @@ import os; os._exit(0)
 
 
 async def spark(run: Run) -> list[Result]:
-    """The three results; DEP2P_BENCH_EVENTS says another number of events. Raises WorkerError."""
+    """The results; DEP2P_BENCH_EVENTS says another number of events, DEP2P_BENCH_FLAT_EVENTS other sizes
+    (``1000000,50000000``) for ``spark/flat``. Raises WorkerError.
+    """
     missing = [name for name in ("pyspark", "duckdb") if find_spec(name) is None]
     if missing:
         raise WorkerError(f"needs {', '.join(missing)}: make spark")
     events = int(os.environ.get("DEP2P_BENCH_EVENTS", 0))
     events = events or {FULL: 10_000_000, QUICK: 50_000}.get(run.effort, 20_000)
+    sizes = os.environ.get("DEP2P_BENCH_FLAT_EVENTS", "1000000" if run.effort is FULL else "")
     with tempfile.TemporaryDirectory(prefix="dep2p-bench-") as scratch:
-        return _measure(run, Path(scratch), events)
+        return _measure(run, Path(scratch), events, [int(size) for size in sizes.split(",") if size])
 
 
-def _measure(run: Run, scratch: Path, events: int) -> list[Result]:
-    from bench.spark_peers import duckdb_metrics
-    from bench.spark_trace import write_trace
-    from dep2p.spark_analytics.analysis import analyse
-    from dep2p.spark_analytics.load import read_raw, to_silver, write_silver
+def _measure(run: Run, scratch: Path, events: int, sizes: Sequence[int]) -> list[Result]:
     from dep2p.spark_analytics.session import SessionOptions, close_session, open_session
 
-    raw, silver = scratch / "raw", str(scratch / "silver")
-    begun = time.perf_counter()
-    written = write_trace(raw, events)
-    _say(f"{written:,} events written in {time.perf_counter() - begun:.0f} s")
-
-    session = open_session(SessionOptions(master="local[2]", memory="6g" if events > 2_000_000 else "2g", quick=False))
-    begun = time.perf_counter()
-    write_silver(to_silver(read_raw(session, [str(raw)])), silver)
-    _say(f"silver in {time.perf_counter() - begun:.1f} s")
-    found = analyse(session, silver)  # warms the JVM up
-    fine = min(5_000_000, max(1_000_000, (found.last_t - found.first_t) // 720))
-
-    def ours() -> Any:
-        return analyse(session, silver)
-
-    def theirs() -> Any:
-        return duckdb_metrics(silver, raw=False, bucket_us=found.bucket_us, fine_us=fine)
-
-    rounds = 3 if run.effort is FULL else 1
-    if run.effort is FULL:
-        ours()
-    warm_ours, warm_theirs = [], []
-    for _ in range(rounds):
-        warm_ours.append(_timed(run, ours))
-        warm_theirs.append(_timed(run, theirs))
-    agree(found, theirs())
+    full = run.effort is FULL
+    memory = "6g" if events > 2_000_000 else "2g"
+    # Spark compiles well what is to run often, as `dep2p trace analyze --follow` does; the short run compiles quickly.
+    session = open_session(SessionOptions(master="local[2]", memory=memory, quick=not full))
+    trace = _Trace.made(session, scratch / "trace", events)
+    for _ in range(2 if full else 1):
+        trace.ours()
+    trace.theirs()
+    warm = _rounds(run, trace.ours, trace.theirs, 3 if full else 1)
+    agree(trace.ours(), trace.theirs())
+    results = [_result("spark/warm", PEER, *warm, trace.events)]
+    if sizes:
+        flat = [_flat(trace, warm[0][-1], warm[1][-1])]
+        for size in sizes:
+            other = _Trace.made(session, scratch / "other", size)
+            other.ours()
+            other.theirs()
+            (ours,), (theirs,) = _rounds(run, other.ours, other.theirs, 1)
+            agree(other.ours(), other.theirs())
+            flat.append(_flat(other, ours, theirs))
+            shutil.rmtree(scratch / "other")
+        results += sorted(flat, key=lambda result: result.counts["events"])
     close_session(session)
-    results = [Result("spark/warm", "ms", PEER, warm_ours, warm_theirs)]
 
-    cold_ours, cold_theirs = [], []
-    out, memory = str(scratch / "report"), "6g" if events > 2_000_000 else "2g"
-    for _ in range(2 if run.effort is FULL else 1):
-        command = ["-m", "dep2p.spark_analytics", str(raw), "--out", out, "--master", "local[2]", "--memory", memory]
-        cold_ours.append(_timed(run, partial(_python, command)))
-        command = ["-m", "bench.spark_peers", "duckdb-raw", str(raw), str(found.bucket_us), str(fine)]
-        cold_theirs.append(_timed(run, partial(_python, command)))
-    results.append(Result("spark/cold", "ms", PEER + ", from raw", cold_ours, cold_theirs))
+    reported = [*("-m", "dep2p.spark_analytics", str(trace.raw), "--out", str(scratch / "report"))]
+    reported += ["--master", "local[2]", "--memory", memory]
+    read = ["-m", "bench.spark_peers", "duckdb-raw", str(trace.raw), str(trace.bucket_us), str(trace.fine_us)]
+    cold = _rounds(run, partial(_python, reported), partial(_python, read), 2 if full else 1)
+    results.append(_result("spark/cold", PEER + ", from raw", *cold, trace.events))
+    return results + _sessions(scratch, 5 if full else 1, archive=full)
 
-    session_ours, session_theirs = [], []
-    for _ in range(5 if run.effort is FULL else 1):
-        session_ours.append(Sample(float(_python(["-c", _OURS.format(cache="")])) * 1000))
-        stock = _python(["-c", _STOCK], may_fail=True)
-        session_theirs.append(Sample(float(stock) * 1000 if stock else 0.0))
-    results.append(Result("spark/session", "ms", "Spark's own builder", session_ours, session_theirs))
-    return results
+
+def _sessions(scratch: Path, rounds: int, *, archive: bool) -> list[Result]:
+    from dep2p.spark_analytics.java import find_java, make_archive
+
+    kinds = {"spark/session": scratch / "no-archive"}
+    if archive:
+        kinds["spark/session/archive"] = scratch / "archive"
+        training = [sys.executable, "-m", "dep2p.spark_analytics", "--train"]
+        make_archive(find_java(), scratch / "archive", training=training)
+        _say("class-data archive made")
+    ours: dict[str, list[Sample]] = {name: [] for name in kinds}
+    stock: list[Sample] = []
+    for _ in range(rounds):
+        for name, place in kinds.items():
+            ours[name].append(Sample(float(_python(["-c", _OURS, str(place)])) * 1000))
+        said = _python(["-c", _STOCK], may_fail=True)
+        stock.append(Sample(float(said) * 1000 if said else 0.0))
+    return [Result(name, "ms", "Spark's own builder", samples, stock) for name, samples in ours.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Trace:
+    """A trace of about so many events, raw and as silver, and the report of it by either side."""
+
+    session: Any
+    raw: Path
+    silver: str
+    events: int
+    bucket_us: int
+    fine_us: int
+
+    @staticmethod
+    def made(session: Any, place: Path, events: int) -> "_Trace":
+        """Write and compact a trace; the first report of ours is made, too."""
+        from bench.spark_trace import write_trace
+        from dep2p.spark_analytics.analysis import analyse
+        from dep2p.spark_analytics.load import read_raw, to_silver, write_silver
+
+        begun = time.perf_counter()
+        written = write_trace(place / "raw", events)
+        _say(f"{written:,} events written in {time.perf_counter() - begun:.0f} s")
+        begun, used = time.perf_counter(), family_cpu_s()
+        write_silver(to_silver(read_raw(session, [str(place / "raw")])), str(place / "silver"))
+        _say(f"silver in {time.perf_counter() - begun:.1f} s, {family_cpu_s() - used:.1f} s of CPU time")
+        found = analyse(session, str(place / "silver"))
+        fine = min(5_000_000, max(1_000_000, (found.last_t - found.first_t) // 720))
+        return _Trace(session, place / "raw", str(place / "silver"), written, found.bucket_us, fine)
+
+    def ours(self) -> Any:
+        """The report by Spark, its tables in memory."""
+        from dep2p.spark_analytics.analysis import analyse
+
+        return analyse(self.session, self.silver)
+
+    def theirs(self) -> Any:
+        """The same metrics by DuckDB."""
+        from bench.spark_peers import duckdb_metrics
+
+        return duckdb_metrics(self.silver, raw=False, bucket_us=self.bucket_us, fine_us=self.fine_us)
+
+
+def _rounds(
+    run: Run, ours: Callable[[], Any], theirs: Callable[[], Any], count: int
+) -> tuple[list[Sample], list[Sample]]:
+    mine: list[Sample] = []
+    others: list[Sample] = []
+    for _ in range(count):
+        mine.append(_timed(run, "dep2p", ours))
+        others.append(_timed(run, "peer", theirs))
+    return mine, others
+
+
+def _result(name: str, peer: str, ours: Sequence[Sample], theirs: Sequence[Sample], events: int) -> Result:
+    cpu_ms, peer_cpu_ms = (round(median(sample.cpu_us or 0.0 for sample in side) / 1000) for side in (ours, theirs))
+    return Result(name, "ms", peer, ours, theirs, {"events": events, "cpu_ms": cpu_ms, "peer_cpu_ms": peer_cpu_ms})
+
+
+def _flat(trace: _Trace, ours: Sample, theirs: Sample) -> Result:
+    mine, other = ([Sample((side.cpu_us or 0.0) / trace.events)] for side in (ours, theirs))
+    wall_ms = {"wall_ms": round(ours.value), "peer_wall_ms": round(theirs.value)}
+    name = f"spark/flat/{round(trace.events / 1e6)}"
+    return Result(name, "us", PEER, mine, other, {"events": trace.events, **wall_ms})
 
 
 def agree(found: Any, connection: Any) -> None:
@@ -145,23 +223,38 @@ def agree(found: Any, connection: Any) -> None:
             raise WorkerError(f"Spark and DuckDB disagree about {table}: {totals}, {expected}")
 
 
-def _timed(run: Run, call: Callable[[], Any]) -> Sample:
-    run.load.begin(())
-    begun = time.perf_counter()
+def _timed(run: Run, side: str, call: Callable[[], Any]) -> Sample:
+    machine_s, begun, used = machine_cpu_s(), time.perf_counter(), family_cpu_s()
     call()
-    seconds = time.perf_counter() - begun
-    run.load.end(())
-    _say(f"{seconds:.2f} s")
-    return Sample(seconds * 1000)
+    seconds, cpu_s = time.perf_counter() - begun, family_cpu_s() - used
+    run.load.add(seconds, machine_cpu_s() - machine_s, cpu_s)
+    _say(f"{side}: {seconds:.2f} s, {cpu_s:.2f} s of CPU time")
+    return Sample(seconds * 1000, cpu_us=cpu_s * 1e6)
 
 
 def _python(arguments: list[str], *, may_fail: bool = False) -> str:
+    _adopt_orphans()
+    before = family().keys()
     done = subprocess.run([sys.executable, *arguments], cwd=_ROOT, capture_output=True, text=True, check=False)
+    end = time.monotonic() + _END_TIMEOUT_S
+    while more := family().keys() - before:  # the JVM outlives the process that started it; what it used counts
+        for pid in more:
+            with contextlib.suppress(ChildProcessError):  # below another one that must end first
+                os.waitpid(pid, os.WNOHANG)
+        if time.monotonic() > end:
+            raise WorkerError(f"processes of {arguments[:2]} did not end: {sorted(more)}")
+        time.sleep(0.01)
     if done.returncode != 0:
         if may_fail:
             return ""
         raise WorkerError(f"{arguments[:2]} failed: {done.stderr[-1500:]}")
     return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
+
+
+def _adopt_orphans() -> None:
+    """On Linux: processes whose parent ended become ours, so that their CPU time can be asked for."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _say(text: str) -> None:

@@ -1,10 +1,12 @@
 """A synthetic trace of any size for the Spark benchmark: a mesh of nodes, messages that spread over it, copies, RPCs.
 
 Made by numpy, not by the simulator: ten million events in half a minute, with the proportions of a real GossipSub trace
-(six copies for each delivery, RPC events of one message in five).
+(six copies for each delivery, RPC events of one message in five). Memory holds the events of 500 messages at a time.
 """
 
 import base64
+from bisect import bisect_left
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +29,6 @@ def write_trace(directory: Path, events: int, seed: int = 1) -> int:
     names = [base64.b32encode(rng.bytes(30)).decode().rstrip("=").lower() for _ in range(_NODES)]
     count = max(20, round(events / (_NODES * 6.25)))
     edges = _mesh(rng)
-    sources, targets = edges[:, 0], edges[:, 1]
     delay = rng.lognormal(np.log(15_000), 0.5, len(edges))
     publish_t = np.sort(rng.integers(2_000_000, _SPAN_US, count)) + START_US
     publisher = rng.integers(0, 20, count)
@@ -35,24 +36,31 @@ def write_trace(directory: Path, events: int, seed: int = 1) -> int:
     ids = [base64.b64encode(rng.bytes(20)).decode() for _ in range(count)]
     lines: list[list[tuple[int, str]]] = [[] for _ in range(_NODES)]
     _set_up(names, edges, lines)
-    for first in range(0, count, 500):
-        part = slice(first, min(count, first + 500))
-        jitter = rng.lognormal(0, 0.25, (part.stop - first, len(edges)))
-        hop = delay * jitter
-        # A copy that is lost arrives nowhere: nobody may have a message before the one that it has it from.
-        hop[rng.random(hop.shape) < 0.003] = np.inf
-        arrival = np.full((part.stop - first, _NODES), np.inf)
-        arrival[np.arange(part.stop - first), publisher[part]] = 0.0
-        while True:
-            reach = arrival[:, sources] + hop
-            better = arrival.copy()
-            np.minimum.at(better.T, targets, reach.T)
-            if np.array_equal(better, arrival):
-                break
-            arrival = better
-        reach = arrival[:, sources] + hop
-        _emit(part, publish_t, publisher, topic, ids, names, edges, arrival, reach, lines)
-    return _write(directory, names, lines)
+    with ExitStack() as stack:
+        files = _Files(directory, names, stack)
+        for first in range(0, count, 500):
+            part = slice(first, min(count, first + 500))
+            arrival, reach = _spread(rng, part.stop - first, edges, delay, publisher[part])
+            _emit(part, publish_t, publisher, topic, ids, names, edges, arrival, reach, lines)
+            if part.stop < count:
+                files.take(lines, int(publish_t[part.stop]))  # nothing that comes is earlier
+        return files.finish(lines)
+
+
+def _spread(rng: Any, messages: int, edges: Any, delay: Any, publisher: Any) -> tuple[Any, Any]:
+    """When each node has each message, and when each edge brought it, in µs after the publish; inf for never."""
+    sources, targets = edges[:, 0], edges[:, 1]
+    hop = delay * rng.lognormal(0, 0.25, (messages, len(edges)))
+    # A copy that is lost arrives nowhere: nobody may have a message before the one that it has it from.
+    hop[rng.random(hop.shape) < 0.003] = np.inf
+    arrival = np.full((messages, _NODES), np.inf)
+    arrival[np.arange(messages), publisher] = 0.0
+    while True:
+        better = arrival.copy()
+        np.minimum.at(better.T, targets, (arrival[:, sources] + hop).T)
+        if np.array_equal(better, arrival):
+            return arrival, arrival[:, sources] + hop
+        arrival = better
 
 
 def _mesh(rng: Any) -> Any:
@@ -110,21 +118,34 @@ def _emit(
                 lines[b].append((at, f'"kind":"recv_rpc","peer":"{names[a]}",{rpc}'))
 
 
-def _write(directory: Path, names: list[str], lines: list[list[tuple[int, str]]]) -> int:
-    compressor = zstandard.ZstdCompressor(level=3)
-    total = 0
-    for node, mine in enumerate(lines):
-        mine.sort(key=lambda item: item[0])
-        path = directory / partition_of(START_US) / str(FileName(names[node], START_US * 1000, 0))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        head = f'"v":1,"node":"{names[node]}"'
-        with path.open("wb") as file:
-            for start in range(0, len(mine), _FRAME):
-                frame = "".join(
-                    f'{{{head},"seq":{start + seq},"t":{t},{body}}}\n'
-                    for seq, (t, body) in enumerate(mine[start : start + _FRAME])
-                )
-                file.write(compressor.compress(frame.encode()))
-        total += len(mine)
-        mine.clear()
-    return total
+class _Files:
+    """The files of all nodes, written as far as nothing earlier can come."""
+
+    def __init__(self, directory: Path, names: list[str], stack: ExitStack) -> None:
+        self._heads = [f'"v":1,"node":"{name}"' for name in names]
+        self._waiting: list[list[str]] = [[] for _ in names]
+        self._seq = [0] * len(names)
+        self._compressor = zstandard.ZstdCompressor(level=3)
+        self._files: list[Any] = []
+        for name in names:
+            path = directory / partition_of(START_US) / str(FileName(name, START_US * 1000, 0))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._files.append(stack.enter_context(path.open("wb")))
+
+    def take(self, lines: list[list[tuple[int, str]]], before_us: int | None) -> None:
+        """Take what happened before a time (None: all) out of each node's lines; write it, but for half a frame."""
+        for node, mine in enumerate(lines):
+            mine.sort(key=lambda item: item[0])
+            until = len(mine) if before_us is None else bisect_left(mine, before_us, key=lambda item: item[0])
+            waiting, head, seq = self._waiting[node], self._heads[node], self._seq[node]
+            waiting += [f'{{{head},"seq":{seq + n},"t":{t},{body}}}\n' for n, (t, body) in enumerate(mine[:until])]
+            self._seq[node] += until
+            del mine[:until]
+            while len(waiting) >= _FRAME or (before_us is None and waiting):
+                self._files[node].write(self._compressor.compress("".join(waiting[:_FRAME]).encode()))
+                del waiting[:_FRAME]
+
+    def finish(self, lines: list[list[tuple[int, str]]]) -> int:
+        """Write the rest; returns how many events there are in all."""
+        self.take(lines, None)
+        return sum(self._seq)

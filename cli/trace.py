@@ -70,7 +70,7 @@ def analyze(
                 master=master,
                 remote=remote,
                 memory=memory,
-                quick=not follow,
+                quick=not follow and job.is_small(places),
                 verbose=verbose,
             )
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dep2p.spark_analytics.analysis import AnalysisOptions
 from dep2p.spark_analytics.java import JavaError
-from dep2p.spark_analytics.job import InputError, run
+from dep2p.spark_analytics.job import InputError, is_small, run
 from dep2p.spark_analytics.session import SessionOptions, open_session
 from dep2p.spark_analytics.stream import follow
 
@@ -42,9 +42,8 @@ def main(arguments: list[str]) -> int:
         print("error: give trace directories and --out", file=sys.stderr)
         return 2
     try:
-        spark = open_session(
-            SessionOptions(master=given.master, remote=given.remote, memory=given.memory, quick=not given.follow)
-        )
+        quick = not given.follow and is_small(given.places)
+        spark = open_session(SessionOptions(master=given.master, remote=given.remote, memory=given.memory, quick=quick))
         options = AnalysisOptions(settle_s=given.settle)
         if given.follow:
             follow(

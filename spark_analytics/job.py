@@ -1,5 +1,6 @@
 """The job: trace directories in, a report directory out. The command line and ``spark-submit`` both run it."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -24,6 +25,9 @@ REPORT: Final = "report.html"
 SUMMARY: Final = "summary.json"
 FINDINGS: Final = "findings.json"
 _TROUBLES: Final = 20
+_SMALL_BYTES_MAX: Final = 8 << 20
+"""About half a million events. Reading JSON costs four times as much without the JVM's second compiler, which takes
+some 25 seconds of a core for itself in a report: that pays above this."""
 
 
 class InputError(Exception):
@@ -48,6 +52,15 @@ class Result:
 def is_local(place: str) -> bool:
     """Whether a place is on this machine's disk rather than a URL for Spark (``s3a://…``)."""
     return "://" not in place
+
+
+def is_small(places: Sequence[str]) -> bool:
+    """Whether local input is so small that the JVM had better compile quickly than well (`SessionOptions.quick`)."""
+    if not all(is_local(place) for place in places):
+        return False
+    with contextlib.suppress(FileNotFoundError):  # `check_places` says so
+        return sum(path.stat().st_size for path in trace_files(map(Path, places))) <= _SMALL_BYTES_MAX
+    return True
 
 
 def check_places(places: Sequence[str]) -> list[FileTrouble]:

@@ -56,9 +56,13 @@ def key(column: str | Column) -> Column:
     return F.xxhash64(F.col(column) if isinstance(column, str) else column)
 
 
+_COUNTED: Final = {"messages": "ARRAY<STRUCT<size: BIGINT>>", "ihave": "ARRAY<STRUCT<count: BIGINT>>"}
+"""What silver counts only is read with the fields that are summed: each field of each item costs."""
+
+
 def raw_ddl() -> str:
     """The schema of the raw files, with a column for lines that are no JSON."""
-    return ", ".join(f"`{name}` {sql}" for name, sql in {**columns(), CORRUPT: "STRING"}.items())
+    return ", ".join(f"`{name}` {sql}" for name, sql in {**columns(), **_COUNTED, CORRUPT: "STRING"}.items())
 
 
 _READ_OPTIONS: Final = {

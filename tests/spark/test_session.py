@@ -9,6 +9,7 @@ import pytest
 
 from dep2p.spark_analytics import java
 from dep2p.spark_analytics.java import Java, JavaError, archive_path, find_java
+from dep2p.spark_analytics.job import is_small
 
 
 def _home(base: Path, version: str) -> Path:
@@ -48,6 +49,16 @@ def test_a_jvm_that_ends_at_once_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(JavaError, match="ended at once, with code 3"):
         (home / "bin/java").write_text("#!/bin/sh\nexit 3\n")
         java.start_jvm(Java(home, "21.0.1", "x"), conf={}, memory="1g", quick=True)
+
+
+def test_only_small_local_input_is_compiled_quickly(tmp_path: Path) -> None:
+    trace = tmp_path / "date=2026-01-01" / "node-1-000000.ndjson.zst"
+    trace.parent.mkdir()
+    trace.write_bytes(b"x")
+    assert is_small([str(tmp_path)]) and is_small([str(tmp_path / "missing")])
+    assert not is_small([str(tmp_path), "s3a://bucket/traces"])
+    os.truncate(trace, 8 * 1024 * 1024 + 1)
+    assert not is_small([str(tmp_path)])
 
 
 @pytest.mark.real
