@@ -83,7 +83,11 @@ _CHANNEL = ["namespace", "queue", "channel"]
 
 
 def handled(app: DataFrame) -> DataFrame:
-    """(namespace, queue, channel, msg_id): when it was published, first and last handed out, and its end."""
+    """(namespace, queue, channel, msg_id): when it was published, first and last handed out, and its end.
+
+    A hand-out that was given back untried is none. ``waited_us`` is what the first one itself says: the publish may
+    not be in the trace.
+    """
     rows = app.where(F.col("k") == code("queue"))
     published = (
         rows.where(F.col("state") == "published")
@@ -97,7 +101,12 @@ def handled(app: DataFrame) -> DataFrame:
             _first("handed_out").alias("first_t"),
             F.max(F.when(F.col("state") == "handed_out", F.col("t"))).alias("last_t"),
             F.max(F.when(F.col("state") == "finished", F.col("t"))).alias("finished_t"),
-            F.sum(F.when(F.col("state") == "handed_out", 1).otherwise(0)).alias("hand_outs"),
+            F.min(F.when((F.col("state") == "handed_out") & (F.col("attempt") == 1), F.col("duration_us"))).alias(
+                "waited_us"
+            ),
+            F.sum(F.when(F.col("state") == "handed_out", 1).when(F.col("state") == "released", -1).otherwise(0)).alias(
+                "hand_outs"
+            ),
             F.sum(F.when(F.col("state") == "timed_out", 1).otherwise(0)).alias("timeouts"),
             F.sum(F.when(F.col("state") == "requeued", 1).otherwise(0)).alias("requeues"),
             *(_has(state).alias(state) for state in ("dead", "expired", "rejected")),
@@ -123,7 +132,9 @@ def queue_times(messages: DataFrame) -> DataFrame:
     Service time: from the last hand-out to the finish.
     """
     wait = messages.select(
-        *_CHANNEL, F.lit("wait").alias("what"), (F.col("first_t") - F.col("published_t")).alias("us")
+        *_CHANNEL,
+        F.lit("wait").alias("what"),
+        F.coalesce(F.col("first_t") - F.col("published_t"), "waited_us").alias("us"),
     )
     service = messages.select(
         *_CHANNEL, F.lit("service").alias("what"), (F.col("finished_t") - F.col("last_t")).alias("us")
@@ -164,6 +175,16 @@ def slow_answers(app: DataFrame) -> DataFrame:
     failed = (F.col("outcome") != "ok").cast("bigint")
     return rows.groupBy("peer_id").agg(
         F.count(F.lit(1)).alias("asked"), F.sum(failed).alias("failed"), F.avg("duration_us").alias("mean_us")
+    )
+
+
+def streams(app: DataFrame) -> DataFrame:
+    """(name, side, state, streams, bytes_in, bytes_out, mean_us): streams that were opened, and how others ended."""
+    rows = app.where(F.col("k") == code("stream"))
+    return rows.groupBy("name", "side", "state").agg(
+        F.count(F.lit(1)).alias("streams"),
+        *(F.sum(F.coalesce(name, F.lit(0))).cast("bigint").alias(name) for name in ("bytes_in", "bytes_out")),
+        F.avg("duration_us").alias("mean_us"),
     )
 
 

@@ -112,6 +112,28 @@ def of_trace(found: Analysis) -> list[Finding]:
         ],
         "nodes",
     )
+    samples = found.tables["samples"]
+    if len(samples) > 1:
+        shares = ", ".join(f"{row.share:.3g} at {int(row.nodes)}" for row in samples.itertuples(index=False))
+        result.append(
+            Finding(
+                "look",
+                "mixed-samples",
+                f"nodes traced different shares of the messages ({shares}): those that some left out look undelivered "
+                "there",
+                evidence={"shares": samples["share"].tolist(), "nodes": samples["nodes"].tolist()},
+            )
+        )
+    elif len(samples) and samples["share"].iloc[0] < 1:
+        result.append(
+            Finding(
+                "note",
+                "sampled",
+                f"the nodes traced {samples['share'].iloc[0]:.3g} of the messages, the same ones everywhere: counts of "
+                "messages are of those",
+                evidence={"share": float(samples["share"].iloc[0])},
+            )
+        )
     for row in found.tables["lost_events"].itertuples(index=False):
         result.append(
             Finding(

@@ -36,9 +36,9 @@ NESTED: Final[dict[str, tuple[str, ...]]] = {
     "rpcs": (*("message_bytes", "control_bytes", "messages", "ihave", "iwant", "idontwant", "grafts", "prunes"),),
     "app": (
         *("name", "side", "outcome", "duration_us", "reply_size", "attempt", "state", "position", "session", "epoch"),
-        *("count", "namespace", "queue", "channel", "consumer", "partition", "key"),
+        *("count", "namespace", "queue", "channel", "consumer", "partition", "key", "bytes_in", "bytes_out"),
     ),
-    "node": ("count", "peers", "scores", "depths", "rtts", "version", "offset_us", "error_us"),
+    "node": ("count", "peers", "scores", "depths", "rtts", "version", "offset_us", "error_us", "sample"),
 }
 """Columns of one part only: a struct ``of_<part>`` in silver, so that the other parts pay for one null only."""
 

@@ -27,6 +27,9 @@ COLUMNS: Final[dict[str, str]] = {
     "answers": "peer_id bigint, asked bigint, failed bigint, mean_us double",
     "session_changes": "session string, node_id bigint, peer_id bigint, side string, state string, times bigint, "
     "items bigint",
+    "streams": "name string, side string, state string, streams bigint, bytes_in bigint, bytes_out bigint, "
+    "mean_us double",
+    "samples": "share double, nodes bigint",
     "lost_events": "node_id bigint, reason string, lost bigint",
     "score_spread": "bucket bigint, readings bigint, lowest double, p10 double, p50 double, p90 double, "
     "highest double, negative bigint",
@@ -77,6 +80,8 @@ def later_queries(silver: Silver, kinds: frozenset[str], rpcs: pd.DataFrame, buc
         "requests": Query(asked, lambda: app.requests(silver.app)),
         "answers": Query(asked, lambda: app.slow_answers(silver.app)),
         "session_changes": Query("session" in kinds, lambda: app.session_changes(silver.app)),
+        "streams": Query("stream" in kinds, lambda: app.streams(silver.app)),
+        "samples": Query("node_start" in kinds, lambda: traffic.samples(silver.node)),
         "lost_events": Query("dropped" in kinds, lambda: traffic.lost_events(silver.node)),
         "score_spread": Query(scored, lambda: app.score_spread(app.scores(silver.node), bucket_us)),
         "peer_scores": Query(scored, lambda: app.scores_of_peers(app.scores(silver.node))),

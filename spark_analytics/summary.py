@@ -198,6 +198,7 @@ def app_figures(found: Analysis) -> dict[str, Any]:
         }
         for (name, side), rows in requests.groupby(["name", "side"])
     ]
+    result["streams"] = [row._asdict() for row in tables["streams"].fillna({"mean_us": 0}).itertuples(index=False)]
     changes = tables["session_changes"]
     result["sessions"] = {
         state: {"times": int(rows["times"].sum()), "items": int(rows["items"].sum())}
@@ -209,6 +210,7 @@ def app_figures(found: Analysis) -> dict[str, Any]:
 def summary(found: Analysis) -> dict[str, Any]:
     """All figures as one JSON object."""
     runs = found.tables["runs"]
+    samples = found.tables["samples"]
     return {
         "schema": SCHEMA,
         "from_us": found.first_t,
@@ -218,6 +220,7 @@ def summary(found: Analysis) -> dict[str, Any]:
         "nodes": int(runs["node"].nunique()),
         "runs": len(runs),
         "missing_events": int(runs["missing"].clip(lower=0).sum()),
+        "sample": float(samples["share"].min()) if len(samples) else 1.0,
         "settle_s": found.settle_us / 1e6,
         "clocks_corrected": len(found.offsets),
         "topics": topic_figures(found),

@@ -89,6 +89,14 @@ def lost_events(node: DataFrame) -> DataFrame:
     )
 
 
+def samples(node: DataFrame) -> DataFrame:
+    """(share, nodes): what share of the messages nodes say that they traced."""
+    starts = node.where(F.col("k") == code("node_start"))
+    return starts.groupBy(F.coalesce("sample", F.lit(1.0)).alias("share")).agg(
+        F.countDistinct("node_id").alias("nodes")
+    )
+
+
 def clock_readings(node: DataFrame) -> DataFrame:
     """(node_id, peer_id, ahead_us, error_us): the most exact reading of each pair."""
     readings = node.where(F.col("k") == code("clock")).groupBy("node_id", "peer_id")

@@ -227,6 +227,19 @@ def _tables(found: Analysis, figures: dict[str, Any]) -> list[str]:
                 ],
             )
         )
+    if figures["sessions"]:
+        changes = [(state, f"{each['times']:,}", f"{each['items']:,}") for state, each in figures["sessions"].items()]
+        result.append(_table("Sessions", ("what", "times", "pushes"), changes))
+    if figures["streams"]:
+        streams = [
+            (
+                *(each["name"], each["side"], each["state"], f"{each['streams']:,}"),
+                *(f"{each['bytes_in']:,}", f"{each['bytes_out']:,}", _ms(each["mean_us"] / 1000)),
+            )
+            for each in figures["streams"][:_ROWS]
+        ]
+        heads = ("name", "side", "state", "streams", "bytes in", "bytes out", "mean time")
+        result.append(_table("Streams", heads, streams))
     nodes = found.tables["node_coverage"].groupby("node")[["eligible", "reached", "late_sum"]].sum()
     nodes = nodes[nodes["eligible"] > 0]
     order = (nodes["reached"] / nodes["eligible"]).sort_values(kind="stable").index[:15]

@@ -42,11 +42,19 @@ def write_apps(directory: Path, seed: int) -> None:
         for step in range(8):
             readings = [schema.PeerScore(peer, round(rng.gauss(3, 4), 3)) for peer in NODES if peer != node]
             events[node].append(schema.Scores(V, node, 0, START_US + step * 2_000_000 + rng.randrange(1000), readings))
-    for number in range(20):
+    for _ in range(60):
         node, peer = rng.sample(NODES, 2)
-        state = rng.choice(("opened", "resumed", "lost", "skipped"))
         t = START_US + rng.randrange(20_000_000)
-        count = rng.randrange(5) if state == "skipped" else None
+        side, name = rng.choice(("in", "out")), rng.choice(("file", "echo"))
+        events[node].append(schema.Stream(V, node, 0, t, peer, name, side, "open"))
+        counts = rng.randrange(10), rng.randrange(10_000), rng.randrange(10_000)
+        state = rng.choice(("closed", "reset"))
+        events[node].append(schema.Stream(V, node, 0, t + counts[0], peer, name, side, state, *counts))
+    for number in range(40):
+        node, peer = rng.sample(NODES, 2)
+        state = rng.choice(("opened", "resumed", "lost", "skipped", "sent", "resent", "acknowledged", "received"))
+        t = START_US + rng.randrange(20_000_000)
+        count = None if state in ("opened", "resumed", "lost") else rng.randrange(5)
         events[node].append(schema.Session(V, node, 0, t, f"s{number % 4}", peer, "out", state, count=count))
     for node in NODES:
         write_node(directory, node, events[node], start_us=START_US)
@@ -80,7 +88,9 @@ def _queued(rng: Random, events: dict[str, list[Event]], number: int) -> None:
     key = f"k{rng.randrange(5)}" if rng.random() < 0.7 else None
     t = START_US + rng.randrange(15_000_000)
 
-    def add(at: int, state: str, channel: str | None = None, attempt: int | None = None) -> None:
+    def add(
+        at: int, state: str, channel: str | None = None, attempt: int | None = None, duration_us: int | None = None
+    ) -> None:
         events[node].append(
             schema.Queue(
                 *(V, node, 0, at, "", queue, state, msg, channel),
@@ -89,14 +99,20 @@ def _queued(rng: Random, events: dict[str, list[Event]], number: int) -> None:
                 attempt=attempt,
                 key=key,
                 consumer="c1" if state == "handed_out" else None,
+                duration_us=duration_us,
             )
         )
 
-    add(t, "published")
+    if rng.random() < 0.9:  # else before the trace began
+        add(t, "published")
     for channel in ("one", "two") if rng.random() < 0.5 else ("one",):
         at = t + rng.randrange(100, 3_000_000)
         for attempt in range(1, 6):
-            add(at, "handed_out", channel, attempt)
+            if rng.random() < 0.1:  # given back untried
+                add(at, "handed_out", channel, attempt, at - t + 3)
+                add(at + 5, "released", channel, attempt, 5)
+                at += rng.randrange(10, 1_000)
+            add(at, "handed_out", channel, attempt, at - t + 3)
             at += rng.randrange(200, 400_000)
             ending = rng.choices(("finished", "requeued", "timed_out", "dead"), (80, 8, 8, 4))[0]
             add(at, ending, channel)

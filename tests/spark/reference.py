@@ -301,11 +301,14 @@ class Reference:
             done = [e for e in changes if e["state"] == "finished"]
             sums["messages"] += 1
             sums["finished"] += bool(done)
-            sums["redelivered"] += len(out) > 1
-            sums["hand_outs"] += len(out)
+            tried = len(out) - sum(e["state"] == "released" for e in changes)
+            sums["redelivered"] += tried > 1
+            sums["hand_outs"] += tried
             for name, state in (("timeouts", "timed_out"), ("requeues", "requeued"), ("dead", "dead")):
                 sums[name] += sum(e["state"] == state for e in changes)
-            self.queue_times[queue, channel, "wait", rounded(out[0]["t"] - published[queue, msg])] += 1
+            there = published.get((queue, msg))
+            waited = out[0]["duration_us"] if there is None else out[0]["t"] - there
+            self.queue_times[queue, channel, "wait", rounded(waited)] += 1
             if done:
                 self.queue_times[queue, channel, "service", rounded(done[-1]["t"] - out[-1]["t"])] += 1
         seen: set[tuple[str, str, str]] = set()
@@ -323,6 +326,15 @@ class Reference:
 
     def requests(self) -> Counter[tuple[str, str, str, int]]:
         return Counter((e["name"], e["side"], e["outcome"], rounded(e["duration_us"])) for e in self.of["request"])
+
+    def streams(self) -> dict[tuple[str, str, str], tuple[int, int, int]]:
+        found: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+        for e in self.of["stream"]:
+            sums = found[e["name"], e["side"], e["state"]]
+            sums[0] += 1
+            sums[1] += e.get("bytes_in", 0)
+            sums[2] += e.get("bytes_out", 0)
+        return {key: (count, into, out) for key, (count, into, out) in found.items()}
 
     def sessions(self) -> dict[str, tuple[int, int]]:
         found: dict[str, list[int]] = defaultdict(lambda: [0, 0])

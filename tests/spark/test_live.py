@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 from dep2p.io.trace_settings import TraceSettings
@@ -61,3 +62,32 @@ def test_without_rpcs_the_rest_of_the_report_is_the_same(spark: Any, tmp_path: P
     figures = summary(found)
     assert figures["topics"][0]["reliability"] == 1.0 and figures["rpcs"] is None
     assert not [item for item in findings(found, figures) if item.level == "bad"]
+
+
+async def _sampled(directory: Path, shares: tuple[float, ...]) -> None:
+    async with pubsub_nodes(len(shares)) as nodes:
+        topics = await joined(nodes)
+        for node, share in zip(nodes, shares, strict=True):
+            await node.tracer.start(directory, TraceSettings(sample=share, snapshot_s=0, clock_s=0))
+        async with topics[1].subscribe() as messages:
+            for number in range(MESSAGES):
+                await topics[0].publish(b"message %d" % number)
+            await take(messages, MESSAGES)
+        await trio.sleep(2)
+        for node in nodes:
+            await node.tracer.stop("enough")
+
+
+@pytest.mark.parametrize(("shares", "word"), [((0.5, 0.5), "sampled"), ((1.0, 0.5), "mixed-samples")])
+def test_a_report_of_a_sample_says_so(spark: Any, tmp_path: Path, shares: tuple[float, ...], word: str) -> None:
+    trio.run(lambda: _sampled(tmp_path / "traces", shares))
+    write_silver(to_silver(read_raw(spark, [str(tmp_path / "traces")])), str(tmp_path / "silver"))
+    found = analyse(spark, str(tmp_path / "silver"), AnalysisOptions(settle_s=0.5))
+    figures = summary(found)
+    kinds = [item.kind for item in findings(found, figures)]
+    assert figures["sample"] == 0.5 and word in kinds and len({"sampled", "mixed-samples"} & {*kinds}) == 1
+    (topic,) = figures["topics"]
+    if word == "sampled":
+        assert 0 < topic["messages"] < MESSAGES and topic["reliability"] == 1.0
+    else:
+        assert topic["messages"] == MESSAGES and topic["reliability"] < 1.0

@@ -227,6 +227,11 @@ def test_requests_sessions_and_scores(case: Case) -> None:
     assert Counter({row[:4]: row[4] for row in found}) == case.truth.requests()
     sessions = {state: (value["times"], value["items"]) for state, value in case.figures["sessions"].items()}
     assert sessions == case.truth.sessions()
+    assert {
+        (each["name"], each["side"], each["state"]): (each["streams"], each["bytes_in"], each["bytes_out"])
+        for each in case.figures["streams"]
+    } == case.truth.streams()
+    assert case.figures["sample"] == 1.0
     scores = {row[0]: row[1:] for row in rows(case.found.tables["peer_scores"], "peer", "raters", "mean", "lowest")}
     truth = case.truth.scores()
     assert scores.keys() == truth.keys()

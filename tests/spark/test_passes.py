@@ -36,10 +36,9 @@ def test_empty_tables_have_the_columns_of_their_queries(spark: Any, silver: str)
 
 def test_a_second_report_compiles_nothing(spark: Any, silver: str) -> None:
     compiled = spark._jvm.org.apache.spark.metrics.source.CodegenMetrics.METRIC_COMPILATION_TIME()
-    before = compiled.getCount()
     analyse(spark, silver)
-    first = compiled.getCount()
-    assert first > before, "nothing was compiled: the metric says nothing"
+    first = compiled.getCount()  # another test may have had the same queries compiled
+    assert first, "nothing was ever compiled: the metric says nothing"
     analyse(spark, silver)
     assert compiled.getCount() - first < 5, "the generated classes of a report do not fit into Spark's cache"
 
