@@ -78,7 +78,7 @@ def _measure(run: Run, scratch: Path, events: int, sizes: Sequence[int]) -> list
     trace.theirs()
     warm = _rounds(run, trace.ours, trace.theirs, 3 if full else 1)
     agree(trace.ours(), trace.theirs())
-    results = [_result("spark/warm", PEER, *warm, trace.events)]
+    results = [_result("spark/warm", PEER, *warm, events=trace.events)]
     if sizes:
         flat = [_flat(trace, warm[0][-1], warm[1][-1])]
         for size in sizes:
@@ -96,7 +96,7 @@ def _measure(run: Run, scratch: Path, events: int, sizes: Sequence[int]) -> list
     reported += ["--master", "local[2]", "--memory", memory]
     read = ["-m", "bench.spark_peers", "duckdb-raw", str(trace.raw), str(trace.bucket_us), str(trace.fine_us)]
     cold = _rounds(run, partial(_python, reported), partial(_python, read), 2 if full else 1)
-    results.append(_result("spark/cold", PEER + ", from raw", *cold, trace.events))
+    results.append(_result("spark/cold", PEER + ", from raw", *cold, events=trace.events))
     return results + _sessions(scratch, 5 if full else 1, archive=full)
 
 
@@ -113,10 +113,15 @@ def _sessions(scratch: Path, rounds: int, *, archive: bool) -> list[Result]:
     stock: list[Sample] = []
     for _ in range(rounds):
         for name, place in kinds.items():
-            ours[name].append(Sample(float(_python(["-c", _OURS, str(place)])) * 1000))
-        said = _python(["-c", _STOCK], may_fail=True)
-        stock.append(Sample(float(said) * 1000 if said else 0.0))
-    return [Result(name, "ms", "Spark's own builder", samples, stock) for name, samples in ours.items()]
+            ours[name].append(_session(["-c", _OURS, str(place)]))
+        stock.append(_session(["-c", _STOCK], may_fail=True))
+    return [_result(name, "Spark's own builder", samples, stock) for name, samples in ours.items()]
+
+
+def _session(arguments: list[str], *, may_fail: bool = False) -> Sample:
+    used = family_cpu_s()
+    said = _python(arguments, may_fail=may_fail)
+    return Sample(float(said) * 1000 if said else 0.0, cpu_us=(family_cpu_s() - used) * 1e6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +176,9 @@ def _rounds(
     return mine, others
 
 
-def _result(name: str, peer: str, ours: Sequence[Sample], theirs: Sequence[Sample], events: int) -> Result:
+def _result(name: str, peer: str, ours: Sequence[Sample], theirs: Sequence[Sample], **counts: int) -> Result:
     cpu_ms, peer_cpu_ms = (round(median(sample.cpu_us or 0.0 for sample in side) / 1000) for side in (ours, theirs))
-    return Result(name, "ms", peer, ours, theirs, {"events": events, "cpu_ms": cpu_ms, "peer_cpu_ms": peer_cpu_ms})
+    return Result(name, "ms", peer, ours, theirs, {**counts, "cpu_ms": cpu_ms, "peer_cpu_ms": peer_cpu_ms})
 
 
 def _flat(trace: _Trace, ours: Sample, theirs: Sample) -> Result:

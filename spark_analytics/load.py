@@ -120,7 +120,7 @@ def to_silver(raw: DataFrame) -> DataFrame:
         *(F.when(F.col(name).isNotNull(), value).alias(f"{name}_id") for name, value in ids.items()),
         "seq",
         "t",
-        F.coalesce(F.regexp_extract("file", r"-(\d+)-\d+\.ndjson\.zst$", 1).try_cast("bigint"), F.lit(0)).alias("run"),
+        run_of(F.col("file")).alias("run"),
         key("source").alias("source_id"),
         "source",
         "node",
@@ -132,6 +132,13 @@ def to_silver(raw: DataFrame) -> DataFrame:
         *(column.alias(name) for name, column in nested.items()),
         CORRUPT,
     )
+
+
+def run_of(file: Column) -> Column:
+    """``start_ns`` of ``<node>-<start_ns>-<number>.ndjson.zst``, 0 for others. Without regular expression: cheaper."""
+    number = F.substring_index(F.substring_index(file, "-", -1), ".", 1).try_cast("bigint")
+    start = F.substring_index(F.substring_index(file, "-", -2), "-", 1).try_cast("bigint")
+    return F.when(number.isNotNull(), F.greatest(F.coalesce(start, F.lit(0)), F.lit(0))).otherwise(F.lit(0))
 
 
 def _any_of(k: Column, kinds: Sequence[str]) -> Column:
