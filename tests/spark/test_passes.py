@@ -56,9 +56,8 @@ def test_a_second_report_compiles_nearly_nothing(spark: Any, silver: str) -> Non
     assert first, "nothing was ever compiled: the metric says nothing"
     analyse(spark, silver)
     # Nearly: when tasks end decides a little of how Spark plans what follows.
-    assert compiled.getCount() - first < (first - before) / 4, (
-        "the generated classes of a report do not fit into Spark's cache"
-    )
+    again = compiled.getCount() - first
+    assert again < 20, f"{again} of more than a hundred classes are generated again: they do not fit into Spark's cache"
 
 
 def test_meshes_of_many_topics_are_sampled_by_workers_alike(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
