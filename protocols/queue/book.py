@@ -412,7 +412,7 @@ class QueueBook(Definitions):
         for consumer, deliveries in taken.deliveries:
             out: list[Delivery] = []
             for delivery in deliveries:
-                held = consumer.held.get((delivery.partition, delivery.message.seq))
+                held = consumer.held.get((delivery[0], delivery[1][0]))
                 if held is not None:  # else its time was over, or its consumer went
                     held.is_out = True
                     out.append(delivery)

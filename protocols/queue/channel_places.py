@@ -90,17 +90,17 @@ class ChannelPlaces:
     # Done
 
     def _done(self, place: Place, seq: int) -> None:
-        cursor = place.cursor
+        cursor, done = place.cursor, place.done
+        change = place.change or self._touch(place)
         if place.states and place.states.pop(seq, None) is not None:
-            self._touch(place).states_removed.append(seq)
+            change.states_removed.append(seq)
         if seq == cursor.floor + 1:
-            floor = cursor.floor = place.done.take_after(seq)
+            floor = cursor.floor = done.take_after(seq) if done.items else seq
             if cursor.handed_out < floor:
                 cursor.handed_out = floor
-            self._touch(place)
             self.queue.floor_moved(place.log)
-        elif seq > cursor.floor and place.done.add(seq):
-            self._touch(place).done_added.append((seq, seq))
+        elif seq > cursor.floor and done.add(seq):
+            change.done_added.append((seq, seq))
         if place.unhanded:
             place.unhanded.pop(seq, None)
 

@@ -75,6 +75,7 @@ class PartitionLog:
         "_unknown_items",
         "bytes",
         "cache",
+        "holes",
         "id",
         "is_pinned",
         "items",
@@ -99,6 +100,8 @@ class PartitionLog:
         self.items = record.messages
         self.bytes = record.bytes
         self.rows: dict[int, Message] = {}
+        self.holes = 0
+        """How many numbers stayed unused in this run."""
         self.wanted = 0
         """From where a page was asked for; 0: nothing is under way."""
         self.wanted_to = 0
@@ -136,6 +139,7 @@ class PartitionLog:
                 self.items -= 1
                 self.bytes -= self._sizes[index]
                 self._sizes[index] = _GONE
+                self.holes += 1
         self.cache.drop(self, seqs)
 
     def trim(self, up_to: int) -> None:
