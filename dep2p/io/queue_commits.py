@@ -37,6 +37,7 @@ class _Commits(GroupCommit):
             await super()._commit(batch)
         else:
             self.store.commit(batch)
+            self._before()
             await trio.lowlevel.checkpoint()
 
     async def read(self, function: Callable[[], T]) -> T:
@@ -177,6 +178,8 @@ class QueueCommits:
     # What the group commit asks
 
     def _before(self) -> None:
+        # Here, too, and not only when it is committed: consumers work while the next batch is written.
+        self.book.deliver()
         reads = self.book.pump(trio.current_time(), self.wall_us())
         if reads:
             self._read_soon(reads)
@@ -209,12 +212,12 @@ class QueueCommits:
     def committed(self, batch: StoreBatch) -> None:
         """See `BatchOwner`."""
         durable, flushes = self._waiting_for.pop(id(batch))
-        self.book.committed(batch)
+        self.book.committed(batch, hold=True)
         for call in durable:
             call()
         for flush in flushes:
             flush.done.set()
-        if self.book.awake:
+        if self.book.awake or self.book.out:
             self.commits.kick()
 
     def failed(self, batch: StoreBatch, error: Exception, *, publishes: Sequence[int] | None = None) -> None:

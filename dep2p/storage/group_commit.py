@@ -45,7 +45,8 @@ class BatchOwner(Protocol):
 class GroupCommit:
     """Writes an owner's batches to its store, one after the other, in a worker thread of its own.
 
-    ``before``: called right before each batch is taken, ``after``: when one is done with.
+    ``before``: called before a batch is taken when there is nothing to write yet, and while one is written: what it
+    changes is in the next. ``after``: called when one is done with.
     """
 
     def __init__(
@@ -91,7 +92,8 @@ class GroupCommit:
             if not self.is_kicked:
                 await self._rest()
             self.is_kicked = False
-            self._before()
+            if not self._is_due:  # else it is called while that is written
+                self._before()
             if not self._is_due:
                 self._tell_done()
                 continue
@@ -152,6 +154,8 @@ class GroupCommit:
             if error is None:
                 self._count(batch, trio.current_time() - started_s)
                 owner.committed(batch)
+                if batch.is_empty:
+                    self._before()
             else:
                 self.counters["commits_failed"] += 1
                 if self.problem != str(error):
@@ -193,7 +197,10 @@ class GroupCommit:
                 token.run_sync_soon(trio.lowlevel.reschedule, task, result)
 
             trio.lowlevel.start_thread_soon(partial(self.store.commit, batch), deliver, "dep2p.commit")
-            await trio.lowlevel.wait_task_rescheduled(lambda _raise_cancel: trio.lowlevel.Abort.FAILED)
+            try:
+                self._before()
+            finally:
+                await trio.lowlevel.wait_task_rescheduled(lambda _raise_cancel: trio.lowlevel.Abort.FAILED)
         finally:
             self._limiter.release_on_behalf_of(self)
 

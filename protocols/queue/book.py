@@ -63,6 +63,8 @@ class QueueBook(Definitions):
         self.staged: dict[Consumer, None] = {}
         self.starved: dict[Channel, None] = {}
         """Channels that wait until others have got their pages."""
+        self.out: list[tuple[Consumer, list[Delivery]]] = []
+        """Deliveries that are committed and held."""
         self._reading: dict[PartitionLog, None] = {}
         self.trimmable: dict[PartitionLog, Queue] = {}
         self.trims: dict[int, int] = {}
@@ -378,8 +380,8 @@ class QueueBook(Definitions):
                 batch.definitions[key] = encode_canonical(remembered)
                 taken.publishers[key] = None
 
-    def committed(self, batch: StoreBatch) -> None:
-        """It is durable: publishes are done, deliveries go out."""
+    def committed(self, batch: StoreBatch, *, hold: bool = False) -> None:
+        """It is durable: publishes are done, deliveries go out; with ``hold`` only at the next `deliver`."""
         taken = self._taken.pop(id(batch))
         last = {row[0]: row[1] for row in batch.appends}  # each partition's rise
         shown: dict[Queue, None] = {}
@@ -401,23 +403,27 @@ class QueueBook(Definitions):
         for call in taken.calls:
             call()
         self._give_up_deleted(taken)
-        self._hand_out(taken)
+        self.out += taken.deliveries
+        if not hold:
+            self.deliver()
 
     def _give_up_deleted(self, taken: _Taken) -> None:
         for publish in taken.deleted:
             publish.rows = []
             publish.finish(QueueNotFoundError("its queue was deleted"))
 
-    def _hand_out(self, taken: _Taken) -> None:
-        for consumer, deliveries in taken.deliveries:
-            out: list[Delivery] = []
+    def deliver(self) -> None:
+        """What is committed and was held goes to its consumers."""
+        out, self.out = self.out, []
+        for consumer, deliveries in out:
+            still_held: list[Delivery] = []
             for delivery in deliveries:
                 held = consumer.held.get((delivery[0], delivery[1][0]))
                 if held is not None:  # else its time was over, or its consumer went
                     held.is_out = True
-                    out.append(delivery)
-            if out:
-                consumer.on_deliver(out)
+                    still_held.append(delivery)
+            if still_held:
+                consumer.on_deliver(still_held)
 
     def uncertain(self, batch: StoreBatch, error: Exception) -> None:
         """Whether it was written is not known: the same batch comes again, to `committed` or `failed`. Who published
