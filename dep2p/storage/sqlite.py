@@ -141,6 +141,8 @@ class SqliteStore:
     def load_partition(self, partition: int) -> PartitionRecord:
         """All of a partition but its messages."""
         db = self._open_db
+        if self._trims.get(partition) == SEQ_MASK:  # removed, though some of it is in the file still
+            return PartitionRecord()
         try:
             row = db.execute("select items, bytes from partitions where partition = ?", (partition,)).fetchone()
             record = PartitionRecord(self._last.get(partition, 0), self._trimmed.get(partition, 0), *(row or ()))
@@ -262,14 +264,14 @@ class SqliteStore:
     def commit(self, batch: StoreBatch) -> None:
         """One transaction."""
         last = check_numbers(batch.appends, self._last)
-        self._trims = self._step(lambda db: self._write(db, batch, last), keep=True)
+        trims = self._step(lambda db: self._write(db, batch, last), keep=True)
         self._last.update(last)
         for partition, up_to in batch.trims.items():
             self._trimmed[partition] = max(self._trimmed.get(partition, 0), up_to)
             self._last[partition] = max(self._last.get(partition, 0), up_to)
         for partition in batch.partitions_removed:
-            for numbers in (self._last, self._trimmed, self._trims):
-                numbers.pop(partition, None)
+            self._last[partition] = self._trimmed[partition] = self._trims[partition] = SEQ_MASK
+        self._set_trims(trims)
         if batch.trims or batch.partitions_removed or batch.channels_removed:
             self._space_s = time.monotonic() + _SPACE_S
         self._commits += 1
@@ -280,6 +282,12 @@ class SqliteStore:
             self._is_unsynced = True
             if time.monotonic() - self._synced_s >= SYNC_INTERVAL_S:
                 self._fsync()
+
+    def _set_trims(self, trims: dict[int, int]) -> None:
+        before, self._trims = self._trims, trims
+        for partition, up_to in before.items():
+            if up_to == SEQ_MASK and partition not in trims:  # it was removed, and is gone now
+                del self._last[partition], self._trimmed[partition]
 
     # What can wait
 
@@ -296,7 +304,7 @@ class SqliteStore:
         """One of: remove some of what was trimmed; fsync; give some free space back."""
         now_s = time.monotonic()
         if self._trims:
-            self._trims = self._step(lambda db: self._trim(db, self._trims, _TRIM_ROWS_IDLE), keep=True)
+            self._set_trims(self._step(lambda db: self._trim(db, self._trims, _TRIM_ROWS_IDLE), keep=True))
             self._space_s = now_s + _SPACE_S
         elif self._is_unsynced and now_s >= self._synced_s + SYNC_INTERVAL_S:
             self._fsync()
@@ -368,12 +376,12 @@ class SqliteStore:
             trimmed = max(self._trimmed.get(partition, 0), up_to)
             last_seq = max(last.get(partition) or self._last.get(partition, 0), up_to)
             self._number(db, partition, last_seq, trimmed, 0, 0)
-        trims = self._trim(db, {**self._trims, **batch.trims}, _TRIM_ROWS)
         for partition in batch.partitions_removed:
-            trims.pop(partition, None)
-            db.execute("delete from segments where id between ? and ?", segment_ids(partition, 0, SEQ_MASK))
-            for table in ("partitions", "cursors", "done", "states"):
+            self._number(db, partition, SEQ_MASK, SEQ_MASK, 0, 0)
+            for table in ("cursors", "done", "states"):
                 db.execute(f"delete from {table} where partition = ?", (partition,))
+        removed = dict.fromkeys(batch.partitions_removed, SEQ_MASK)
+        trims = self._trim(db, {**self._trims, **batch.trims, **removed}, _TRIM_ROWS)
         for channel in batch.channels_removed:
             for table in ("cursors", "done", "states", "dead", "last_dead"):
                 db.execute(f"delete from {table} where channel = ?", (channel,))
@@ -444,7 +452,10 @@ class SqliteStore:
         db.executemany("delete from states where channel = ? and partition = ? and seq <= ?", passed)
 
     def _trim(self, db: sqlite3.Connection, trims: dict[int, int], rows_max: int) -> dict[int, int]:
-        """Remove about so many messages at most, by whole segments; gives the trims that are not through."""
+        """Remove about so many messages at most, by whole segments; gives the trims that are not through.
+
+        A partition that was removed is trimmed as a whole, up to `SEQ_MASK`: a very large one takes many steps, too.
+        """
         left = rows_max
         unfinished: dict[int, int] = {}
         for partition, up_to in trims.items():
@@ -470,6 +481,8 @@ class SqliteStore:
                     (count, size, partition),
                 )
                 left -= max(count, len(passed))
+            if up_to == SEQ_MASK and partition not in unfinished:
+                db.execute("delete from partitions where partition = ?", (partition,))
         return unfinished
 
     def _sum(self, db: sqlite3.Connection, partition: int, up_to: int) -> tuple[int, int]:

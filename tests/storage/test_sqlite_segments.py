@@ -1,5 +1,6 @@
 """Messages in segments: whatever is written, trimmed or damaged, a store gives what a row for each message would."""
 
+import shutil
 import sqlite3
 import zlib
 from pathlib import Path
@@ -8,7 +9,7 @@ from random import Random
 import pytest
 import zstandard
 
-from dep2p.protocols.queue.records import Cursor, CursorChange, MessageRow, StoreBatch
+from dep2p.protocols.queue.records import Cursor, CursorChange, MessageRow, PartitionRecord, StoreBatch
 from dep2p.storage.sqlite import SqliteStore
 from dep2p.storage.sqlite_schema import SCHEMA_1, SCHEMA_2, SCHEMA_3, SCHEMA_VERSION
 from dep2p.storage.sqlite_segments import SEGMENT_ITEMS
@@ -182,4 +183,49 @@ def test_a_file_is_brought_over_as_a_whole_or_not_at_all(tmp_path: Path, monkeyp
     store = SqliteStore(path)
     store.open()
     assert [row.seq for row in store.scan(1, 1, **ALL)] == list(range(1, 300))
+    store.close()
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_very_large_queue_is_removed_in_bounded_steps_also_over_a_restart(is_killed: bool, tmp_path: Path) -> None:
+    """It was one statement: nothing else was written for as long as that took."""
+    path = tmp_path / "queues.sqlite"
+    store = SqliteStore(path, sync="never")
+    store.open()
+    for first in range(1, 20_001, 2_000):
+        rows = [_row(1, seq) for seq in range(first, first + 2_000)]
+        store.commit(StoreBatch(appends=[*rows, _row(2, first)], groups=[2_001]))
+    store.commit(StoreBatch(cursors={(7, 1): CursorChange(Cursor(3, 5), [(9, 9)])}))
+    store.commit(StoreBatch(partitions_removed=[1]))
+
+    def left(of: SqliteStore) -> int:
+        assert of._db is not None  # pyright: ignore[reportPrivateUsage]
+        db = of._db  # pyright: ignore[reportPrivateUsage]
+        return int(db.execute("select coalesce(sum(items), 0) from segments where id >> 40 = 1").fetchone()[0])
+
+    before = left(store)
+    assert before >= 15_000
+    steps = 0
+    while store.tidy_in_s() == 0.0:
+        assert store.load_partition(1) == PartitionRecord()
+        assert store.scan(1, 1, **ALL) == store.get(1, [1, 20_000]) == []
+        store.tidy()
+        assert before - left(store) <= 2_000
+        before = left(store)
+        steps += 1
+        if steps == 5:
+            if is_killed:
+                for suffix in ("", "-wal"):
+                    shutil.copy(f"{path}{suffix}", f"{tmp_path / 'copy.sqlite'}{suffix}")
+            store.close()
+            store = SqliteStore(tmp_path / "copy.sqlite" if is_killed else path, sync="never")
+            store.open()
+            store.commit(StoreBatch(appends=[_row(2, 30_000)], groups=[1]))
+            before = left(store)
+    assert left(store) == 0
+    assert steps > 8
+    assert store.load_partition(1) == PartitionRecord()
+    store.commit(StoreBatch(appends=[_row(1, 1)], groups=[1]))
+    assert store.scan(1, 1, **ALL) == [_row(1, 1)]
+    assert len(store.scan(2, 1, **ALL)) == 11
     store.close()
