@@ -20,6 +20,7 @@ from dep2p.cli.queue_options import (
     QueueArgument,
     QueuePeerOption,
     QueueRealmOption,
+    nodes_of,
     parse_bytes,
     parse_seconds,
     place,
@@ -59,6 +60,12 @@ def create(
         str | None,
         typer.Option(
             "--order", help="Of a key after a failure: strict (it waits) or best_effort (it goes on).", metavar="ORDER"
+        ),
+    ] = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--node", help="Who keeps partitions: a member, or home; again for more, in turn.", metavar="PEER"
         ),
     ] = None,
     no_dead_letters: Annotated[
@@ -103,7 +110,9 @@ def create(
 
     async def body(client: "Client") -> dict[str, Any]:
         where = await place(client, realm, peer)
-        return await client.queue_create(queue, options=options, access=access or None, **where)
+        return await client.queue_create(
+            queue, options=options, access=access or None, nodes=await nodes_of(client, node), **where
+        )
 
     found = run.with_client(body)
     if run.json:
@@ -412,6 +421,10 @@ def register(app: typer.Typer) -> None:
             ("dep2p queue create jobs --realm team", "members of the realm may publish and consume, too"),
             ("dep2p queue create jobs --realm team --consume owner", "members publish; only this node consumes"),
             ("dep2p queue create orders --partitions 4 --order strict", "messages of a key in order, whatever fails"),
+            (
+                "dep2p queue create orders --realm team --partitions 4 --node f3Qa --node a8Tz",
+                "two partitions on each of two members",
+            ),
             ("dep2p queue create mail --max-attempts 5 --msg-timeout 2m --ttl 7d", ""),
         ],
         notes="A queue keeps its messages on the disk of one node. Without --realm only programs of that machine reach "

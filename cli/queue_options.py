@@ -29,6 +29,11 @@ async def place(client: "Client", realm: str | None, peer: str | None) -> dict[s
     return {"realm": realm, "peer": None if peer is None else await resolve_peer(client, peer)}
 
 
+async def nodes_of(client: "Client", nodes: list[str] | None) -> list[str]:
+    """Full ids of the nodes of ``--node``, or "home". Raises :class:`CliError` for one that nobody knows."""
+    return [each if each == "home" else await resolve_peer(client, each) for each in nodes or ()]
+
+
 def parse_seconds(text: str, option: str) -> float:
     """``90``, ``1.5``, ``500ms``, ``2m``, ``1h``, ``7d`` as seconds. Raises :class:`CliError`."""
     units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from dep2p.cli.command import Invocation, command
-from dep2p.cli.queue_options import ChannelArgument, QueueArgument, QueuePeerOption, QueueRealmOption, place
+from dep2p.cli.queue_options import (
+    ChannelArgument,
+    QueueArgument,
+    QueuePeerOption,
+    QueueRealmOption,
+    nodes_of,
+    place,
+)
 from dep2p.cli.render import byte_count, duration, printable, table
 
 if TYPE_CHECKING:
@@ -16,6 +23,13 @@ PartitionsArgument = Annotated[
     int, typer.Argument(help="How many there shall be in all.", metavar="N", min=1, max=1_024)
 ]
 
+NodesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--node", help="For a queue on several nodes: where new partitions are; again for more.", metavar="PEER"
+    ),
+]
+
 _WATCH_S: Final = 1.0
 
 
@@ -23,13 +37,16 @@ def expand(
     run: Invocation,
     queue: QueueArgument,
     partitions: PartitionsArgument,
+    node: NodesOption = None,
     realm: QueueRealmOption = None,
     peer: QueuePeerOption = None,
 ) -> None:
     """Give a queue more partitions. The order of each key holds."""
 
     async def body(client: "Client") -> dict[str, Any]:
-        return await client.queue_expand(queue, partitions, **await place(client, realm, peer))
+        return await client.queue_expand(
+            queue, partitions, nodes=await nodes_of(client, node), **await place(client, realm, peer)
+        )
 
     found = run.with_client(body)
     if run.json:
@@ -51,6 +68,7 @@ def route(run: Invocation, queue: QueueArgument, realm: QueueRealmOption = None,
         run.emit(found)
         return
     held = {each["partition"]: each for each in found["partitions"]}
+    is_placed = "placement" in found
     rows: list[list[str]] = []
     for each in found["routes"]:
         log = held.get(each["partition"], {})
@@ -62,10 +80,12 @@ def route(run: Invocation, queue: QueueArgument, realm: QueueRealmOption = None,
                 str(log.get("messages", "-")),
                 byte_count(int(log.get("bytes", 0))),
                 after or "-",
+                *([f"{log['node'][-8:]} {'up' if log['is_up'] else 'AWAY'}", log["share"]] if is_placed else []),
             ]
         )
     run.say(f"route table {found['version']}: of the 1,024 ranges of keys")
-    run.print(table(["KEYS", "PARTITION", "MESSAGES", "SIZE", "AFTER"], rows, right=[1, 2, 3]))
+    heads = ["KEYS", "PARTITION", "MESSAGES", "SIZE", "AFTER", *(["NODE", "NAME THERE"] if is_placed else [])]
+    run.print(table(heads, rows, right=[1, 2, 3]))
 
 
 def consumers(
@@ -144,10 +164,12 @@ def _show_locks(run: Invocation, found: dict[str, Any], *, with_time: bool) -> N
             printable(str(each["consumer"])) or str(each["member"])[:8],
             str(each["epoch"]),
             duration(max(0.0, now_s - float(each["since_s"]))),
+            str(each.get("node", ""))[-8:],
         ]
         for each in found["locks"]
     ]
-    run.print(table(["PARTITION", "CONSUMER", "EPOCH", "SINCE"], rows, right=[0, 2]))
+    heads = ["PARTITION", "CONSUMER", "EPOCH", "SINCE", "NODE" if any(each[-1] for each in rows) else ""]
+    run.print(table(heads, rows, right=[0, 2]))
 
 
 def register_order(queue: typer.Typer) -> None:
@@ -155,7 +177,10 @@ def register_order(queue: typer.Typer) -> None:
     command(
         queue,
         "expand",
-        examples=[("dep2p queue expand orders 6", "from 2 or 4 partitions to 6, while it is used")],
+        examples=[
+            ("dep2p queue expand orders 6", "from 2 or 4 partitions to 6, while it is used"),
+            ("dep2p queue expand orders 6 --realm team --node f3Qa", "of a queue on several nodes: new ones there"),
+        ],
         notes="Keys that move to a new partition are read there when everything that they had in the old one is done. "
         "There is no way back to fewer partitions.",
     )(expand)

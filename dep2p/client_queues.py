@@ -186,16 +186,22 @@ class QueueCalls:
         peer: str | None = None,
         options: Mapping[str, object] | None = None,
         access: Mapping[str, object] | None = None,
+        nodes: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Create a queue; one that exists with the same options is taken as it is.
 
-        ``options`` and ``access`` are in docs/howto/queues.md. Returns it as :meth:`queue` does. Raises
+        ``options`` and ``access`` are in docs/howto/queues.md. ``nodes``: peer ids of members, which get the partitions
+        in turn (docs/howto/placed-queues.md). Returns it as :meth:`queue` does. Raises
         QueueExistsError, QueueAccessError, ``ControlError`` D1005 for a malformed option.
         """
         body: dict[str, object] = {"name": name, "options": dict(options or {})}
         if access is not None:
             body["access"] = dict(access)
-        return await self._transport.call("POST", "/v1/queues", body, params=_params(realm, peer))
+        if nodes:
+            body["nodes"] = list(nodes)
+        return await self._transport.call(
+            "POST", "/v1/queues", body, params=_params(realm, peer), timeout_s=_WORK_TIMEOUT_S
+        )
 
     async def queues(self, *, realm: str | None = None, peer: str | None = None) -> list[dict[str, Any]]:
         """Each queue as :meth:`queue` tells it, without its channels."""

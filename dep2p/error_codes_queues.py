@@ -83,6 +83,23 @@ QUEUE_ROWS: Final = (
         EXIT_FAILED,
     ),
     ErrorInfo(
+        "D5210",
+        "the queue's partitions are on several nodes",
+        "What was asked for is done with one partition at a time, on its node, where it is a queue of its own.",
+        "See nodes and names with `dep2p queue route QUEUE`, and ask there: `dep2p queue … NAME --peer NODE`.",
+        409,
+        EXIT_REFUSED,
+    ),
+    ErrorInfo(
+        "D5211",
+        "the key belongs to another partition",
+        "The queue was expanded and the key has moved, or a message was sent to a partition of a queue on several "
+        "nodes by its own name. Nothing was taken.",
+        "Publish to the queue by its name at its home; that routes anew.",
+        409,
+        EXIT_REFUSED,
+    ),
+    ErrorInfo(
         "D5301",
         "a store cannot read or write",
         "The files or the server that keep queues and outboxes fail. Nothing that was acknowledged is lost by that.",

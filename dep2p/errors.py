@@ -227,6 +227,14 @@ class QueueConsumerClosedError(QueueError):
     """The consumer is over: the queue or channel was deleted, or the consumer was closed."""
 
 
+class QueuePlacedError(QueueError):
+    """The partitions of the queue are on several nodes: that operation goes to them."""
+
+
+class QueueMovedError(QueueError):
+    """The key belongs to another partition now, on another node maybe. Nothing of the publish was taken."""
+
+
 class RejectMessage(Exception):
     """Raised by the handler of a queue's consumer: the message can never work. It becomes a dead letter at once."""
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from dep2p.io.queue_engine import QueueEngine
 from dep2p.io.queue_places import Queues
-from dep2p.io.queue_service import LocalQueues
+from dep2p.io.queue_realm import LocalQueues
 from dep2p.node_messaging import RealmChoice
 from dep2p.node_services import NodeServices, RealmServices
 from dep2p.realm.secret import Realm
@@ -46,7 +46,7 @@ class NodeQueues(LocalQueues):
 
     def of(self, realm: RealmChoice = None) -> LocalQueues:
         """Those that this node keeps for a realm. Raises NotInRealmError."""
-        return LocalQueues(self._engine, self._rights, self._node.realm(realm).realm_id)
+        return self._node.services(realm).queues.own()
 
     def at(self, peer: PeerId, *, realm: RealmChoice = None) -> Queues:
         """Those that a member of a realm keeps; this node's own for its own id. Raises NotInRealmError."""

@@ -78,6 +78,8 @@ class QueueCode(IntEnum):
     CONSUMER_CLOSED = 13
     STORE_UNKNOWN = 14
     LOCK_LOST = 15
+    PLACED = 16
+    MOVED = 17
 
 
 class Point(NamedTuple):

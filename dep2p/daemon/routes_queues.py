@@ -86,6 +86,9 @@ async def create(control: Control, request: Request) -> ASGIApp:
     wanted: dict[str, object] = {"queue": fields.text("name"), "options": fields.mapping("options")}
     if fields.has("access"):
         wanted["access"] = fields.mapping("access")
+    nodes = fields.texts("nodes", items_max=_PARTITIONS_MAX)
+    if nodes:
+        wanted["nodes"] = nodes
     fields.finish()
     control.lifecycle.require_running()
     return json_response(await _ask(place, "create", wanted), 201)
@@ -228,6 +231,9 @@ async def expand(control: Control, request: Request) -> ASGIApp:
     """More partitions."""
     place, fields = await _whole(control, request)
     wanted = _named(request) | {"partitions": fields.integer("partitions", 0, low=1, high=_PARTITIONS_MAX)}
+    nodes = fields.texts("nodes", items_max=_PARTITIONS_MAX)
+    if nodes:
+        wanted["nodes"] = nodes
     fields.finish()
     return json_response(await _ask(place, "expand", wanted))
 
@@ -304,9 +310,10 @@ async def publish(control: Control, request: Request) -> ASGIApp:
     place, fields = await _whole(control, request)
     body = fields.payload(control.config.limits.message_bytes_max)
     headers = fields.headers()
+    key = fields.text("key", "")
     attributes = _encoded(
         Attributes(
-            fields.text("key", ""),
+            key,
             tuple(fields.texts("tags", items_max=_TAGS_MAX)),
             fields.integer("priority", 0, low=0, high=_PRIORITY_MAX),
             headers or {},
@@ -314,9 +321,13 @@ async def publish(control: Control, request: Request) -> ASGIApp:
         )
     )
     fields.finish()
+    queue = path_text(request, "queue")
     with control.lifecycle.work():
-        points = await _publish(place, path_text(request, "queue"), [WireMessage(attributes, body)])
-    return json_response({"id": message_id(*points[0])}, 201)
+        points = await _publish(place, queue, [WireMessage(attributes, body)])
+    answer: dict[str, object] = {"id": message_id(*points[0])}
+    if key and place.is_elsewhere(queue, key, message_id(*points[0])):
+        answer["elsewhere"] = True
+    return json_response(answer, 201)
 
 
 def _encoded(attributes: Attributes) -> bytes:

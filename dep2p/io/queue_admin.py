@@ -34,6 +34,8 @@ RIGHTS: Final[Mapping[str, Right]] = {
     "route": Right.LOOK,
     "consumers": Right.LOOK,
     "locks": Right.LOOK,
+    "serve": Right.ADMINISTER,
+    "floors": Right.LOOK,
 }
 """The operations, and what each needs of a member."""
 
@@ -53,6 +55,9 @@ class _Asked:
         self._fields = fields
         self.owner = owner
         """Who asks."""
+
+    def has(self, name: str) -> bool:
+        return bool(self._fields.get(name))
 
     def text(self, name: str) -> str:
         value = self._fields.get(name)
@@ -128,6 +133,8 @@ async def _info(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> 
 
 async def _create(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
     name = asked.text("queue")
+    if asked.has("nodes"):
+        raise ValueError("only queues of a realm can be on several nodes: name the realm")
     access = asked.mapping("access")
     wanted = None if access is None else parse_access(access, rights.of(ns, name))
     await engine.create_queue(ns, name, engine.options_from(asked.mapping("options") or {}))
@@ -286,6 +293,8 @@ async def _invisible(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked
 
 async def _expand(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
     name = asked.text("queue")
+    if asked.has("nodes"):
+        raise ValueError(f"the queue {name!r} is kept here alone: its new partitions are here, too")
     added = await engine.expand(ns, name, asked.integer("partitions", 0, LOGICAL_PARTITIONS))
     return {"queue": name, "added": added, **await engine.route(ns, name)}
 
@@ -301,6 +310,30 @@ async def _consumers(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked
 async def _locks(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
     found = await engine.group(ns, asked.text("queue"), asked.text("channel"))
     return {"exclusive": found["exclusive"], "locks": found["locks"]}
+
+
+async def _serve(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    low, high = asked.integer("low", 0, LOGICAL_PARTITIONS), asked.integer("high", 0, LOGICAL_PARTITIONS)
+    if low >= high:
+        raise ValueError(f"a share serves no range from {low} to {high}")
+    return {"last_seq": await engine.serve(ns, asked.text("queue"), low, high)}
+
+
+async def _floors(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    queue = await engine.loaded(ns, asked.text("queue"))
+    floors = {
+        name: min(channel.floor(partition) for partition in queue.partition_ids)
+        for name, channel in queue.channels.items()
+    }
+    # What a crash takes back is not behind a barrier yet.
+    await engine.flush()
+    return {
+        "messages": queue.items,
+        "bytes": queue.size_bytes,
+        "last_seq": sum(log.visible for log in queue.logs.values()),
+        "elsewhere": queue.counts["published_elsewhere"],
+        "floors": floors,
+    }
 
 
 def _message(stored: StoredMessage) -> dict[str, Any]:
@@ -347,4 +380,6 @@ _OPERATIONS: Final[Mapping[str, _Operation]] = {
     "route": _route,
     "consumers": _consumers,
     "locks": _locks,
+    "serve": _serve,
+    "floors": _floors,
 }

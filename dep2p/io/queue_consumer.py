@@ -27,6 +27,9 @@ class Consumer(ABC):
     max_in_flight: int
     on_lost: Callable[[], None] | None = None
     """Called when everything that is held was lost at once: the connection is gone, or the consumer over."""
+    on_revoke: Callable[[int], None] | None = None
+    """Of an exclusive one: called with a partition that is to be handed over, or is lost: start nothing more of it, and
+    release what was received and not started."""
     is_exclusive = False
     """Whether it has partitions of its own, and the messages of a key come one after the other."""
 

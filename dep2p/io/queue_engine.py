@@ -16,6 +16,7 @@ from dep2p.errors import (
     Dep2pError,
     QueueExistsError,
     QueueFullError,
+    QueuePlacedError,
     StoreError,
     StreamClosedError,
 )
@@ -160,6 +161,13 @@ class QueueEngine(EngineLooking):
         added = queue.expand(partitions - there) if partitions > there else []
         await self.flush()
         return added
+
+    async def serve(self, namespace: str, name: str, low: int, high: int) -> int:
+        """The queue is a share of that range of keys of a placed one from now on; gives the last number it has given,
+        when that is durable. Raises ``ValueError`` for more than it has."""
+        last_seq = (await self.loaded(namespace, name)).serve(low, high)
+        await self.flush()
+        return last_seq
 
     async def delete_channel(self, namespace: str, name: str, channel: str) -> None:
         """With its dead letters."""
@@ -331,17 +339,21 @@ class QueueEngine(EngineLooking):
         msg_timeout_s: float | None = None,
         owner: str = "local",
         member: bytes = b"",
+        of_placed: bool = False,
     ) -> LocalConsumer:
         """A consumer of a channel, which is made when it is new. The caller closes it.
 
         ``max_in_flight`` may be 0 until `LocalConsumer.set_ready`. ``msg_timeout_s`` is the queue's when None.
         ``owner`` is for people. With a ``member`` the channel is exclusive, and the consumer (a `KeptMember`) is one
-        link of that member. Raises ``ValueError`` (name, filter), QueueExistsError when the channel is there with
-        another filter than a given one, or is shared where an exclusive one is wanted, or the other way round.
+        link of that member. ``of_placed``: it knows that the queue's messages are on other nodes.
+        Raises QueuePlacedError, ``ValueError`` (name, filter), QueueExistsError when the channel is there with another
+        filter than a given one, or is shared where an exclusive one is wanted, or the other way round.
         """
         if len(self._consumers) >= self._bounds.consumers_max:
             raise QueueFullError(f"{len(self._consumers)} consumers are connected: no more")
         queue = await self.loaded(namespace, name)
+        if queue.places and not of_placed:
+            raise QueuePlacedError(f"the partitions of the queue {name!r} are on several nodes: consume from those")
         is_new = channel not in queue.channels
         found = _channel(queue, channel, from_start, filter_text, exclusive=bool(member))
         if is_new:
@@ -377,6 +389,7 @@ class QueueEngine(EngineLooking):
         bytes_max: int | None = None,
         from_start: bool = False,
         filter_text: str = "",
+        of_placed: bool = False,
     ) -> ExclusiveConsumer:
         """A consumer of an exclusive channel, for a program of this node. The caller closes it."""
         kept = await self.subscribe(
@@ -388,6 +401,7 @@ class QueueEngine(EngineLooking):
             from_start=from_start,
             filter_text=filter_text,
             member=secrets.token_bytes(MEMBER_BYTES),
+            of_placed=of_placed,
         )
         assert isinstance(kept, KeptMember)
         if self._nursery is None:

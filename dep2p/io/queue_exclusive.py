@@ -88,9 +88,8 @@ class ExclusiveConsumer(Consumer):
         self.member = member
         """Its name among the channel's consumers."""
         self.max_in_flight = max_in_flight
-        self.on_revoke: Callable[[int], None] | None = None
-        """Called with a partition that is to be handed over, or is lost: start nothing more of it, and release what
-        was received and not started."""
+        self.on_assigned: Callable[[], None] | None = None
+        """Called after each word of the keeper's."""
         self.counters: Counter[str] = Counter()
         self.error: Dep2pError | None = None
         self.core = MemberCore()
@@ -102,6 +101,7 @@ class ExclusiveConsumer(Consumer):
         """By partition and epoch: to be sent."""
         self._confirming: dict[tuple[int, int], list[Callable[[Settled | None], None]]] = {}
         self._arrived = trio.lowlevel.ParkingLot()
+        self._idle = trio.lowlevel.ParkingLot()
         self._wake = trio.Event()
         self._is_stepping = False
         self._is_linked = False
@@ -243,6 +243,22 @@ class ExclusiveConsumer(Consumer):
         self.max_in_flight = max_in_flight
         self._port.ready(max_in_flight)
 
+    async def drain(self) -> None:
+        """Take nothing more, give back what waits unreceived, and return when nothing is in work here."""
+        self.set_ready(0)
+        while self.error is None:
+            for delivery in reversed(self._inbox):
+                self._open.pop((delivery.partition, delivery.seq), None)
+                self.core.closed(delivery.partition, delivery.epoch)
+                self._results.setdefault((delivery.partition, delivery.epoch), []).append(
+                    Result(Settle.RELEASE, delivery.partition, delivery.seq)
+                )
+            self._inbox.clear()
+            self._flush()
+            if not self._open:
+                return
+            await self._idle.park()
+
     async def aclose(self) -> None:
         """What waits unreceived was not tried; what is held goes to others at once: nobody may work on it any more."""
         if self.error is None:
@@ -268,6 +284,7 @@ class ExclusiveConsumer(Consumer):
         self._inbox.clear()
         self._results.clear()
         self._arrived.unpark_all()
+        self._idle.unpark_all()
         self._scope.cancel()
 
     # Life
@@ -355,6 +372,7 @@ class ExclusiveConsumer(Consumer):
             return
         self._is_stepping = True
         core = self.core
+        is_told = bool(self._leases)
         try:
             while self._leases or core.effects:
                 if self._leases:
@@ -376,6 +394,10 @@ class ExclusiveConsumer(Consumer):
                         self._port.unlock(effect.partition, effect.epoch)
         finally:
             self._is_stepping = False
+        if not self._open:
+            self._idle.unpark_all()
+        if is_told and self.on_assigned is not None:
+            self.on_assigned()
 
     def _extend(self) -> None:
         for open_ in self._open.values():

@@ -18,7 +18,9 @@ from dep2p.errors import (
     QueueExistsError,
     QueueFullError,
     QueueMessageNotFoundError,
+    QueueMovedError,
     QueueNotFoundError,
+    QueuePlacedError,
     RemoteError,
     StoreError,
     StoreFullError,
@@ -57,6 +59,8 @@ _EXCEPTIONS: Final[dict[int, type[Dep2pError]]] = {
     QueueCode.CONSUMER_CLOSED: QueueConsumerClosedError,
     QueueCode.STORE_UNKNOWN: StoreUnknownError,
     QueueCode.LOCK_LOST: LockLostError,
+    QueueCode.PLACED: QueuePlacedError,
+    QueueCode.MOVED: QueueMovedError,
 }
 
 

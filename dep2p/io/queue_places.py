@@ -70,6 +70,11 @@ class Queues(ABC):
     ) -> Consumer:
         """A consumer; the caller closes it."""
 
+    def is_elsewhere(self, name: str, order_key: str, message_id: str) -> bool:
+        """Whether a message was put where its key does not belong: its node was away, and the order is best-effort."""
+        del name, order_key, message_id
+        return False
+
     # Publishing
 
     async def publish(
@@ -228,8 +233,12 @@ class Queues(ABC):
         options: "QueueOptions | Mapping[str, object] | None" = None,
         *,
         access: Access | None = None,
+        nodes: Sequence[str] = (),
     ) -> "Queue":
         """Make a queue; one that is there with the same options is taken as it is.
+
+        ``nodes``: peer ids of members of the realm (or "home", the node that is asked), which keep its partitions, in
+        turn; by default the node that is asked keeps all. Raises what a request to one of them raises.
 
         Raises QueueExistsError when it is there with others, ``ValueError`` (ProtocolError from another member) for a
         malformed name or option.
@@ -242,6 +251,8 @@ class Queues(ABC):
         fields: dict[str, object] = {"queue": name, "options": dict(given)}
         if access is not None:
             fields["access"] = {right: who if isinstance(who, str) else list(who) for right, who in access.items()}
+        if nodes:
+            fields["nodes"] = list(nodes)
         await self.ask("create", fields)
         return Queue(self, name)
 
@@ -274,12 +285,17 @@ class Queues(ABC):
 
     # Order
 
-    async def expand(self, name: str, partitions: int) -> list[int]:
+    async def expand(self, name: str, partitions: int, *, nodes: Sequence[str] = ()) -> list[int]:
         """So many partitions in all from now on; returns the new ones. The order of each key holds.
+
+        ``nodes``: of a queue on several nodes, where the new ones are; by default on those that it has.
 
         Raises QueueNotFoundError, ``ValueError`` (ProtocolError from another member) for fewer than there are.
         """
-        return cast(list[int], (await self.ask("expand", {"queue": name, "partitions": partitions}))["added"])
+        fields: dict[str, object] = {"queue": name, "partitions": partitions}
+        if nodes:
+            fields["nodes"] = list(nodes)
+        return cast(list[int], (await self.ask("expand", fields))["added"])
 
     async def route(self, name: str) -> dict[str, Any]:
         """The route table: ``version``, and for each range of logical partitions ``low``, ``high``, ``partition``, and

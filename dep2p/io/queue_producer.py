@@ -104,7 +104,7 @@ class ProducerSettings:
 class Sending:
     """A message on its way. Made by `Producer.send`."""
 
-    __slots__ = ("_done", "_error", "_id", "message", "send")
+    __slots__ = ("_done", "_error", "_id", "is_elsewhere", "message", "send")
 
     def __init__(self, message: WireMessage, send: Send) -> None:
         self.message = message
@@ -113,6 +113,8 @@ class Sending:
         self._done = trio.Event()
         self._id = ""
         self._error: Exception | None = None
+        self.is_elsewhere = False
+        """It was taken by a partition to which its key does not belong: the node of that one was away."""
 
     @property
     def is_over(self) -> bool:
@@ -391,7 +393,12 @@ class Producer:
             del self._began[dispatch.line]
         now = trio.current_time()
         if error is None:
-            self._do(core.sent(dispatch, [message_id(*point) for point in points], now))
+            ids = [message_id(*point) for point in points]
+            for send, each in zip(dispatch.sends, ids, strict=True):
+                if send.key and place.is_elsewhere(self.queue, send.key, each):
+                    cast(Sending, send.item).is_elsewhere = True
+                    self.counts["taken_elsewhere"] += 1
+            self._do(core.sent(dispatch, ids, now))
         else:
             self._last_error = error
             self._do(core.failed(dispatch, failure, now, error=error, retry_after_s=_RETRY_AFTER_S))

@@ -15,7 +15,6 @@ import trio
 
 from dep2p.errors import Dep2pError, RejectMessage, RetryMessage
 from dep2p.io.queue_consumer import Consumer, QueueMessage
-from dep2p.io.queue_exclusive import ExclusiveConsumer
 from dep2p.io.queue_items import Delivery, decode_attributes
 from dep2p.protocols.queue.flows.backoff import Backoff
 from dep2p.protocols.queue.flows.process_queue import Entry, Phase
@@ -244,7 +243,7 @@ class PushConsumer:
             exclusive=settings.mode == "fifo",
         )
         consumer.on_lost = self._lost_all
-        if isinstance(consumer, ExclusiveConsumer):
+        if consumer.is_exclusive:
             consumer.on_revoke = self._revoked
         self._consumer = consumer
         return consumer

@@ -16,6 +16,7 @@ from dep2p.errors import (
     QueueConsumerClosedError,
     QueueExistsError,
     QueueNotFoundError,
+    QueuePlacedError,
     StreamClosedError,
 )
 from dep2p.io.link import LinkPool
@@ -38,6 +39,7 @@ _FATAL: Final = (
     QueueAccessError,
     QueueExistsError,
     QueueNotFoundError,
+    QueuePlacedError,
     ChannelNotFoundError,
     QueueConsumerClosedError,
     ProtocolError,

@@ -77,6 +77,7 @@ class QueueHost(Protocol):
         from_start: bool,
         filter_text: str,
         member: bytes,
+        of_placed: bool,
     ) -> LocalConsumer:
         """A consumer for a member; with a name of its own in an exclusive channel."""
         ...
@@ -227,6 +228,7 @@ class ServedQueueLink(Link):
         queue, channel = options.get("q"), options.get("c")
         items, size_bytes, from_start = options.get("n"), options.get("b"), options.get("s", False)
         filter_text, member = options.get("f", ""), options.get("x", b"")
+        of_placed = options.get("p", False)
         if (
             not isinstance(queue, str)
             or not isinstance(channel, str)
@@ -235,10 +237,11 @@ class ServedQueueLink(Link):
             or not isinstance(from_start, bool)
             or not isinstance(filter_text, str)
             or not isinstance(member, bytes)
+            or not isinstance(of_placed, bool)
             or len(member) not in (0, fenced.MEMBER_BYTES)
             or not 0 <= items <= _IN_FLIGHT_MAX
             or not 0 < size_bytes <= _IN_FLIGHT_BYTES_MAX
-            or not all(name in ("q", "c", "n", "b", "s", "f", "x") for name in options)
+            or not all(name in ("q", "c", "n", "b", "s", "f", "x", "p") for name in options)
         ):
             raise ProtocolError("SUBSCRIBE is malformed")
         if req_id in self._subscriptions:
@@ -249,7 +252,16 @@ class ServedQueueLink(Link):
             return
         self._subscriptions[req_id] = _Subscription()
         nursery.start_soon(
-            self._serve_subscription, req_id, queue, channel, items, size_bytes, from_start, filter_text, member
+            self._serve_subscription,
+            req_id,
+            queue,
+            channel,
+            items,
+            size_bytes,
+            from_start,
+            filter_text,
+            member,
+            of_placed,
         )
 
     async def _serve_subscription(
@@ -262,6 +274,7 @@ class ServedQueueLink(Link):
         from_start: bool,
         filter_text: str,
         member: bytes,
+        of_placed: bool,
     ) -> None:
         subscription = self._subscriptions[req_id]
         try:
@@ -276,6 +289,7 @@ class ServedQueueLink(Link):
                         from_start=from_start,
                         filter_text=filter_text,
                         member=member,
+                        of_placed=of_placed,
                     )
                 except (Dep2pError, ValueError) as error:
                     self._refuse(req_id, _public(error))

@@ -8,7 +8,13 @@ from typing import Any, Final, cast
 
 import trio
 
-from dep2p.errors import Dep2pError, ErrorCode, ProtocolError, RequestTimeoutError, StreamClosedError
+from dep2p.errors import (
+    Dep2pError,
+    ErrorCode,
+    ProtocolError,
+    RequestTimeoutError,
+    StreamClosedError,
+)
 from dep2p.host.interface import ByteStream, Connection, Host
 from dep2p.io.link import LinkPool
 from dep2p.io.queue_access import Right, Rights
@@ -16,11 +22,15 @@ from dep2p.io.queue_admin import RIGHTS, perform
 from dep2p.io.queue_consumer import Consumer
 from dep2p.io.queue_engine import QueueEngine
 from dep2p.io.queue_exclusive_ports import RemotePort
+from dep2p.io.queue_home import QueueHome
 from dep2p.io.queue_items import new_messages
 from dep2p.io.queue_link import Answer, QueueLink
 from dep2p.io.queue_local import LocalConsumer
+from dep2p.io.queue_placed import PlacedQueue
+from dep2p.io.queue_placed_consumer import PlacedConsumer
 from dep2p.io.queue_places import Queues
 from dep2p.io.queue_publishing import PeerPublisher
+from dep2p.io.queue_realm import LocalQueues, RemoteQueues
 from dep2p.io.queue_remote import RemoteConsumer
 from dep2p.io.queue_served import ServedQueueLink
 from dep2p.limits import Limits
@@ -29,7 +39,7 @@ from dep2p.protocols.frame import encode_frame
 from dep2p.protocols.queue_wire import WireMessage, queue_protocol
 from dep2p.protocols.queue_wire_exclusive import MEMBER_BYTES
 from dep2p.realm.interface import RealmGate
-from dep2p.types import PeerId, RealmId, Rng
+from dep2p.types import PeerId, RealmId, Rng, parse_peer_id
 
 logger = logging.getLogger("dep2p.io")
 
@@ -38,6 +48,8 @@ _LINKS_PER_PEER: Final = 4
 _IDLE_CHECK_S: Final = 30.0
 _BYTES_MAX_DEFAULT: Final = 8_388_608
 _DRAIN_STEP_S: Final = 0.02
+_PLACED_MAX: Final = 1_000
+"""Tables of queues on several nodes; the one that came first is forgotten, and asked for again."""
 
 
 class QueueService:
@@ -69,6 +81,9 @@ class QueueService:
         self._consumers: dict[RemoteConsumer, None] = {}
         self._nursery: trio.Nursery | None = None
         self._is_draining = False
+        self.home = QueueHome(engine, rights, realm_id, host.peer_id, self._place)
+        """Of queues whose partitions are on several nodes."""
+        self._placed: dict[tuple[PeerId, str], PlacedQueue] = {}
         self._pool: LinkPool[QueueLink] = LinkPool(gate, self.protocol, limits, self._counters, self._make_link)
 
     # Life
@@ -81,6 +96,7 @@ class QueueService:
                 self._nursery = nursery
                 self._pool.serve_in(nursery)
                 self._host.set_stream_handler(self.protocol, self._accept)
+                nursery.start_soon(self.home.run)
                 task_status.started()
                 while True:
                     await trio.sleep(_IDLE_CHECK_S)
@@ -170,6 +186,7 @@ class QueueService:
         from_start: bool,
         filter_text: str = "",
         member: bytes = b"",
+        of_placed: bool = False,
     ) -> LocalConsumer:
         """See `QueueHost`."""
         self._rights.require(self._realm_id, name, peer, Right.CONSUME)
@@ -183,6 +200,7 @@ class QueueService:
             filter_text=filter_text,
             owner=f"peer {peer}",
             member=member,
+            of_placed=of_placed,
         )
 
     def when_durable(self, call: Callable[[], None]) -> None:
@@ -199,11 +217,61 @@ class QueueService:
             self._rights.require_create(self._realm_id, peer, fields)
         elif isinstance(name, str) and right is not Right.LOOK:
             self._rights.require(self._realm_id, name, peer, right)
-        return await perform(self._engine, self._rights, self._realm_id, op, fields, f"peer {peer}")
+        return await self._perform(op, fields, f"peer {peer}")
+
+    async def _perform(self, op: str, fields: Mapping[str, object], owner: str) -> dict[str, Any]:
+        async def plain(op: str, fields: Mapping[str, object]) -> dict[str, Any]:
+            fields = {name: value for name, value in fields.items() if name != "nodes"}
+            return await perform(self._engine, self._rights, self._realm_id, op, fields, owner)
+
+        if self.home.handles(op, fields):
+            return await self.home.perform(op, fields, plain)
+        return await perform(self._engine, self._rights, self._realm_id, op, fields, owner)
 
     # Asking others
 
-    def at(self, peer: PeerId) -> "RemoteQueues":
+    def own(self) -> LocalQueues:
+        """The queues that this node keeps for the realm."""
+        return LocalQueues(self._engine, self._rights, self._realm_id, self)
+
+    async def perform_own(self, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
+        """An administrative request of a program of this node."""
+        return await self._perform(op, fields, "local")
+
+    def _place(self, node: str) -> Queues:
+        peer = parse_peer_id(node)
+        return self.own() if peer == self._host.peer_id else self.at(peer)
+
+    def _is_up(self, node: str) -> bool:
+        peer = parse_peer_id(node)
+        return peer == self._host.peer_id or self._gate.verified_connection(peer) is not None
+
+    def placed(self, peer: PeerId | None, name: str) -> PlacedQueue:
+        """A queue whose partitions are on several nodes, by its home; None: this node."""
+        peer = peer or self._host.peer_id
+        found = self._placed.get((peer, name))
+        if found is None:
+            home = self.own() if peer == self._host.peer_id else self.at(peer)
+            found = PlacedQueue(name, home, self._place, self._is_up, self._counters, self._start_placed)
+            while len(self._placed) >= _PLACED_MAX:
+                del self._placed[next(iter(self._placed))]
+            self._placed[peer, name] = found
+        return found
+
+    def known_placed(self, peer: PeerId | None, name: str) -> PlacedQueue | None:
+        """One that was used here before."""
+        return self._placed.get((peer or self._host.peer_id, name))
+
+    def forget_placed(self, peer: PeerId | None, name: str) -> None:
+        """It is no such queue any more."""
+        self._placed.pop((peer or self._host.peer_id, name), None)
+
+    def _start_placed(self, consumer: PlacedConsumer) -> None:
+        if self._nursery is None:
+            raise StreamClosedError("queues are not running")
+        self._nursery.start_soon(consumer.run)
+
+    def at(self, peer: PeerId) -> RemoteQueues:
         """The queues that another member keeps."""
         return RemoteQueues(self, peer)
 
@@ -237,6 +305,7 @@ class QueueService:
         bytes_max: int | None,
         filter_text: str = "",
         exclusive: bool = False,
+        of_placed: bool = False,
     ) -> Consumer:
         """From a member's queue."""
         nursery = self._nursery
@@ -247,6 +316,8 @@ class QueueService:
             options["s"] = True
         if filter_text:
             options["f"] = filter_text
+        if of_placed:
+            options["p"] = True
         consumer: RemoteConsumer
         if exclusive:
             member = self._rng.randbytes(MEMBER_BYTES)
@@ -336,6 +407,7 @@ class QueueService:
             "links_served": len(self._served),
             "consumers_served": sum(link.subscriptions for link in self._served),
             "consumers": len(self._consumers),
+            "placed_waiting": sum(each.waiting for each in self._placed.values()),
         }
 
 
@@ -354,94 +426,3 @@ def _answer(answer: Answer) -> dict[str, Any]:
 async def _close(consumer: Consumer) -> None:
     with trio.CancelScope(shield=True):
         await consumer.aclose()
-
-
-class RemoteQueues(Queues):
-    """The queues of another member. Made by ``node.queues.at(peer)``."""
-
-    def __init__(self, service: QueueService, peer: PeerId) -> None:
-        self._service = service
-        self.peer = peer
-
-    async def ask(self, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
-        return await self._service.ask(self.peer, op, fields)
-
-    async def publish_batch(
-        self, name: str, messages: Sequence[WireMessage], timeout_s: float | None
-    ) -> list[tuple[int, int]]:
-        return await self._service.publish(self.peer, name, messages, timeout_s)
-
-    async def publish_numbered(
-        self, name: str, messages: Sequence[WireMessage], publisher: tuple[bytes, int]
-    ) -> list[tuple[int, int]]:
-        return await self._service.publish_numbered(self.peer, name, messages, publisher)
-
-    async def open_consumer(
-        self,
-        name: str,
-        channel: str,
-        *,
-        max_in_flight: int,
-        from_start: bool,
-        bytes_max: int | None,
-        filter_text: str,
-        exclusive: bool = False,
-    ) -> Consumer:
-        return await self._service.consume(
-            self.peer,
-            name,
-            channel,
-            max_in_flight=max_in_flight,
-            from_start=from_start,
-            bytes_max=bytes_max,
-            filter_text=filter_text,
-            exclusive=exclusive,
-        )
-
-
-class LocalQueues(Queues):
-    """The queues that this node keeps: for its own programs, or for a realm."""
-
-    def __init__(self, engine: QueueEngine, rights: Rights, namespace: str) -> None:
-        self._engine = engine
-        self._rights = rights
-        self._namespace = namespace
-
-    async def ask(self, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
-        if op not in RIGHTS:
-            raise ValueError(f"no operation {op!r} on queues")
-        return await perform(self._engine, self._rights, self._namespace, op, fields)
-
-    async def publish_batch(
-        self, name: str, messages: Sequence[WireMessage], timeout_s: float | None
-    ) -> list[tuple[int, int]]:
-        return await self._engine.publish(self._namespace, name, new_messages(messages), timeout_s=timeout_s)
-
-    async def publish_numbered(
-        self, name: str, messages: Sequence[WireMessage], publisher: tuple[bytes, int]
-    ) -> list[tuple[int, int]]:
-        return await self._engine.publish(
-            self._namespace, name, new_messages(messages), timeout_s=0.0, publisher=publisher
-        )
-
-    async def open_consumer(
-        self,
-        name: str,
-        channel: str,
-        *,
-        max_in_flight: int,
-        from_start: bool,
-        bytes_max: int | None,
-        filter_text: str,
-        exclusive: bool = False,
-    ) -> Consumer:
-        subscribe = self._engine.subscribe_exclusive if exclusive else self._engine.subscribe
-        return await subscribe(
-            self._namespace,
-            name,
-            channel,
-            max_in_flight=max_in_flight,
-            bytes_max=bytes_max,
-            from_start=from_start,
-            filter_text=filter_text,
-        )

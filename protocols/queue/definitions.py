@@ -10,6 +10,7 @@ from dep2p.protocols.queue.filters import Filter
 from dep2p.protocols.queue.names import is_ephemeral
 from dep2p.protocols.queue.options import QueueOptions, options_as_dict, options_from
 from dep2p.protocols.queue.ordering.exclusive import ExclusiveChannel
+from dep2p.protocols.queue.ordering.placement import Place, Served, places_from
 from dep2p.protocols.queue.ordering.routes import RouteTable
 from dep2p.protocols.queue.queue import Queue, Run
 
@@ -94,6 +95,9 @@ class Definitions:
         routes = RouteTable.from_value(fields["routes"]) if "routes" in fields else None
         queue = self.queues[(namespace, name)] = Queue(self, namespace, name, options, fields["partitions"], routes)
         queue.is_paused = bool(fields["paused"])
+        queue.places = places_from(fields.get("places", []))
+        queue.growing = places_from(fields.get("growing", []))
+        queue.serves = Served(*map(int, fields["serves"])) if "serves" in fields else None
         for channel_name, (channel_id, filter_text, paused, *more) in fields["channels"].items():
             filter_ = Filter(filter_text) if filter_text else None
             channel: Channel
@@ -136,9 +140,16 @@ class Definitions:
                 "paused": queue.is_paused,
                 # Without them they are those of a new queue.
                 **({"routes": queue.routes.to_value()} if queue.is_expanded else {}),
+                **_places("places", queue.places),
+                **_places("growing", queue.growing),
+                **({} if queue.serves is None else {"serves": list(queue.serves)}),
             },
         )
         self.define("ids", [self._next_partition, self._next_channel])
+
+
+def _places(name: str, places: Mapping[int, Place]) -> dict[str, object]:
+    return {name: [[partition, *place] for partition, place in places.items()]} if places else {}
 
 
 def _decode(raw: bytes, key: str) -> object:

@@ -5,7 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from dep2p.errors import ChannelNotFoundError, MessageTooLargeError, QueueFullError
+from dep2p.errors import (
+    ChannelNotFoundError,
+    MessageTooLargeError,
+    QueueFullError,
+    QueuePlacedError,
+)
 from dep2p.protocols.queue.channel import Channel
 from dep2p.protocols.queue.filters import Filter
 from dep2p.protocols.queue.log import PartitionLog, Read
@@ -14,6 +19,7 @@ from dep2p.protocols.queue.names import LOGICAL_PARTITIONS, check_name, is_ephem
 from dep2p.protocols.queue.options import QueueOptions
 from dep2p.protocols.queue.ordering.exclusive import ExclusiveChannel
 from dep2p.protocols.queue.ordering.routes import RouteTable
+from dep2p.protocols.queue.placed import PlacedParts
 from dep2p.protocols.queue.publishers import Publish, Publishers, Run
 from dep2p.protocols.queue.records import DeadRow, MessageRow, PartitionRecord
 
@@ -27,7 +33,7 @@ _new = tuple[object, ...].__new__
 """A NamedTuple's own constructor costs twice as much."""
 
 
-class Queue(Publishers):
+class Queue(PlacedParts, Publishers):
     """Made by `QueueBook.create`, or from what the store has; `load` before it is used."""
 
     def __init__(
@@ -39,7 +45,8 @@ class Queue(Publishers):
         partition_ids: Sequence[int],
         routes: RouteTable | None = None,
     ) -> None:
-        super().__init__()
+        PlacedParts.__init__(self)
+        Publishers.__init__(self)
         self.book = book
         """The `QueueBook`; untyped, since type checkers know this folder under two names and would see two classes."""
         self.namespace = namespace
@@ -97,9 +104,15 @@ class Queue(Publishers):
 
         Raises ``ValueError`` for too many.
         """
+        if self.places or self.serves is not None:
+            raise QueuePlacedError(f"the queue {self.name!r} is on several nodes: its home expands it")
         routes = self.routes.settled([self._trimmed])
         ids: list[int] = self.book.new_partition_ids(count)
-        self._routes = routes.expanded(ids, {each: log.last_seq for each, log in self.logs.items()})
+        self._add(ids, routes.expanded(ids, {each: log.last_seq for each, log in self.logs.items()}))
+        return ids
+
+    def _add(self, ids: Sequence[int], routes: RouteTable) -> None:
+        self._routes = routes
         self._route()
         self._only = None
         self.partition_ids = (*self.partition_ids, *ids)
@@ -111,10 +124,9 @@ class Queue(Publishers):
                 channel.add_partition(log, None, 0)
         for channel in self.channels.values():
             if isinstance(channel, ExclusiveChannel):
-                channel.set_partitions(self.partition_ids)
+                channel.set_partitions(self.open_partitions)
             channel.wake()
         self.book.expanded(self, ids)
-        return ids
 
     def _trimmed(self, partition: int) -> int:
         return self.logs[partition].trimmed
@@ -165,6 +177,10 @@ class Queue(Publishers):
             known = self._known(publisher, on_done)
             if known is not None:
                 return known
+        if self.places:
+            raise QueuePlacedError(f"the partitions of the queue {self.name!r} are on several nodes: publish to those")
+        if self.serves is not None:
+            self._require_served(messages)
         self._check(messages)
         if publish is None:
             publish = Publish(on_done)

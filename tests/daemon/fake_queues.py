@@ -4,7 +4,7 @@ from dep2p.errors import PeerNotFoundError
 from dep2p.io.queue_access import Access, Rights
 from dep2p.io.queue_engine import QueueEngine
 from dep2p.io.queue_places import Queues
-from dep2p.io.queue_service import LocalQueues
+from dep2p.io.queue_realm import LocalQueues
 from dep2p.storage.memory import MemoryStore
 from dep2p.types import PeerId
 

@@ -7,9 +7,11 @@ from random import Random
 
 import trio
 
+from dep2p.identity import Identity
 from dep2p.io.queue_access import Access, Rights, Who
 from dep2p.io.queue_engine import EngineBounds, QueueEngine
-from dep2p.io.queue_service import LocalQueues, QueueService, RemoteQueues
+from dep2p.io.queue_realm import RemoteQueues
+from dep2p.io.queue_service import QueueService
 from dep2p.limits import Limits
 from dep2p.storage.interface import QueueStore
 from dep2p.storage.memory import MemoryStore
@@ -39,10 +41,16 @@ class QueueSide:
     """One node: its host, gate, engine and queues."""
 
     def __init__(
-        self, network: MemoryNetwork, limits: Limits, *, store: QueueStore | None = None, create: Who = "members"
+        self,
+        network: MemoryNetwork,
+        limits: Limits,
+        *,
+        store: QueueStore | None = None,
+        create: Who = "members",
+        identity: Identity | None = None,
     ) -> None:
         self.network = network
-        self.host: MemoryHost = network.host()
+        self.host: MemoryHost = network.host(identity)
         self.peer = self.host.peer_id
         self.gate = FakeGate(self.host)
         self.rights = Rights(Access(), create)
@@ -50,7 +58,7 @@ class QueueSide:
         self.service = QueueService(
             self.host, self.gate, REALM, limits, self.engine, self.rights, rng=Random(next(_seeds))
         )
-        self.queues = LocalQueues(self.engine, self.rights, REALM)
+        self.queues = self.service.own()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         await self.engine.open()

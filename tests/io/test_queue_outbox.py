@@ -14,7 +14,7 @@ from dep2p.io.queue_access import Rights
 from dep2p.io.queue_engine import QueueEngine
 from dep2p.io.queue_outbox import create_outbox, publish_in
 from dep2p.io.queue_places import Queues
-from dep2p.io.queue_service import LocalQueues
+from dep2p.io.queue_realm import LocalQueues
 from dep2p.protocols.queue_wire import WireMessage
 from tests.io.queues_support import queue_sides, running_engine
 from tests.io.support import REALM

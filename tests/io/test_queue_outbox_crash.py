@@ -17,7 +17,7 @@ import trio
 from dep2p.io.queue_access import Access, Rights
 from dep2p.io.queue_engine import QueueEngine
 from dep2p.io.queue_outbox import create_outbox, publish_in
-from dep2p.io.queue_service import LocalQueues
+from dep2p.io.queue_realm import LocalQueues
 from dep2p.storage.sqlite import SqliteStore
 from tests.services import servers
 
@@ -31,7 +31,7 @@ import trio
 from dep2p.io.queue_access import Access, Rights
 from dep2p.io.queue_engine import QueueEngine
 from dep2p.io.queue_outbox import publish_in
-from dep2p.io.queue_service import LocalQueues
+from dep2p.io.queue_realm import LocalQueues
 from dep2p.storage.sqlite import SqliteStore
 from pathlib import Path
 

@@ -22,7 +22,7 @@ from dep2p.io.queue_access import Rights
 from dep2p.io.queue_engine import QueueEngine
 from dep2p.io.queue_places import Queues
 from dep2p.io.queue_producer import Producer, ProducerSettings
-from dep2p.io.queue_service import LocalQueues
+from dep2p.io.queue_realm import LocalQueues
 from dep2p.protocols.queue.flows.backoff import Backoff
 from dep2p.protocols.queue_wire import WireMessage
 from tests.io.queues_support import queue_sides

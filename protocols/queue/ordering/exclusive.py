@@ -77,7 +77,7 @@ class ExclusiveChannel(Channel):
 
     def __init__(self, queue: Any, channel_id: int, name: str, filter_: Filter | None, *, is_paused: bool) -> None:
         super().__init__(queue, channel_id, name, filter_, is_paused=is_paused)
-        self.group = Group(queue.partition_ids, queue.options.lease_s)
+        self.group = Group(queue.open_partitions, queue.options.lease_s)
         self._is_strict = queue.options.order == "strict"
         self._attached: dict[bytes, ExclusiveConsumer] = {}
         self._served: dict[int, ExclusiveConsumer] = {}

@@ -100,6 +100,11 @@ class MemberCore:
         self._open: dict[tuple[int, int], int] = {}
         """By partition and epoch: what is in work."""
 
+    @property
+    def assigned(self) -> tuple[int, ...]:
+        """What the keeper allocated to it when it was heard last."""
+        return tuple(self._assigned)
+
     # Heartbeats
 
     @property

@@ -1,0 +1,293 @@
+"""Queues whose partitions are on several nodes, as their publishers and consumers see them.
+
+A message goes straight to its partition's node, by a table that is kept here and asked for anew when that node says
+that a key has moved. So the home may be away while messages are published and consumed.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import trio
+
+from dep2p.errors import (
+    Dep2pError,
+    NotMemberError,
+    PeerNotFoundError,
+    QueueMovedError,
+    RequestTimeoutError,
+    StreamClosedError,
+)
+from dep2p.io.queue_consumer import Consumer
+from dep2p.io.queue_exclusive import ExclusiveConsumer
+from dep2p.io.queue_placed_consumer import PlacedConsumer
+from dep2p.protocols.queue.ordering.lines import key_of
+from dep2p.protocols.queue.ordering.placement import Place, Placement
+from dep2p.protocols.queue_wire import WireMessage
+
+if TYPE_CHECKING:
+    from dep2p.io.queue_places import Queues
+
+logger = logging.getLogger("dep2p.queues")
+
+_ELSEWHERE_AFTER_S: Final = 2.0
+"""So long a best-effort message is offered to its own node, before it goes to another one."""
+_LATE_S: Final = 0.5
+"""What is not taken by then waits, and that is said."""
+_AWAY_S: Final = 5.0
+"""A node that failed is not tried first again for so long."""
+_RETRY_FIRST_S: Final = 0.05
+_RETRY_MAX_S: Final = 1.0
+_AWAY: Final = (NotMemberError, PeerNotFoundError, RequestTimeoutError, StreamClosedError)
+
+
+class HomeQueues(Protocol):
+    """The queues of the home."""
+
+    async def ask(self, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
+        """An administrative request."""
+        ...
+
+    async def open_subscription(
+        self,
+        name: str,
+        channel: str,
+        *,
+        max_in_flight: int,
+        from_start: bool,
+        bytes_max: int | None,
+        filter_text: str,
+        exclusive: bool,
+        of_placed: bool,
+    ) -> Consumer:
+        """A consumer of that queue itself."""
+        ...
+
+
+class PlacedQueue:
+    """One such queue. Made by `QueueService.placed`."""
+
+    def __init__(
+        self,
+        name: str,
+        home: HomeQueues,
+        at: Callable[[str], "Queues"],
+        is_up: Callable[[str], bool],
+        counters: Counter[str],
+        start: Callable[[PlacedConsumer], None],
+    ) -> None:
+        self.name = name
+        self.waiting = 0
+        """Messages in line for nodes that are away."""
+        self._home = home
+        self._at = at
+        self._is_up = is_up
+        self._counters = counters
+        self._start = start
+        self._placement: Placement | None = None
+        self._refreshing = trio.Lock()
+        self._turn = 0
+        self._away_until: dict[str, float] = {}
+        self._told_away: dict[str, None] = {}
+
+    async def placement(self, other_than: Placement | None = None) -> Placement:
+        """What is known, or what the home says when that is still ``other_than``."""
+        async with self._refreshing:
+            if self._placement is None or self._placement is other_than:
+                answer = await self._home.ask("route", {"queue": self.name, "brief": True})
+                found = Placement.from_value(answer["placement"])
+                if self._placement is None or found.version >= self._placement.version:
+                    self._placement = found
+            return self._placement
+
+    def is_elsewhere(self, key: str, partition: int) -> bool:
+        """Whether a message that was published to that partition belongs to another one."""
+        return self._placement is not None and self._placement.is_elsewhere(key, partition)
+
+    # Publishing
+
+    async def publish_batch(self, messages: Sequence[WireMessage], timeout_s: float | None) -> list[tuple[int, int]]:
+        """Returns the ids when all are durable. Messages of several partitions are no unit: some may be taken, and
+        others not, when this raises."""
+        points: list[tuple[int, int]] = [(0, 0)] * len(messages)
+        deadline = float("inf") if timeout_s is None else trio.current_time() + timeout_s
+        errors: list[Exception] = []
+        todo = list(range(len(messages)))
+        used = await self.placement()
+        retry_s = _RETRY_FIRST_S
+        while True:
+            moved: list[int] = []
+            async with trio.open_nursery() as nursery:
+                for candidates, group in self._groups(used, messages, todo).items():
+                    nursery.start_soon(
+                        self._publish_group, used, candidates, messages, group, points, moved, errors, deadline
+                    )
+            if errors:
+                raise errors[0]
+            if not moved:
+                return points
+            todo = sorted(moved)
+            before, used = used, await self.placement(used)
+            if used.version == before.version:  # an expansion is under way: its table is stored last
+                if trio.current_time() + retry_s >= deadline:
+                    raise RequestTimeoutError(
+                        f"the queue {self.name!r} is being expanded, and one of its nodes is away"
+                    )
+                await trio.sleep(retry_s)
+                retry_s = min(2 * retry_s, _RETRY_MAX_S)
+
+    def _groups(
+        self, used: Placement, messages: Sequence[WireMessage], todo: Sequence[int]
+    ) -> dict[tuple[int, ...], list[int]]:
+        """What goes together: all of a key do, in their order."""
+        self._turn += 1
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for index in todo:
+            candidates = tuple(used.candidates(key_of(messages[index].attributes), self._turn, self._is_away))
+            groups.setdefault(candidates, []).append(index)
+        return groups
+
+    def _is_away(self, node: str) -> bool:
+        return not self._is_up(node) and trio.current_time() < self._away_until.get(node, 0.0)
+
+    async def _publish_group(
+        self,
+        used: Placement,
+        candidates: Sequence[int],
+        messages: Sequence[WireMessage],
+        group: Sequence[int],
+        points: list[tuple[int, int]],
+        moved: list[int],
+        errors: list[Exception],
+        deadline: float,
+    ) -> None:
+        bodies = [messages[index] for index in group]
+        for tried, partition in enumerate(candidates, 1):
+            place = used.places[partition]
+            left_s = deadline - trio.current_time()
+            is_last = tried == len(candidates)
+            patience_s = None if deadline == float("inf") else max(0.0, left_s)
+            if not is_last:
+                patience_s = min(_ELSEWHERE_AFTER_S, max(0.0, left_s))
+            try:
+                if self._is_up(place.node):
+                    found = await self._at(place.node).publish_batch(place.share, bodies, patience_s)
+                else:
+                    found = await self._publish_late(place, partition, bodies, patience_s, is_strict=used.is_strict)
+            except QueueMovedError:
+                moved.extend(group)
+                return
+            except _AWAY as error:
+                if is_last:
+                    errors.append(_away(error, self.name, partition, place.node))
+                    return
+                self._away_until[place.node] = trio.current_time() + _AWAY_S
+                continue
+            except (Dep2pError, ValueError) as error:
+                errors.append(error)
+                return
+            if self._told_away.pop(place.node, 0) is None:
+                logger.info("the node %s of the queue %r is back", place.node, self.name)
+            for index, (_local, seq) in zip(group, found, strict=True):
+                points[index] = (partition, seq)
+                if used.is_elsewhere(key_of(messages[index].attributes), partition):
+                    self._counters["placed_sent_elsewhere"] += 1
+            return
+
+    async def _publish_late(
+        self, place: Place, partition: int, bodies: Sequence[WireMessage], timeout_s: float | None, *, is_strict: bool
+    ) -> list[tuple[int, int]]:
+        """To a node without a connection: it may take a moment, or until the node is back."""
+        found: list[tuple[int, int]] = []
+        errors: list[Exception] = []
+        self.waiting += len(bodies)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._tell, place.node, partition, len(bodies), is_strict)
+                try:
+                    found = await self._at(place.node).publish_batch(place.share, bodies, timeout_s)
+                except Exception as error:  # raised as it is, not in the nursery's group
+                    errors.append(error)
+                nursery.cancel_scope.cancel()
+        finally:
+            self.waiting -= len(bodies)
+        if errors:
+            raise errors[0]
+        return found
+
+    async def _tell(self, node: str, partition: int, items: int, is_strict: bool) -> None:
+        await trio.sleep(_LATE_S)
+        if is_strict:
+            self._counters["placed_waited_in_line"] += items
+        if node not in self._told_away:
+            self._told_away[node] = None
+            what = "wait in line" if is_strict else "go to other nodes"
+            logger.warning(
+                "the node %s of partition %d of the queue %r cannot be reached: messages %s",
+                node,
+                partition,
+                self.name,
+                what,
+            )
+
+    # Consuming
+
+    async def open_consumer(
+        self,
+        channel: str,
+        *,
+        max_in_flight: int,
+        from_start: bool,
+        bytes_max: int | None,
+        filter_text: str,
+        exclusive: bool,
+    ) -> Consumer:
+        """A consumer of all partitions, or of those that the home allocates to it."""
+        await self.placement()
+        wanted: dict[str, object] = {"queue": self.name, "channel": channel, "from_start": from_start}
+        if filter_text:
+            wanted["filter"] = filter_text
+        if exclusive:
+            wanted["exclusive"] = True
+        await self._home.ask("create_channel", wanted)
+        token: ExclusiveConsumer | None = None
+        if exclusive:
+            opened = await self._home.open_subscription(
+                self.name,
+                channel,
+                max_in_flight=1,
+                from_start=from_start,
+                bytes_max=None,
+                filter_text=filter_text,
+                exclusive=True,
+                of_placed=True,
+            )
+            assert isinstance(opened, ExclusiveConsumer)
+            token = opened
+
+        async def open_share(partition: int, ready: int) -> Consumer:
+            used = await self.placement()
+            if partition not in used.places:
+                used = await self.placement(used)
+            place = used.places[partition]
+            return await self._at(place.node).open_consumer(
+                place.share,
+                channel,
+                max_in_flight=ready,
+                from_start=from_start,
+                bytes_max=bytes_max,
+                filter_text=filter_text,
+                exclusive=exclusive,
+            )
+
+        async def partitions() -> tuple[int, ...]:
+            return (await self.placement(self._placement)).partitions
+
+        consumer = PlacedConsumer(self.name, channel, max_in_flight, token, open_share, partitions)
+        self._start(consumer)
+        return consumer
+
+
+def _away(error: Dep2pError, queue: str, partition: int, node: str) -> Dep2pError:
+    return type(error)(f"partition {partition} of the queue {queue!r}, at {node}: {error}")

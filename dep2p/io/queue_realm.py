@@ -1,0 +1,211 @@
+"""The queues of the members of a realm: this node's own and another's, each also with partitions on several nodes."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dep2p.errors import QueueNotFoundError, QueuePlacedError
+from dep2p.io.queue_access import Rights
+from dep2p.io.queue_admin import RIGHTS, perform
+from dep2p.io.queue_consumer import Consumer
+from dep2p.io.queue_engine import QueueEngine
+from dep2p.io.queue_items import new_messages, parse_message_id
+from dep2p.io.queue_places import Queues
+from dep2p.protocols.queue_wire import WireMessage
+from dep2p.types import PeerId
+
+if TYPE_CHECKING:
+    from dep2p.io.queue_service import QueueService
+
+
+class RealmQueues(Queues):
+    """The queues of one member of a realm, this node or another one, also when their partitions are on several."""
+
+    peer: PeerId | None
+    _service: "QueueService | None"
+
+    @abstractmethod
+    async def publish_plain(
+        self, name: str, messages: Sequence[WireMessage], timeout_s: float | None
+    ) -> list[tuple[int, int]]:
+        """To that queue itself."""
+
+    @abstractmethod
+    async def open_subscription(
+        self,
+        name: str,
+        channel: str,
+        *,
+        max_in_flight: int,
+        from_start: bool,
+        bytes_max: int | None,
+        filter_text: str,
+        exclusive: bool,
+        of_placed: bool,
+    ) -> Consumer:
+        """Of that queue itself."""
+
+    async def publish_batch(
+        self, name: str, messages: Sequence[WireMessage], timeout_s: float | None
+    ) -> list[tuple[int, int]]:
+        service = self._service
+        placed = None if service is None else service.known_placed(self.peer, name)
+        if service is not None and placed is not None:
+            try:
+                return await placed.publish_batch(messages, timeout_s)
+            except QueueNotFoundError:
+                service.forget_placed(self.peer, name)  # it was deleted, and may be there anew
+        try:
+            return await self.publish_plain(name, messages, timeout_s)
+        except QueuePlacedError:
+            if service is None:
+                raise
+        return await service.placed(self.peer, name).publish_batch(messages, timeout_s)
+
+    async def open_consumer(
+        self,
+        name: str,
+        channel: str,
+        *,
+        max_in_flight: int,
+        from_start: bool,
+        bytes_max: int | None,
+        filter_text: str,
+        exclusive: bool = False,
+    ) -> Consumer:
+        try:
+            return await self.open_subscription(
+                name,
+                channel,
+                max_in_flight=max_in_flight,
+                from_start=from_start,
+                bytes_max=bytes_max,
+                filter_text=filter_text,
+                exclusive=exclusive,
+                of_placed=False,
+            )
+        except QueuePlacedError:
+            if self._service is None:
+                raise
+        return await self._service.placed(self.peer, name).open_consumer(
+            channel,
+            max_in_flight=max_in_flight,
+            from_start=from_start,
+            bytes_max=bytes_max,
+            filter_text=filter_text,
+            exclusive=exclusive,
+        )
+
+    def is_elsewhere(self, name: str, order_key: str, message_id: str) -> bool:
+        placed = None if self._service is None else self._service.known_placed(self.peer, name)
+        return placed is not None and placed.is_elsewhere(order_key, parse_message_id(message_id)[0])
+
+
+class RemoteQueues(RealmQueues):
+    """The queues of another member. Made by ``node.queues.at(peer)``."""
+
+    def __init__(self, service: "QueueService", peer: PeerId) -> None:
+        self._service: QueueService = service  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.peer: PeerId = peer  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    async def ask(self, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
+        return await self._service.ask(self.peer, op, fields)
+
+    async def publish_plain(
+        self, name: str, messages: Sequence[WireMessage], timeout_s: float | None
+    ) -> list[tuple[int, int]]:
+        return await self._service.publish(self.peer, name, messages, timeout_s)
+
+    async def publish_numbered(
+        self, name: str, messages: Sequence[WireMessage], publisher: tuple[bytes, int]
+    ) -> list[tuple[int, int]]:
+        return await self._service.publish_numbered(self.peer, name, messages, publisher)
+
+    async def open_subscription(
+        self,
+        name: str,
+        channel: str,
+        *,
+        max_in_flight: int,
+        from_start: bool,
+        bytes_max: int | None,
+        filter_text: str,
+        exclusive: bool,
+        of_placed: bool,
+    ) -> Consumer:
+        return await self._service.consume(
+            self.peer,
+            name,
+            channel,
+            max_in_flight=max_in_flight,
+            from_start=from_start,
+            bytes_max=bytes_max,
+            filter_text=filter_text,
+            exclusive=exclusive,
+            of_placed=of_placed,
+        )
+
+
+class LocalQueues(RealmQueues):
+    """The queues that this node keeps: for its own programs, or for a realm (with its ``service``)."""
+
+    def __init__(
+        self, engine: QueueEngine, rights: Rights, namespace: str, service: "QueueService | None" = None
+    ) -> None:
+        self._engine = engine
+        self._rights = rights
+        self._namespace = namespace
+        self._service = service
+        self.peer = None
+
+    async def ask(self, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
+        if op not in RIGHTS:
+            raise ValueError(f"no operation {op!r} on queues")
+        if self._service is not None:
+            return await self._service.perform_own(op, fields)
+        return await perform(self._engine, self._rights, self._namespace, op, fields)
+
+    async def publish_plain(
+        self, name: str, messages: Sequence[WireMessage], timeout_s: float | None
+    ) -> list[tuple[int, int]]:
+        return await self._engine.publish(self._namespace, name, new_messages(messages), timeout_s=timeout_s)
+
+    async def publish_numbered(
+        self, name: str, messages: Sequence[WireMessage], publisher: tuple[bytes, int]
+    ) -> list[tuple[int, int]]:
+        return await self._engine.publish(
+            self._namespace, name, new_messages(messages), timeout_s=0.0, publisher=publisher
+        )
+
+    async def open_subscription(
+        self,
+        name: str,
+        channel: str,
+        *,
+        max_in_flight: int,
+        from_start: bool,
+        bytes_max: int | None,
+        filter_text: str,
+        exclusive: bool,
+        of_placed: bool,
+    ) -> Consumer:
+        if exclusive:
+            return await self._engine.subscribe_exclusive(
+                self._namespace,
+                name,
+                channel,
+                max_in_flight=max_in_flight,
+                bytes_max=bytes_max,
+                from_start=from_start,
+                filter_text=filter_text,
+                of_placed=of_placed,
+            )
+        return await self._engine.subscribe(
+            self._namespace,
+            name,
+            channel,
+            max_in_flight=max_in_flight,
+            bytes_max=bytes_max,
+            from_start=from_start,
+            filter_text=filter_text,
+        )

@@ -1,0 +1,193 @@
+"""Placed queues without any I/O: candidates, shares' ranges, names, what an expansion changes, and what is kept."""
+
+from itertools import pairwise
+
+import pytest
+
+from dep2p.errors import ProtocolError, QueueMovedError, QueuePlacedError
+from dep2p.protocols.bounded_cbor import encode_canonical
+from dep2p.protocols.queue.book import QueueBook
+from dep2p.protocols.queue.message import NewMessage
+from dep2p.protocols.queue.names import logical_partition
+from dep2p.protocols.queue.options import QueueOptions
+from dep2p.protocols.queue.ordering.exclusive import ExclusiveChannel
+from dep2p.protocols.queue.ordering.placement import (
+    Place,
+    Placement,
+    Served,
+    narrowed_by,
+    nodes_for,
+    ranges_of,
+    readable,
+    share_name,
+)
+from dep2p.protocols.queue.ordering.routes import RouteTable
+from dep2p.storage.memory import MemoryStore
+
+PLACES = {1: Place("A", "q.1"), 2: Place("B", "q.2"), 3: Place("A", "q.3"), 4: Place("C", "q.4")}
+
+
+def placement(order: str) -> Placement:
+    return Placement(RouteTable.first([1, 2, 3, 4]), PLACES, order)
+
+
+def test_a_key_has_one_place_in_strict_order_and_the_others_behind_it_in_best_effort() -> None:
+    strict, loose = placement("strict"), placement("best_effort")
+    for number in range(100):
+        key = f"k{number}"
+        own = strict.partition_of(key)
+        assert strict.candidates(key, 7, lambda _node: True) == [own]
+        assert loose.candidates(key, 7, lambda _node: False)[0] == own
+        found = loose.candidates(key, 7, lambda node: node == "A")
+        assert sorted(found) == [1, 2, 3, 4]
+        assert [PLACES[each].node == "A" for each in found] == [False, False, True, True]
+        assert loose.is_elsewhere(key, own) is False
+        assert loose.is_elsewhere(key, own % 4 + 1)
+
+
+def test_messages_without_a_key_take_turns_among_the_nodes_that_are_up() -> None:
+    for each in (placement("strict"), placement("best_effort")):
+        assert [each.candidates("", turn, lambda _node: False)[0] for turn in range(5)] == [1, 2, 3, 4, 1]
+        assert {each.candidates("", turn, lambda node: node == "A")[0] for turn in range(8)} == {2, 4}
+        assert each.is_elsewhere("", 1) is False
+
+
+def test_a_share_refuses_what_it_has_given_up_in_both_orders() -> None:
+    share = Served(256, 512, 256, 512).narrowed(256, 384)
+    for is_strict in (True, False):
+        assert share.takes(256, is_strict=is_strict)
+        assert not share.takes(384, is_strict=is_strict)
+        assert share.takes(0, is_strict=is_strict) is not is_strict
+    for low, high in ((0, 384), (256, 512), (384, 384), (300, 290)):
+        with pytest.raises(ValueError, match="only gets less"):
+            share.narrowed(low, high)
+
+
+@pytest.mark.parametrize("steps", [(1,), (3,), (1, 1, 2), (2, 5)])
+def test_an_expansion_narrows_and_begins_ranges_and_leaves_no_gap(steps: tuple[int, ...]) -> None:
+    routes, next_id = RouteTable.first([1, 2]), 3
+    for count in steps:
+        before = ranges_of(routes)
+        added = list(range(next_id, next_id + count))
+        next_id += count
+        changed, origin = narrowed_by(routes, added)
+        routes = routes.expanded(added, dict.fromkeys(before, 10))
+        after = ranges_of(routes)
+        assert {**before, **changed} == after
+        assert set(origin) == set(added)
+        spans = sorted(after.values())
+        assert spans[0][0] == 0
+        assert spans[-1][1] == 1024
+        assert all(one[1] == two[0] for one, two in pairwise(spans))
+        for partition in before:
+            if partition in changed:  # only less
+                assert before[partition][0] == changed[partition][0]
+                assert before[partition][1] > changed[partition][1]
+
+
+def test_a_partition_is_readable_when_every_barrier_before_it_is_passed() -> None:
+    routes = RouteTable.first([1]).expanded([2], {1: 9}).expanded([3, 4], {1: 12, 2: 5})
+    assert readable(routes, lambda _partition: 0) == (1,)
+    assert readable(routes, lambda partition: {1: 9}.get(partition, 0)) == (1, 2)
+    assert readable(routes, lambda partition: {1: 12, 2: 0}.get(partition, 0)) == (1, 2, 3)
+    assert readable(routes, lambda partition: {1: 12, 2: 5}.get(partition, 0)) == (1, 2, 3, 4)
+
+
+def test_a_placement_travels_and_a_broken_one_is_refused() -> None:
+    value = placement("strict").to_value()
+    again = Placement.from_value(value)
+    assert again.to_value() == value
+    assert again.is_strict
+    broken: list[dict[str, object]] = [
+        {},
+        {**value, "places": value["places"][:-1]},
+        {**value, "places": [[1, 2, 3]]},
+        {**value, "table": [1, []]},
+        {**value, "places": 7},
+    ]
+    for each in broken:
+        with pytest.raises(ProtocolError):
+            Placement.from_value(each)
+
+
+def test_names_of_shares() -> None:
+    assert share_name("orders", 12, "12D3KooWabcdefgh") == "orders.12.abcdefgh"
+    for name in ("x" * 41, "a#ephemeral", "no spaces"):
+        with pytest.raises(ValueError, match="name"):
+            share_name(name, 1, "12D3KooWabcdefgh")
+    assert nodes_for(5, ["A", "B"]) == ["A", "B", "A", "B", "A"]
+
+
+def _restarted(book: QueueBook, store: MemoryStore) -> QueueBook:
+    store.commit(book.take_changes())
+    again = QueueBook()
+    again.restore(store.load())
+    return again
+
+
+def _message(key: str) -> NewMessage:
+    return NewMessage(b"x", encode_canonical({"k": key}), key)
+
+
+def test_home_and_share_are_kept_over_a_restart_in_the_middle_of_an_expansion() -> None:
+    store = MemoryStore()
+    book = QueueBook()
+    home = book.create("realm", "q", QueueOptions(partitions=2, order="strict"))
+    home.place({each: Place("A", f"q.{each}") for each in home.partition_ids})
+    home.create_channel("c", exclusive=True)
+    [added] = book.new_partition_ids(1)
+    home.plan_growth({added: Place("B", f"q.{added}")})
+    book = _restarted(book, store)
+    home = book.find("realm", "q")
+    book.load(home, {})
+    assert (home.growing, len(home.places)) == ({added: Place("B", f"q.{added}")}, 2)
+    assert home.grow({home.partition_ids[0]: 5}) == [added]
+    channel = home.channels["c"]
+    assert isinstance(channel, ExclusiveChannel)
+    book = _restarted(book, store)
+    home = book.find("realm", "q")
+    book.load(home, {})
+    channel = home.channels["c"]
+    assert isinstance(channel, ExclusiveChannel)
+    # Behind its barrier: no consumer may be given it, also not because of the restart.
+    assert channel.group.coordinator._partitions == home.open_partitions
+    assert added not in home.open_partitions
+    assert (home.growing, len(home.places), home.routes.version) == ({}, 3, 2)
+    home.passed({"c": lambda partition: 4})
+    assert added not in channel.group.coordinator._partitions
+    home.passed({"c": lambda partition: 5})
+    assert added in channel.group.coordinator._partitions
+    assert not home.routes.has_barriers
+    with pytest.raises(QueuePlacedError):
+        home.publish([_message("k")], lambda _publish: None, wall_us=1)
+    with pytest.raises(QueuePlacedError):
+        home.expand(1)
+
+
+def test_a_narrowed_share_says_its_last_number_and_takes_nothing_of_what_moved() -> None:
+    store = MemoryStore()
+    book = QueueBook()
+    share = book.create("realm", "q.1", QueueOptions(order="strict"))
+    assert share.serve(0, 1024) == 0
+    moved = next(f"k{n}" for n in range(100) if logical_partition(f"k{n}") >= 512)
+    stays = next(f"k{n}" for n in range(100) if logical_partition(f"k{n}") < 512)
+    share.publish([_message(moved)], lambda _publish: None, wall_us=1, publisher=(b"p" * 16, 1))
+    assert share.serve(0, 512) == 1
+    assert share.serve(0, 512) == 1  # again: the same
+    with pytest.raises(QueueMovedError):
+        share.publish([_message(stays), _message(moved)], lambda _publish: None, wall_us=1)
+    assert share.items == 1
+    # What was taken before and comes again is known, not refused: its answer was lost.
+    again = share.publish([_message(moved)], lambda _publish: None, wall_us=1, publisher=(b"p" * 16, 1))
+    assert again.error is None
+    share.publish([_message(stays), _message("")], lambda _publish: None, wall_us=1)
+    with pytest.raises(ValueError, match="only gets less"):
+        share.serve(0, 1024)
+    with pytest.raises(QueuePlacedError):
+        share.expand(1)
+    book = _restarted(book, store)
+    assert book.find("realm", "q.1").serves == Served(0, 512, 0, 1024)
+    with pytest.raises(ValueError, match="cannot be a share"):
+        book.create("realm", "two", QueueOptions(partitions=2)).serve(0, 512)
+    with pytest.raises(ValueError, match="in use"):
+        book.find("realm", "q.1").place({})

@@ -1,0 +1,125 @@
+"""Order by key with partitions on several nodes, from seeds; and that each part of the design is needed.
+
+``DEP2P_ORDER_SEEDS=3000`` runs more of them.
+"""
+
+import os
+
+import pytest
+
+from dep2p.protocols.queue.ordering.exclusive import ExclusiveChannel
+from dep2p.protocols.queue.ordering.placement import Served
+from dep2p.protocols.queue.ordering.routes import Route
+from dep2p.protocols.queue.placed import PlacedParts
+from tests.protocols.ordering_world import OrderBrokenError
+from tests.protocols.placement_world import Node, PlacedPlan, PlacedWorld, Process
+
+SEEDS = int(os.environ.get("DEP2P_ORDER_SEEDS", "24"))
+BLOCKS = 4
+_MUTANT_SEEDS = 80
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_strict_order_holds_while_nodes_and_the_home_fail(block: int) -> None:
+    """Nodes, home and consumers crash, freeze and come back, two expansions add nodes, publishers have old tables:
+    exact order, repeats of the current message only, nothing is lost, nothing goes elsewhere.
+    """
+    happened = moved = 0
+    for seed in range(block, SEEDS, BLOCKS):
+        world = PlacedWorld(seed).run()
+        happened += world.counts["node"] + world.counts["home"]
+        moved += world.counts["moved"]
+        assert (world.order.reorderings, world.counts["elsewhere"]) == (0, 0)
+    assert happened > SEEDS // BLOCKS
+    assert moved, "no publisher had an old table"
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_best_effort_order_is_lost_only_by_what_failed_or_went_elsewhere(block: int) -> None:
+    elsewhere = reorderings = 0
+    for seed in range(block, SEEDS, BLOCKS):
+        world = PlacedWorld(seed, PlacedPlan(order="best_effort")).run()
+        elsewhere += world.counts["elsewhere"]
+        reorderings += world.order.reorderings
+    assert elsewhere, "no node was away when a message came: the plan shows nothing"
+    assert reorderings
+
+
+def test_without_faults_nothing_is_repeated_or_goes_elsewhere() -> None:
+    for order in ("strict", "best_effort"):
+        for seed in range(4):
+            world = PlacedWorld(seed, PlacedPlan(order=order, faults=False, max_attempts=1)).run()
+            assert (world.order.repeats, world.counts["refused"], world.counts["elsewhere"]) == (0, 0, 0)
+
+
+def _first_broken(plan: PlacedPlan | None = None) -> str:
+    for seed in range(_MUTANT_SEEDS):
+        try:
+            PlacedWorld(seed, plan).run()
+        except OrderBrokenError as error:
+            return str(error)
+    return ""
+
+
+def test_mutant_whose_shares_take_what_they_have_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publishers with an old table get behind the barrier."""
+
+    def takes(self: Served, logical: int, *, is_strict: bool) -> bool:
+        del logical, is_strict
+        return True
+
+    monkeypatch.setattr(Served, "takes", takes)
+    assert "is done" in _first_broken()
+
+
+def test_mutant_without_the_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_readable(self: Route, partition: int, floor: object) -> bool:
+        del partition, floor
+        return True
+
+    monkeypatch.setattr(Route, "is_readable", is_readable)
+    assert "is done" in _first_broken()
+
+
+def test_mutant_that_believes_floors_that_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done in an old partition comes again after a crash, behind its successor in the new one."""
+    plan = PlacedPlan(messages=300, crash_when_asked=0.2, faults=False)
+    for seed in range(8):
+        PlacedWorld(seed, plan).run()
+    when_stored = Node.when_stored
+
+    def early(self: Node, call: object) -> None:
+        assert callable(call)
+        if getattr(call, "__qualname__", "").startswith("PlacedWorld._ask_floor"):
+            call()
+        else:
+            when_stored(self, call)
+
+    monkeypatch.setattr(Node, "when_stored", early)
+    assert _first_broken(plan)
+
+
+def test_mutant_without_the_fencing_check_of_the_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ExclusiveChannel, "_is_fenced", lambda _self, _partition, _epoch: False)
+    assert "is in work" in _first_broken()
+
+
+def test_mutant_that_leaves_a_share_before_its_handlers_have_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The home's word alone would not do: the share's lock is given up too early."""
+    follow = Process.follow
+
+    def early(self: Process) -> None:
+        wanted = self.home.core.assigned
+        for partition, member in self.shares.items():
+            if partition not in wanted and member.is_running:
+                member._leave()
+                member.is_dead = False  # its handlers go on
+        follow(self)
+
+    monkeypatch.setattr(Process, "follow", early)
+    assert "two consumers" in _first_broken()
+
+
+def test_mutant_that_forgets_its_range_at_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PlacedParts, "_require_served", lambda _self, _messages: None)
+    assert "is done" in _first_broken()
