@@ -1,6 +1,7 @@
 """Order by key over real processes: consumers are killed and paused, partitions are added; every key keeps its order.
 
 A keeper, a producer in strict order and consumers in FIFO mode, each a process with a node of its own, over loopback.
+With ``--nodes`` the partitions are on nodes of their own, one of which is killed and started again, too.
 Each handler appends a line to one file; the lines of a key must be its numbers from 0 on, in order, and only the
 current one may be repeated. ``python -m bench.order_crash --help``; the report is one JSON object.
 """
@@ -10,6 +11,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +23,7 @@ from typing import IO, Any, Final
 
 import trio
 
+from dep2p.errors import Dep2pError
 from dep2p.garbage import collect_seldom
 from dep2p.io.queue_places import Queues
 from dep2p.io.queue_push_consumer import PushedMessage
@@ -91,9 +94,17 @@ class Lines:
 
 async def keep(arguments: argparse.Namespace) -> None:
     """The node with the queue: says its address, and expands when it is told to."""
-    async with Node.open(_realm(arguments.secret), data_dir=arguments.directory) as node:
+    hosts = [each for each in arguments.hosts.split(",") if each]
+    async with Node.open(_realm(arguments.secret), data_dir=arguments.directory, bootstrap=hosts) as node:
         queues = node.queues.of(_REALM)
-        await queues.create(_QUEUE, json.loads(arguments.options))
+        nodes = [each.rpartition("/p2p/")[2] for each in hosts]
+        with trio.fail_after(_START_S):
+            while True:
+                try:
+                    await queues.create(_QUEUE, json.loads(arguments.options), nodes=nodes)
+                    break
+                except Dep2pError:  # the hosts are not all known yet
+                    await trio.sleep(0.2)
         _say({"address": node.listen_addrs()[0]})
         source = trio.lowlevel.FdStream(os.dup(0))
         while line := await source.receive_some(1_024):
@@ -101,9 +112,17 @@ async def keep(arguments: argparse.Namespace) -> None:
             _say({"partitions": int(line)})
 
 
+async def host(arguments: argparse.Namespace) -> None:
+    """A node that keeps partitions."""
+    listen = [f"/ip4/127.0.0.1/tcp/{arguments.port}"]
+    async with Node.open(_realm(arguments.secret), data_dir=arguments.directory, listen=listen) as node:
+        _say({"address": node.listen_addrs()[0]})
+        await trio.sleep_forever()
+
+
 async def produce(arguments: argparse.Namespace) -> None:
     """All messages, round by round over the keys."""
-    async with Node.open(_realm(arguments.secret), bootstrap=[arguments.address]) as node:
+    async with Node.open(_realm(arguments.secret), bootstrap=_known(arguments)) as node:
         place = await _place(node, arguments.address)
         async with place.producer(_QUEUE, order="strict", items_max=2_000, close_timeout_s=3_600.0) as producer:
             _say({"ready": True})
@@ -122,7 +141,7 @@ async def consume(arguments: argparse.Namespace) -> None:
         await trio.lowlevel.checkpoint()  # one that was paused for longer than its lease ends here
         os.write(log, message.body + b" %d\n" % process)
 
-    async with Node.open(_realm(arguments.secret), bootstrap=[arguments.address]) as node:
+    async with Node.open(_realm(arguments.secret), bootstrap=_known(arguments)) as node:
         place = await _place(node, arguments.address)
         with trio.open_signal_receiver(signal.SIGTERM) as signals:
             async with place.consumer(_QUEUE, _GROUP, handle, mode="fifo", concurrency=64) as consumer:
@@ -130,6 +149,10 @@ async def consume(arguments: argparse.Namespace) -> None:
                 async for _ in signals:
                     break
         _say({"done": consumer.statistics()})
+
+
+def _known(arguments: argparse.Namespace) -> list[str]:
+    return [arguments.address, *(each for each in arguments.hosts.split(",") if each)]
 
 
 def _realm(secret: str) -> Realm:
@@ -198,7 +221,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     processes: list[_Process] = []
     consumers: list[_Process] = []
+    hosts: list[tuple[_Process, dict[str, object]]] = []
     paused: _Process | None = None
+    host_until_s = 0.0
     began_s = time.monotonic()
 
     def start(role: str, **more: object) -> _Process:
@@ -218,16 +243,22 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         log.touch()
         options = {"partitions": arguments.partitions, "max_attempts": 0} | json.loads(arguments.options)
         try:
-            keeper = start("keep", directory=f"{directory}/keeper", options=json.dumps(options))
+            addresses: list[str] = []
+            for index in range(arguments.nodes):
+                where: dict[str, object] = {"directory": f"{directory}/host{index}", "port": _free_port()}
+                hosts.append((start("host", **where), where))
+                addresses.append(hosts[-1][0].hear()["address"])
+            known = ",".join(addresses)
+            keeper = start("keep", directory=f"{directory}/keeper", options=json.dumps(options), hosts=known)
             address = keeper.hear()["address"]
-            consumers += [start("consume", address=address, log=log) for _ in range(arguments.consumers)]
+            consumers += [start("consume", address=address, log=log, hosts=known) for _ in range(arguments.consumers)]
             for each in consumers:
                 each.hear()
-            producer = start("produce", address=address, keys=arguments.keys, per_key=arguments.per_key)
+            producer = start("produce", address=address, hosts=known, keys=arguments.keys, per_key=arguments.per_key)
             producer.hear()
             began_s = time.monotonic()
             paused_at_s = 0.0
-            todo = {"pause": 0.2, "kill": 0.3, "expand": 0.4}
+            todo = {"pause": 0.2, "kill": 0.3, "expand": 0.4, "host": 0.6}
             with contextlib.closing(Lines(log)) as lines:
                 while not order.is_complete:
                     for line in lines.take():
@@ -245,13 +276,24 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                         killed = busiest(but=paused)
                         killed.popen.kill()
                         consumers.remove(killed)
-                        consumers.append(start("consume", address=address, log=log))
+                        consumers.append(start("consume", address=address, log=log, hosts=known))
                         note("killed a consumer with -9, and started another one")
                     if arguments.expand_to and share >= todo.get("expand", 2.0):
                         del todo["expand"]
                         keeper.tell(str(arguments.expand_to))
                         keeper.hear()
                         note(f"expanded to {arguments.expand_to} partitions")
+                    if hosts and share >= todo.get("host", 2.0):
+                        del todo["host"]
+                        hosts[0][0].end()
+                        processes.remove(hosts[0][0])
+                        host_until_s = now_s + arguments.host_away_s
+                        note("killed a node with partitions with -9")
+                    if host_until_s and now_s >= host_until_s:
+                        host_until_s = 0.0
+                        hosts[0] = (start("host", **hosts[0][1]), hosts[0][1])
+                        hosts[0][0].hear()
+                        note("started it again")
                     if paused is not None and paused_at_s and now_s - paused_at_s >= arguments.pause_s:
                         paused_at_s = 0.0
                         paused.popen.send_signal(signal.SIGCONT)
@@ -276,6 +318,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "messages": arguments.keys * arguments.per_key,
         "keys": arguments.keys,
         "consumers": arguments.consumers,
+        "nodes": arguments.nodes,
         "handled": order.handled,
         "repeats_of_the_current_message": order.repeats,
         "out_of_order": order.wrong[:20],
@@ -284,6 +327,11 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "handled_by_process": dict(order.by_process),
         "events": events,
     }
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
 
 
 def main() -> int:
@@ -296,15 +344,17 @@ def main() -> int:
     parser.add_argument("--expand-to", type=int, default=6, help="partitions, in the middle of the run; 0: none")
     parser.add_argument("--pause-s", type=float, default=40.0, help="one consumer is stopped for so long; 0: none")
     parser.add_argument("--kill", type=int, default=1, help="1: one consumer is killed with -9")
+    parser.add_argument("--nodes", type=int, default=0, help="nodes that keep the partitions; 0: the keeper alone")
+    parser.add_argument("--host-away-s", type=float, default=5.0, help="one of them is killed with -9 for so long")
     parser.add_argument("--settle-s", type=float, default=2.0, help="what comes so long after the end still counts")
     parser.add_argument("--timeout-s", type=float, default=1_800.0)
     parser.add_argument("--options", default="{}", help="of the queue, a JSON object")
-    for name in ("role", "secret", "address", "directory", "log"):
+    for name in ("role", "secret", "address", "directory", "log", "hosts", "port"):
         parser.add_argument(f"--{name}", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.role:
         collect_seldom()
-        trio.run({"keep": keep, "produce": produce, "consume": consume}[arguments.role], arguments)
+        trio.run({"keep": keep, "host": host, "produce": produce, "consume": consume}[arguments.role], arguments)
         return 0
     report = run(arguments)
     print(json.dumps(report, indent=2))

@@ -123,6 +123,31 @@ def test_a_message_is_received_by_one_command_and_acknowledged_by_another(people
     assert ann.json("queue", "info", "letters", "--realm", "team")["messages"] == 0
 
 
+def test_partitions_on_two_members_by_the_command_line(people: Two) -> None:
+    ann, bob = people
+    there = ("--realm", "team", "--peer", ann.peer_id)
+    create = ("queue", "create", "placed", "--partitions", "4", "--order", "strict", "--realm", "team")
+    ann.run(*create, "--node", "home", "--node", bob.peer_id)
+    found = bob.json("queue", "route", "placed", *there)["partitions"]
+    assert [each["node"] for each in found] == [ann.peer_id, bob.peer_id] * 2
+    assert all(each["is_up"] for each in found)
+    for number in range(3):
+        for key in ("a", "b", "c", "d"):
+            bob.run("queue", "put", "placed", f"{key} {number}", "--key", key, *there)
+    bob.run("queue", "expand", "placed", "5", "--node", bob.peer_id, *there)
+    assert "NODE" in bob.run("queue", "route", "placed", *there).stdout
+    lines = ann.run("queue", "consume", "placed", "bill", "--fifo", "--count", "12", "--json", "--realm", "team").stdout
+    seen = [json.loads(line)["text"] for line in lines.splitlines()]
+    for key in ("a", "b", "c", "d"):
+        assert [text for text in seen if text.startswith(key)] == [f"{key} {number}" for number in range(3)]
+    assert "D5210" in bob.run("queue", "peek", "placed", *there, expect=6).stderr
+    share = found[1]["share"]
+    assert ann.json("queue", "info", share, "--realm", "team", "--peer", bob.peer_id)["name"] == share
+    ann.run("queue", "locks", "placed", "bill", "--realm", "team")
+    ann.run("queue", "rm", "placed", "--yes", "--realm", "team")
+    assert "D5201" in ann.run("queue", "info", share, "--realm", "team", "--peer", bob.peer_id, expect=4).stderr
+
+
 def test_order_by_key_by_the_command_line(people: Two) -> None:
     ann, bob = people
     there = ("--realm", "team", "--peer", ann.peer_id)

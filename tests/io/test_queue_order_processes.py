@@ -19,6 +19,8 @@ def _arguments(**more: object) -> argparse.Namespace:
         "expand_to": 4,
         "pause_s": 10.0,
         "kill": 1,
+        "nodes": 0,
+        "host_away_s": 3.0,
         "settle_s": 1.0,
         "timeout_s": 240.0,
         "options": '{"order": "strict", "lease_s": 6.0}',
@@ -31,6 +33,13 @@ def test_every_key_keeps_its_order_whatever_happens_to_its_consumers() -> None:
     assert report["out_of_order"] == []
     assert report["is_complete"], report
     assert len(report["events"]) == 4, report["events"]
+
+
+def test_every_key_keeps_its_order_over_partitions_on_two_nodes_of_which_one_is_killed() -> None:
+    report = run(_arguments(nodes=2))
+    assert report["out_of_order"] == []
+    assert report["is_complete"], report
+    assert len(report["events"]) == 6, report["events"]
 
 
 def test_the_count_itself_notices_what_it_is_for() -> None:

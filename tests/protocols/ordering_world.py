@@ -46,6 +46,10 @@ class Plan:
     lease_s: float = 6.0
     max_attempts: int = 4
     faults: bool = True
+    slow_commits: float = 0.03
+    """The share of commits that take 0.4 s."""
+    crash_when_told: float = 0.0
+    """How often the keeper crashes a moment after it has told a consumer of its partitions."""
     settle_s: float = 400.0
     """Without faults at the end: everything must be done by then."""
 
@@ -83,6 +87,12 @@ class Order:
         """By partition."""
         self.repeats = 0
         self.reorderings = 0
+        self._told: dict[tuple[int, int], bytes] = {}
+
+    def told(self, partition: int, epoch: int, member: bytes) -> None:
+        """A consumer hears that it holds a partition."""
+        if epoch and self._told.setdefault((partition, epoch), member) != member:
+            raise OrderBrokenError(f"two consumers were given partition {partition} under the epoch {epoch}")
 
     def start(self, handler: "Handler") -> None:
         key, number = handler.what
@@ -235,7 +245,7 @@ class Keeper:
             self.kick()
 
         # A disk is slow now and then.
-        took_s = world.rng.uniform(0.001, 0.006) if world.rng.random() > 0.03 else 0.4
+        took_s = world.rng.uniform(0.001, 0.006) if world.rng.random() >= world.plan.slow_commits else 0.4
         world.agenda.after(took_s, self._guarded(write))
 
     def _watch(self) -> None:
@@ -261,6 +271,8 @@ class Keeper:
 
         def on_lease(lease: Lease) -> None:
             link.send(1, lambda: consumer.on_lease(lease))
+            if lease.assigned and self.world.rng.random() < self.world.plan.crash_when_told:
+                self.world.agenda.after(0.03, self._guarded(self.world._crash_keeper))
 
         served = link.served = ExclusiveConsumer(
             f"c{next(self.number)}",
@@ -418,6 +430,8 @@ class SimConsumer:
     # Messages
 
     def on_lease(self, lease: Lease) -> None:
+        for partition, epoch in lease.assigned:
+            self.world.order.told(partition, epoch, self.member)
         self.core.on_lease(lease, self.now)
 
     def deliver(self, deliveries: list[Delivery]) -> None:
