@@ -272,7 +272,7 @@ class Keeper:
         def on_lease(lease: Lease) -> None:
             link.send(1, lambda: consumer.on_lease(lease))
             if lease.assigned and self.world.rng.random() < self.world.plan.crash_when_told:
-                self.world.agenda.after(0.03, self._guarded(self.world._crash_keeper))
+                self.world.agenda.after(0.03, self._guarded(self.world.crash_keeper))
 
         served = link.served = ExclusiveConsumer(
             f"c{next(self.number)}",
@@ -496,7 +496,7 @@ class SimConsumer:
             self._watched = deadline
             self._later(max(0.0, deadline - self.now) + 1e-6, self._on_time)
         if self.is_leaving and not self._working and not self.is_dead:
-            self._leave()
+            self.leave()
 
     def _drop_inbox(self, partition: int, *, release: bool) -> None:
         kept: deque[Handler] = deque()
@@ -520,7 +520,7 @@ class SimConsumer:
         for partition in {each.partition: None for each in self._inbox}:
             self._drop_inbox(partition, release=True)
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         link, keeper = self.link, self.world.keeper
         if link is not None and keeper is not None:
             self.is_dead = True
@@ -591,7 +591,7 @@ class World:
 
     # Faults
 
-    def _crash_keeper(self) -> None:
+    def crash_keeper(self) -> None:
         if self.keeper is None:
             return
         self.counts["keeper_crashes"] += 1
@@ -624,7 +624,7 @@ class World:
         kind = rng.choice(("kill", "freeze", "freeze", "cut", "cut", "leave", "join", "keeper"))
         self.counts[kind] += 1
         if kind == "keeper":
-            self._crash_keeper()
+            self.crash_keeper()
         elif kind == "join" or not alive:
             if len(alive) < 6:
                 self._join()

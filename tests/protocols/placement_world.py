@@ -71,7 +71,7 @@ class Node:
         self.consumers: list[SimConsumer] = []
         self.keeper: Keeper | None = None
         keeper = self.keeper = Keeper(self)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        keeper.book._next_partition = first_partition
+        keeper.book.new_partition_ids(first_partition - 1)  # each node has numbers of its own
         self.queue = keeper.book.create("", "jobs", options)
 
     @property

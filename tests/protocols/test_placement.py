@@ -150,13 +150,13 @@ def test_home_and_share_are_kept_over_a_restart_in_the_middle_of_an_expansion() 
     channel = home.channels["c"]
     assert isinstance(channel, ExclusiveChannel)
     # Behind its barrier: no consumer may be given it, also not because of the restart.
-    assert channel.group.coordinator._partitions == home.open_partitions
+    assert channel.group.coordinator.partitions == home.open_partitions
     assert added not in home.open_partitions
     assert (home.growing, len(home.places), home.routes.version) == ({}, 3, 2)
     home.passed({"c": lambda partition: 4})
-    assert added not in channel.group.coordinator._partitions
+    assert added not in channel.group.coordinator.partitions
     home.passed({"c": lambda partition: 5})
-    assert added in channel.group.coordinator._partitions
+    assert added in channel.group.coordinator.partitions
     assert not home.routes.has_barriers
     with pytest.raises(QueuePlacedError):
         home.publish([_message("k")], lambda _publish: None, wall_us=1)

@@ -4,6 +4,7 @@
 """
 
 import os
+from collections.abc import Callable
 
 import pytest
 
@@ -88,8 +89,7 @@ def test_mutant_that_believes_floors_that_are_not_stored(monkeypatch: pytest.Mon
         PlacedWorld(seed, plan).run()
     when_stored = Node.when_stored
 
-    def early(self: Node, call: object) -> None:
-        assert callable(call)
+    def early(self: Node, call: Callable[[], None]) -> None:
         if getattr(call, "__qualname__", "").startswith("PlacedWorld._ask_floor"):
             call()
         else:
@@ -100,7 +100,11 @@ def test_mutant_that_believes_floors_that_are_not_stored(monkeypatch: pytest.Mon
 
 
 def test_mutant_without_the_fencing_check_of_the_shares(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ExclusiveChannel, "_is_fenced", lambda _self, _partition, _epoch: False)
+    def is_fenced(self: ExclusiveChannel, partition: int, epoch: int) -> bool:
+        del partition, epoch
+        return False
+
+    monkeypatch.setattr(ExclusiveChannel, "_is_fenced", is_fenced)
     assert "is in work" in _first_broken()
 
 
@@ -112,7 +116,7 @@ def test_mutant_that_leaves_a_share_before_its_handlers_have_finished(monkeypatc
         wanted = self.home.core.assigned
         for partition, member in self.shares.items():
             if partition not in wanted and member.is_running:
-                member._leave()
+                member.leave()
                 member.is_dead = False  # its handlers go on
         follow(self)
 
@@ -121,5 +125,8 @@ def test_mutant_that_leaves_a_share_before_its_handlers_have_finished(monkeypatc
 
 
 def test_mutant_that_forgets_its_range_at_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PlacedParts, "_require_served", lambda _self, _messages: None)
+    def require_served(self: PlacedParts, messages: object) -> None:
+        del messages
+
+    monkeypatch.setattr(PlacedParts, "_require_served", require_served)
     assert "is done" in _first_broken()

@@ -26,7 +26,7 @@ class Coordinator:
         self.members: dict[bytes, Member] = {}
         """In the order in which they joined."""
         self.assignment: dict[bytes, tuple[int, ...]] = {}
-        self._partitions = tuple(partitions)
+        self.partitions = tuple(partitions)
 
     def restore(self, version: int, members: Mapping[bytes, Member], assignment: Mapping[bytes, Sequence[int]]) -> None:
         """What was stored."""
@@ -64,7 +64,7 @@ class Coordinator:
 
     def set_partitions(self, partitions: Sequence[int]) -> None:
         """The route table has others now."""
-        self._partitions = tuple(partitions)
+        self.partitions = tuple(partitions)
         self._allocate()
 
     def owns(self, member: bytes, partition: int) -> bool:
@@ -72,7 +72,7 @@ class Coordinator:
         return partition in self.assignment.get(member, ())
 
     def _allocate(self) -> None:
-        found = allocate(Strategy.EXCLUSIVE, self._partitions, list(self.members), self.assignment)
+        found = allocate(Strategy.EXCLUSIVE, self.partitions, list(self.members), self.assignment)
         if found != self.assignment:
             self.assignment = found
             self.version += 1
