@@ -36,12 +36,13 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        """Until it takes connections: its port is open before, and refuses them."""
         with (self._folder / "log").open("ab") as log:
+            before = log.tell()
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
-        for _ in range(300):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self._port)) == 0:
-                    return
+        for _ in range(600):
+            if b"eady to accept connections" in (self._folder / "log").read_bytes()[before:]:
+                return
             if self._process.poll() is not None:
                 break
             time.sleep(0.05)

@@ -38,14 +38,6 @@ class OutboxRoom:
         """Whether ``size`` bytes more are too much, or somebody stands in line already."""
         return self.items >= self.items_max or self.bytes + size > self.bytes_max or bool(self.waiting)
 
-    def take_now(self, size: int) -> bool:
-        """Take ``size`` bytes, if there is room."""
-        if self.items >= self.items_max or self.bytes + size > self.bytes_max or self.waiting:
-            return False
-        self.items += 1
-        self.bytes += size
-        return True
-
     def take(self, message: Outgoing) -> None:
         """A message is in."""
         self.items += 1

@@ -89,7 +89,7 @@ class GroupCommit:
         task_status.started()
         retry_s = _RETRY_FIRST_S
         while True:
-            if not self.is_kicked:
+            if not self.is_kicked and not self._is_due:  # what `before` has changed in a commit is due without a kick
                 await self._rest()
             self.is_kicked = False
             if not self._is_due:  # else it is called while that is written

@@ -33,6 +33,7 @@ SCHEMA_VERSION: Final = 1
 RECONNECT_S: Final = 15.0
 """For so long a call waits for a server that went away."""
 _CONNECT_TIMEOUT_S: Final = 5
+_LOCK_WAIT_S: Final = 2.0
 _SIZE_S: Final = 60.0
 """So often it is looked at how large the tables are."""
 _STARTING: Final = "starting up"
@@ -114,11 +115,19 @@ class PostgresStore:
         self._look_at_size()
 
     def _connect_first(self) -> "psycopg.Connection[tuple[Any, ...]]":
-        """A server that is there and not ready yet, as after the start of the machine, is waited for."""
-        until_s = time.monotonic() + RECONNECT_S
+        """A server that is there and not ready yet, as after the start of the machine, is waited for.
+
+        So is a lock, for a moment: the server may not have noticed yet that the process that had it was killed.
+        """
+        now_s = time.monotonic()
+        until_s, lock_until_s = now_s + RECONNECT_S, now_s + _LOCK_WAIT_S
         while True:
             try:
                 return self._connect()
+            except StoreLockedError:
+                if time.monotonic() >= lock_until_s:
+                    raise
+                time.sleep(0.1)
             except psycopg.Error as error:
                 if _STARTING not in str(error) or time.monotonic() >= until_s:
                     raise self._explain(error) from None

@@ -153,6 +153,8 @@ class QueueBook(Definitions):
         for partition in queue.partition_ids:
             self._queue_of.pop(partition, None)
             self.trims.pop(partition, None)
+        for log in queue.logs.values():
+            self._reading.pop(log, None)  # its page may be on the way: it counts no more
         self.freed[queue] = None
         if not queue.is_ephemeral:
             self._partitions_removed += queue.partition_ids
@@ -234,7 +236,7 @@ class QueueBook(Definitions):
 
     def may_read(self, log: PartitionLog) -> bool:
         """Whether a page may be asked for: no more than fit into half of the cache are under way."""
-        if not self._may_read_more():
+        if log.id not in self._queue_of or not self._may_read_more():
             return False
         self._reading[log] = None
         return True
