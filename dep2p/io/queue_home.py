@@ -5,14 +5,18 @@ the route table, and its exclusive channel allocates partitions to consumers; lo
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, Protocol, cast
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final, cast
 
 import trio
 
-from dep2p.errors import Dep2pError, QueueNotFoundError, QueuePlacedError
-from dep2p.io.queue_access import Rights, Who
+from dep2p.errors import Dep2pError, ProtocolError, QueueExistsError, QueueNotFoundError, QueuePlacedError
+from dep2p.io.queue_access import Rights, Who, parse_access
 from dep2p.io.queue_engine import QueueEngine
+from dep2p.io.queue_home_shares import LOOK_S, Asker, Shares, all_places, no_fields, whole
+from dep2p.protocols.queue.names import is_ephemeral
+from dep2p.protocols.queue.options import options_as_dict
 from dep2p.protocols.queue.ordering.placement import Place, Placement, narrowed_by, nodes_for, ranges_of, share_name
 from dep2p.protocols.queue.queue import Queue
 from dep2p.types import PeerId, RealmId, parse_peer_id
@@ -21,17 +25,7 @@ logger = logging.getLogger("dep2p.queues")
 
 _NODES_MAX: Final = 1_024
 _POLL_S: Final = 0.25
-"""While a range waits behind its barrier, or an expansion is not complete."""
-_LOOK_S: Final = 2.0
-"""A node that does not answer within it counts as away, for people."""
-
-
-class Asker(Protocol):
-    """The queues of a node, for administration."""
-
-    async def ask(self, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
-        """An administrative request."""
-        ...
+"""While a range waits behind its barrier, or a creation or an expansion is not complete."""
 
 
 class QueueHome:
@@ -44,9 +38,12 @@ class QueueHome:
         self._rights = rights
         self._realm_id = realm_id
         self._own = own
-        self._at = at
+        self._shares = Shares(at)
         self._wake = trio.Event()
-        self._growing: dict[Queue, trio.Lock] = {}
+        self._locks: dict[str, trio.Lock] = {}
+        """By the name of a queue: what changes it is done one after another."""
+        self._told: dict[tuple[str, str], str] = {}
+        """Why a queue's step failed the last time, which was said."""
 
     # Requests
 
@@ -65,66 +62,179 @@ class QueueHome:
 
         Raises QueuePlacedError for what is done with one partition at a time, and what ``plain`` and the nodes raise.
         """
+        name = str(fields.get("queue"))
         if op == "create":
-            return await self._create(fields, plain)
-        queue = await self._engine.loaded(self._realm_id, str(fields["queue"]))
+            async with self._alone(name):
+                return await self._create(name, fields, plain)
+        queue = await self._engine.loaded(self._realm_id, name)
         if op == "route":
+            if _is_being_made(queue):
+                async with self._alone(name):
+                    pass
+                if queue.is_deleted or _is_being_made(queue):
+                    raise QueueNotFoundError(f"the queue {name!r} is being made: one of its nodes is away")
             return await self._route(queue, is_brief=bool(fields.get("brief")), answer=await plain(op, fields))
-        if op == "expand":
-            return await self._expand(queue, fields, plain)
         if op == "info":
             return {**await plain(op, fields), "placed": [_shown(*each) for each in sorted(queue.places.items())]}
         if op in ("consumers", "locks"):
-            return await self._group(op, queue, fields, await plain(op, fields))
-        if op in ("delete", "delete_channel", "pause", "resume", "empty"):
-            found = await self._at_all(queue, op, fields)
-            answer = await plain(op, fields)
-            if op == "empty":
-                answer["messages"] = sum(int(each["messages"]) for each in found.values())
-            return answer
-        if op == "create_channel":
-            answer = await plain(op, fields)
-            # A share that is away gets its channel from the first consumer that comes to it.
-            await self._at_all(queue, op, fields, is_needed=False)
-            return answer
+            return await self._group(queue, fields, await plain(op, fields))
+        name_of_channel = fields.get("channel")
+        if op == "create_channel" and isinstance(name_of_channel, str) and name_of_channel in queue.channels:
+            return await plain(op, fields)  # the same channel, or refused by what differs; the shares have it
+        change = {
+            "expand": self._expand,
+            "delete": self._delete,
+            "create_channel": self._create_channel,
+            "delete_channel": self._change,
+            "pause": self._change,
+            "resume": self._change,
+            "empty": self._change,
+        }.get(op)
+        if change is not None:
+            async with self._alone(name):
+                queue = await self._engine.loaded(self._realm_id, name)
+                # Another queue of that name may be there since.
+                return await (change(op, queue, fields, plain) if queue.places else plain(op, fields))
         raise QueuePlacedError(
             f"the queue {queue.name!r} is on several nodes; {op} works with one partition: "
             + ", ".join(f"{place.share} at {place.node}" for place in list(queue.places.values())[:4])
         )
 
-    async def _create(self, fields: Mapping[str, object], plain: "Plain") -> dict[str, Any]:
-        name = str(fields.get("queue"))
-        found = self._engine.book.queues.get((self._realm_id, name))
+    @asynccontextmanager
+    async def _alone(self, name: str) -> AsyncGenerator[None, None]:
+        lock = self._locks.setdefault(name, trio.Lock())
+        async with lock:
+            try:
+                yield
+            finally:
+                if not lock.statistics().tasks_waiting:
+                    del self._locks[name]
+
+    # Making and removing
+
+    async def _create(self, name: str, fields: Mapping[str, object], plain: "Plain") -> dict[str, Any]:
         nodes = self._nodes(fields)
-        if found is not None and found.places and not nodes:
-            return await plain("create", fields)  # the same queue, or refused by what differs
-        share_name(name, 1, self._own)
+        book, key = self._engine.book, (self._realm_id, name)
         options = dict(cast(Mapping[str, object], fields.get("options") or {}))
-        count = options.get("partitions", len(nodes))
-        if not isinstance(count, int) or not len(dict.fromkeys(nodes)) <= count <= _NODES_MAX:
+        if nodes:
+            options.setdefault("partitions", len(nodes))
+        found = book.queues.get(key)
+        if found is not None:
+            return await self._create_again(found, nodes, {**fields, "options": options}, plain)
+        share_name(name, 1, self._own)
+        count = options.get("partitions")
+        if not isinstance(count, int) or not nodes or not len(dict.fromkeys(nodes)) <= count <= _NODES_MAX:
             raise ValueError(f"{count} partitions for {len(dict.fromkeys(nodes))} nodes: every node gets one at least")
-        options["partitions"] = count
-        if found is None:
-            # Each node can do it: known before anything is made here.
-            await self._reach(nodes)
-        answer = await plain("create", {**fields, "options": options})
-        queue = await self._engine.loaded(self._realm_id, name)
+        wanted = self._engine.options_from(options)
+        given = fields.get("access")
+        access = None if given is None else parse_access(given, self._rights.of(*key))
+        # Each node can do it: known before anything is made here.
+        await self._reach_others({node: share_name(name, 0, self._own) for node in nodes})
+        if key in book.queues:
+            raise QueueExistsError(f"the queue {name!r} was made just now")
+        # All at once, so that nothing is ever published to it as to a queue of this node alone.
+        queue = book.create(*key, wanted)
         places = {
             partition: Place(node, share_name(name, partition, self._own))
             for partition, node in zip(queue.partition_ids, nodes_for(count, nodes), strict=True)
         }
-        if not queue.places:
-            try:
-                for partition, (low, high) in ranges_of(queue.routes).items():
-                    await self._make_share(queue, places[partition], low, high)
-            except BaseException:
-                with trio.CancelScope(shield=True):
-                    await plain("delete", {"queue": name})
-                raise
-            queue.place(places)
-            self._engine.changed()
-            await self._engine.flush()
+        queue.place(places)
+        queue.plan_growth(places)
+        if access is not None:
+            self._rights.set(*key, access)
+        try:
+            answer = await plain("create", {**fields, "options": options})
+            await self._grow(queue)
+        except Exception as error:
+            await self._undo(queue, error, plain)
+            raise
+        finally:
+            self._wake.set()  # if it was cancelled, it is ended like after a crash
         return {**answer, "placed": [_shown(*each) for each in sorted(places.items())]}
+
+    async def _create_again(
+        self, found: Queue, nodes: list[str], fields: Mapping[str, object], plain: "Plain"
+    ) -> dict[str, Any]:
+        """The same queue with the access that is given now, or refused by what differs."""
+        there = {place.node: None for place in found.places.values()}
+        if not there:
+            raise QueueExistsError(
+                f"the queue {found.name!r} is there already, on this node alone: its partitions cannot move to others; "
+                "take another name, or delete it first"
+            )
+        more = [node for node in nodes if node not in there]
+        if more:
+            raise QueueExistsError(
+                f"the queue {found.name!r} is there without the node {more[0]}: its partitions cannot move; "
+                "new ones can be added there (expand)"
+            )
+        queue = await self._engine.loaded(self._realm_id, found.name)
+        answer = await plain("create", fields)
+        await self._grow(queue)
+        if fields.get("access") is not None:
+            options = {**options_as_dict(queue.options), "partitions": 1}
+            await self._shares.ask_all(
+                queue, "create", lambda place: {"options": options, "access": self._access(queue, place.node)}
+            )
+        return {**answer, "placed": [_shown(*each) for each in sorted(queue.places.items())]}
+
+    async def _undo(self, queue: Queue, why: Exception, plain: "Plain") -> None:
+        with trio.CancelScope(shield=True):
+            with trio.move_on_after(LOOK_S):
+                try:
+                    await self._shares.ask_all(queue, "delete", no_fields)
+                except Exception as error:
+                    logger.warning(
+                        "the queue %r could not be made (%s); an empty share of it may be left: %s",
+                        queue.name,
+                        why,
+                        error,
+                    )
+            if not queue.is_deleted:
+                await plain("delete", {"queue": queue.name})
+
+    async def _delete(self, op: str, queue: Queue, fields: Mapping[str, object], plain: "Plain") -> dict[str, Any]:
+        is_forced = fields.get("force", False)
+        if not isinstance(is_forced, bool):
+            raise ValueError("force is not true or false")
+        if not is_forced:
+            # All or nothing, as far as that is known before.
+            await self._reach_others({place.node: place.share for place in all_places(queue).values()})
+        found = await self._shares.ask_all(queue, op, no_fields, is_needed=not is_forced)
+        left = [place for partition, place in all_places(queue).items() if partition not in found]
+        for place in left:
+            logger.warning("the share %r at %s is left: its queue was deleted by force", place.share, place.node)
+        answer = await plain(op, {"queue": queue.name})
+        return {**answer, "left": [place._asdict() for place in left]} if is_forced else answer
+
+    async def _create_channel(
+        self, op: str, queue: Queue, fields: Mapping[str, object], plain: "Plain"
+    ) -> dict[str, Any]:
+        """First in all shares: where it begins later, messages would be skipped. Those of ephemeral channels begin
+        when a consumer comes there."""
+        name = fields.get("channel")
+        if not isinstance(name, str):
+            raise ValueError("channel is missing or not a text")
+        if is_ephemeral(name):
+            answer = await plain(op, fields)
+            await self._shares.ask_all(queue, op, lambda _place: fields, is_needed=False)
+            return answer
+        await self._reach_others({place.node: place.share for place in queue.places.values()})
+        try:
+            await self._shares.ask_all(queue, op, lambda _place: fields)
+            return await plain(op, fields)
+        except Exception:
+            if name not in queue.channels:
+                # It would keep messages for nobody.
+                await self._shares.ask_all(queue, "delete_channel", lambda _place: {"channel": name}, is_needed=False)
+            raise
+
+    async def _change(self, op: str, queue: Queue, fields: Mapping[str, object], plain: "Plain") -> dict[str, Any]:
+        found = await self._shares.ask_all(queue, op, lambda _place: fields)
+        answer = await plain(op, fields)
+        if op == "empty":
+            answer["messages"] = sum(whole(each, "messages") for each in found.values())
+        return answer
 
     def _nodes(self, fields: Mapping[str, object]) -> list[str]:
         given: object = fields.get("nodes") or cast(list[object], [])
@@ -135,25 +245,23 @@ class QueueHome:
             raise ValueError(f"{len(nodes)} nodes: at most {_NODES_MAX}")
         return [self._own if each == "home" else str(parse_peer_id(each)) for each in nodes]
 
-    async def _reach(self, nodes: list[str]) -> None:
-        for node in dict.fromkeys(nodes):
-            if node != self._own:
-                await self._at(node).ask("list", {})
+    async def _reach_others(self, shares: Mapping[str, str]) -> None:
+        await self._shares.reach({node: share for node, share in shares.items() if node != self._own})
 
     async def _make_share(self, queue: Queue, place: Place, low: int, high: int) -> None:
-        from dep2p.protocols.queue.options import options_as_dict
-
         options = {**options_as_dict(queue.options), "partitions": 1}
+        access = self._access(queue, place.node)
+        await self._shares.ask(place.node, "create", {"queue": place.share, "options": options, "access": access})
+        await self._shares.ask(place.node, "serve", {"queue": place.share, "low": low, "high": high})
+
+    def _access(self, queue: Queue, node: str) -> dict[str, object]:
         access = self._rights.of(self._realm_id, queue.name)
-        shared: dict[str, object] = {
-            "publish": self._who(access.publish, place.node),
-            "consume": self._who(access.consume, place.node),
+        return {
+            "publish": self._who(access.publish, node),
+            "consume": self._who(access.consume, node),
             # Its home alone makes it smaller, and deletes it.
             "administer": [self._own],
         }
-        where = self._at(place.node)
-        await where.ask("create", {"queue": place.share, "options": options, "access": shared})
-        await where.ask("serve", {"queue": place.share, "low": low, "high": high})
 
     def _who(self, who: Who, node: str) -> object:
         """The same people, seen from another node."""
@@ -163,59 +271,86 @@ class QueueHome:
 
     # Expansion
 
-    async def _expand(self, queue: Queue, fields: Mapping[str, object], plain: "Plain") -> dict[str, Any]:
-        lock = self._growing.setdefault(queue, trio.Lock())
-        async with lock:
-            await self._grow(queue)  # what a crash has interrupted
-            count = fields.get("partitions")
-            there = len(queue.partition_ids)
-            if not isinstance(count, int) or isinstance(count, bool) or count > _NODES_MAX or count < there:
-                raise ValueError(f"the queue {queue.name!r} has {there} partitions: it can only get more, not {count}")
-            added: list[int] = []
-            if count > there:
-                nodes = self._nodes(fields) or list(
-                    dict.fromkeys(queue.places[each].node for each in sorted(queue.places))
-                )
-                ids = self._engine.book.new_partition_ids(count - there)
-                planned = {
-                    each: Place(node, share_name(queue.name, each, self._own))
-                    for each, node in zip(ids, nodes_for(len(ids), nodes), strict=True)
-                }
-                changed, _origin = narrowed_by(queue.routes, ids)
-                # While a node is away nothing is begun: no key may be left without a partition.
-                await self._reach([(planned.get(each) or queue.places[each]).node for each in changed])
-                queue.plan_growth(planned)
-                self._engine.changed()
+    async def _expand(self, op: str, queue: Queue, fields: Mapping[str, object], plain: "Plain") -> dict[str, Any]:
+        await self._grow(queue)  # what a crash has interrupted
+        count = fields.get("partitions")
+        there = len(queue.partition_ids)
+        if not isinstance(count, int) or isinstance(count, bool) or count > _NODES_MAX or count < there:
+            raise ValueError(f"the queue {queue.name!r} has {there} partitions: it can only get more, not {count}")
+        added: list[int] = []
+        if count > there:
+            nodes = self._nodes(fields) or list(dict.fromkeys(queue.places[each].node for each in sorted(queue.places)))
+            ids = self._engine.book.new_partition_ids(count - there)
+            planned = {
+                each: Place(node, share_name(queue.name, each, self._own))
+                for each, node in zip(ids, nodes_for(len(ids), nodes), strict=True)
+            }
+            changed, _origin = narrowed_by(queue.routes, ids)
+            # While a node is away nothing is begun: no key may be left without a partition.
+            touched = [planned.get(each) or queue.places[each] for each in changed]
+            await self._reach_others({place.node: place.share for place in touched})
+            _require_there(queue)
+            queue.plan_growth(planned)
+            self._engine.changed()
+            try:
                 await self._engine.flush()
                 added = await self._grow(queue)
+            finally:
+                self._wake.set()  # what failed in the middle goes on without being asked
         route = await self._route(queue, is_brief=True, answer=await plain("route", {"queue": queue.name}))
         return {"queue": queue.name, "added": added, **route}
 
     async def _grow(self, queue: Queue) -> list[int]:
-        """Every step may be repeated. The table is told last: until then new keys of what moves are refused."""
+        """End a creation or an expansion. Every step may be repeated. The table is told last: until then new keys of
+        what moves are refused."""
         if not queue.growing:
             return []
-        changed, _origin = narrowed_by(queue.routes, list(queue.growing))
+        if _is_being_made(queue):
+            for partition, (low, high) in ranges_of(queue.routes).items():
+                await self._make_share(queue, queue.places[partition], low, high)
+            _require_there(queue)
+            queue.plan_growth({})
+            self._engine.changed()
+            await self._engine.flush()
+            return []
+        planned = dict(queue.growing)
+        changed, _origin = narrowed_by(queue.routes, list(planned))
         last_seq: dict[int, int] = {}
-        for partition, place in queue.growing.items():
+        for partition, place in planned.items():
             await self._make_share(queue, place, *changed[partition])
-            for name, channel in queue.channels.items():
-                wanted: dict[str, object] = {"queue": place.share, "channel": name, "from_start": True}
-                if channel.filter is not None:
-                    wanted["filter"] = channel.filter.text
-                if channel.is_exclusive:
-                    wanted["exclusive"] = True
-                await self._at(place.node).ask("create_channel", wanted)
+            if queue.is_paused:
+                await self._shares.ask(place.node, "pause", {"queue": place.share})
         for partition, (low, high) in changed.items():
-            if partition not in queue.growing:
+            if partition not in planned:
                 place = queue.places[partition]
-                answer = await self._at(place.node).ask("serve", {"queue": place.share, "low": low, "high": high})
-                last_seq[partition] = int(answer["last_seq"])
+                answer = await self._shares.ask(place.node, "serve", {"queue": place.share, "low": low, "high": high})
+                last_seq[partition] = whole(answer, "last_seq")
+        made: dict[tuple[int, str], None] = {}
+        while missing := [
+            (partition, name) for partition in planned for name in queue.channels if (partition, name) not in made
+        ]:  # also those that consumers make meanwhile
+            for partition, name in missing:
+                made[partition, name] = None
+                await self._make_channel(queue, planned[partition], name)
+        _require_there(queue)
         added = queue.grow(last_seq)
         self._engine.changed()
         await self._engine.flush()
         self._wake.set()
         return added
+
+    async def _make_channel(self, queue: Queue, place: Place, name: str) -> None:
+        channel = queue.channels.get(name)
+        if channel is None:
+            return
+        wanted: dict[str, object] = {"queue": place.share, "channel": name, "from_start": True}
+        if channel.filter is not None:
+            wanted["filter"] = channel.filter.text
+        if channel.is_exclusive:
+            wanted["exclusive"] = True
+        await self._shares.ask(place.node, "create_channel", wanted)
+        if channel.is_paused:
+            await self._shares.ask(place.node, "pause", {"queue": place.share, "channel": name})
 
     # Looking
 
@@ -224,96 +359,105 @@ class QueueHome:
         answer["placement"] = placement.to_value()
         shown = {each["partition"]: each for each in cast(list[dict[str, Any]], answer["partitions"])}
         for partition, place in queue.places.items():
-            shown[partition] |= {"node": place.node, "share": place.share}
+            if partition in shown:
+                shown[partition] |= {"node": place.node, "share": place.share}
         if not is_brief:
 
             async def look(partition: int, place: Place) -> None:
                 found: dict[str, Any] | None = None
-                with trio.move_on_after(_LOOK_S):
+                with trio.move_on_after(LOOK_S):
                     try:
-                        found = await self._at(place.node).ask("floors", {"queue": place.share})
-                    except Dep2pError:
+                        found = await self._shares.ask(place.node, "floors", {"queue": place.share})
+                        shown[partition] |= {
+                            name: whole(found, name) for name in ("messages", "bytes", "last_seq", "elsewhere")
+                        }
+                    except (Dep2pError, ValueError):
                         found = None
                 shown[partition]["is_up"] = found is not None
-                if found is not None:
-                    shown[partition] |= {name: found[name] for name in ("messages", "bytes", "last_seq", "elsewhere")}
 
             async with trio.open_nursery() as nursery:
                 for partition, place in queue.places.items():
-                    nursery.start_soon(look, partition, place)
+                    if partition in shown:
+                        nursery.start_soon(look, partition, place)
         return answer
 
-    async def _group(
-        self, op: str, queue: Queue, fields: Mapping[str, object], answer: dict[str, Any]
-    ) -> dict[str, Any]:
+    async def _group(self, queue: Queue, fields: Mapping[str, object], answer: dict[str, Any]) -> dict[str, Any]:
         """Who is there and to whom partitions are allocated, the home knows; who holds them, their nodes."""
-        found = await self._at_all(queue, "locks", fields, is_needed=False)
-        held = [
-            {**lock, "partition": partition, "node": queue.places[partition].node}
-            for partition, each in found.items()
-            for lock in cast(list[dict[str, Any]], each["locks"])
-        ]
-        return {**answer, "locks": held, "away": sorted(set(queue.places) - set(found))}
-
-    async def _at_all(
-        self, queue: Queue, op: str, fields: Mapping[str, object], *, is_needed: bool = True
-    ) -> dict[int, dict[str, Any]]:
-        found: dict[int, dict[str, Any]] = {}
-        errors: list[Dep2pError] = []
-
-        async def ask(partition: int, place: Place) -> None:
-            try:
-                with trio.move_on_after(float("inf") if is_needed else _LOOK_S):
-                    found[partition] = await self._at(place.node).ask(op, {**fields, "queue": place.share})
-            except QueueNotFoundError:
-                found[partition] = {"messages": 0}  # deleted there already
-            except Dep2pError as error:
-                errors.append(error)
-
-        async with trio.open_nursery() as nursery:
-            for partition, place in queue.places.items():
-                nursery.start_soon(ask, partition, place)
-        if errors and is_needed:
-            raise errors[0]
-        return found
+        places = dict(queue.places)
+        channel = fields.get("channel")
+        found = await self._shares.ask_all(queue, "locks", lambda _place: {"channel": channel}, is_needed=False)
+        held: list[dict[str, Any]] = []
+        for partition, each in found.items():
+            locks = each.get("locks")
+            if isinstance(locks, list):
+                held += [
+                    {**cast(dict[str, Any], lock), "partition": partition, "node": places[partition].node}
+                    for lock in cast(list[object], locks)
+                    if isinstance(lock, dict) and partition in places
+                ]
+        return {**answer, "locks": held, "away": sorted(set(places) - set(found))}
 
     # Barriers
 
     async def run(self) -> None:
-        """End what a crash interrupted, and let consumers into ranges whose barrier their channel has passed."""
+        """End what a crash interrupted, and let consumers into ranges whose barrier their channel has passed.
+
+        Whatever a node answers, and whatever is deleted meanwhile, does not end it.
+        """
         while True:
             self._wake = trio.Event()
             is_open = False
-            for (namespace, name), found in list(self._engine.book.queues.items()):
-                if namespace != self._realm_id or not found.places:
-                    continue
-                queue = await self._engine.loaded(namespace, name)
-                if queue.growing or queue.routes.has_barriers:
-                    is_open = True
-                    try:
-                        await self._step(queue)
-                    except Dep2pError as error:
-                        logger.info("the queue %r waits for one of its nodes: %s", queue.name, error)
+            placed = [key for key, found in self._engine.book.queues.items() if found.places]
+            self._told = {key: why for key, why in self._told.items() if key in placed}
+            for key in placed:
+                if key[0] == self._realm_id:
+                    is_open |= await self._try_step(key)
             with trio.move_on_after(_POLL_S if is_open else float("inf")):
                 await self._wake.wait()
 
+    async def _try_step(self, key: tuple[str, str]) -> bool:
+        """Whether there is more to do. Never raises but Cancelled; what is wrong is said once."""
+        try:
+            queue = await self._engine.loaded(*key)
+            if not queue.places or not (queue.growing or queue.routes.has_barriers):
+                self._told.pop(key, None)
+                return False
+            await self._step(queue)
+        except Exception as error:
+            if key not in self._engine.book.queues:
+                return False  # deleted meanwhile
+            why = type(error).__name__
+            if self._told.get(key) != why:
+                self._told[key] = why
+                if isinstance(error, Dep2pError):
+                    logger.info("the queue %r waits for one of its nodes: %s", key[1], error)
+                else:
+                    logger.exception("the queue %r cannot go on; it is tried again", key[1])
+        else:
+            self._told.pop(key, None)
+        return True
+
     async def _step(self, queue: Queue) -> None:
         if queue.growing:
-            async with self._growing.setdefault(queue, trio.Lock()):
+            async with self._alone(queue.name):
+                _require_there(queue)
                 await self._grow(queue)
         floors: dict[str, dict[int, int]] = {name: {} for name in queue.channels}
         for partition in {barrier.partition: None for route in queue.routes.routes for barrier in route.after}:
             place = queue.places[partition]
             try:
-                with trio.fail_after(_LOOK_S):
-                    answer = await self._at(place.node).ask("floors", {"queue": place.share})
+                with trio.fail_after(LOOK_S):
+                    answer = await self._shares.ask(place.node, "floors", {"queue": place.share})
             except (Dep2pError, trio.TooSlowError):
                 continue  # nothing is known: the barrier stands
-            for name, floor in cast(dict[str, int], answer["floors"]).items():
-                if name in floors:
-                    floors[name][partition] = floor
-        if queue.is_deleted:
-            return
+            known = answer.get("floors")
+            if not isinstance(known, dict):
+                raise ProtocolError(f"the node {place.node} answered without floors")
+            found = cast(dict[str, Any], known)
+            for name in floors:
+                if name in found:
+                    floors[name][partition] = whole(found, name)
+        _require_there(queue)
         self._engine.book.at(self._engine.wall_us())
         queue.passed({name: _floor(each) for name, each in floors.items()})
         self._engine.changed()
@@ -328,3 +472,13 @@ def _floor(known: Mapping[int, int]) -> Callable[[int], int]:
 
 def _shown(partition: int, place: Place) -> dict[str, object]:
     return {"partition": partition, "node": place.node, "share": place.share}
+
+
+def _is_being_made(queue: Queue) -> bool:
+    """Its shares are not all there yet: they are planned like those of an expansion, and are in the table already."""
+    return bool(queue.growing) and all(partition in queue.places for partition in queue.growing)
+
+
+def _require_there(queue: Queue) -> None:
+    if queue.is_deleted:
+        raise QueueNotFoundError(f"the queue {queue.name!r} was deleted meanwhile")

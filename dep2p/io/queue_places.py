@@ -268,9 +268,14 @@ class Queues(ABC):
         """Options, access, counts and channels. Raises QueueNotFoundError."""
         return await self.ask("info", {"queue": name})
 
-    async def delete(self, name: str) -> None:
-        """Delete a queue with all that is in it. Raises QueueNotFoundError."""
-        await self.ask("delete", {"queue": name})
+    async def delete(self, name: str, *, force: bool = False) -> list[dict[str, Any]]:
+        """Delete a queue with all that is in it. Raises QueueNotFoundError.
+
+        A queue on several nodes is deleted when all of them are there, and is left as it is otherwise; ``force``
+        deletes it without those that are away, and returns the shares that are left on them (``node``, ``share``).
+        """
+        answer = await self.ask("delete", {"queue": name, "force": True} if force else {"queue": name})
+        return cast(list[dict[str, Any]], answer.get("left", []))
 
     async def create_channel(
         self, name: str, channel: str, *, from_start: bool = False, filter: str = "", exclusive: bool = False

@@ -12,6 +12,7 @@ import trio.testing
 from dep2p.errors import (
     Dep2pError,
     PeerNotFoundError,
+    QueueExistsError,
     QueueMovedError,
     QueueNotFoundError,
     QueuePlacedError,
@@ -473,7 +474,7 @@ async def test_what_is_refused(autojump_clock: trio.testing.MockClock) -> None:
             await user.at(one).delete(foreign)
         await home.queues.create("plain")
         await home.queues.publish("plain", b"x")
-        with pytest.raises(ValueError, match="in use"):
+        with pytest.raises(QueueExistsError, match="on this node alone"):
             await home.queues.ask("create", {"queue": "plain", "options": {}, "nodes": [one.peer]})
         assert (await home.queues.info("plain"))["messages"] == 1
         await place.delete("jobs")
