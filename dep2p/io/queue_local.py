@@ -83,7 +83,8 @@ class LocalConsumer(Consumer):
             while inbox and len(taken) < items_max:
                 partition, message, attempts, deadline, _epoch = inbox.popleft()
                 seq = message[0]
-                if (partition, seq) in held:  # else its time was over before anybody took it
+                now_held = held.get((partition, seq))
+                if now_held is not None and now_held.attempts == attempts:  # else its time was over before it was taken
                     fields = (partition, seq, attempts, message[1], deadline, message[6], message[7], 0)
                     taken.append(_new(Delivery, fields))
             if taken:

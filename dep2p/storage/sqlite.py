@@ -5,6 +5,7 @@ Why one connection and inline checkpoints, and what it measures: docs/decisions/
 
 import contextlib
 import errno
+import logging
 import os
 import sqlite3
 import time
@@ -36,6 +37,8 @@ from dep2p.storage.sqlite_segments import (
 
 Sync = Literal["always", "interval", "never"]
 """When a commit is on disk: before it returns; at most ``SYNC_INTERVAL_S`` later; or when the system thinks so."""
+
+logger = logging.getLogger("dep2p.storage")
 
 SYNC_INTERVAL_S: Final = 1.0
 _TRIM_ROWS: Final = 4_000
@@ -127,7 +130,10 @@ class SqliteStore(SqliteReading):
         elif self.sync == "interval":
             self._is_unsynced = True
             if time.monotonic() - self._synced_s >= SYNC_INTERVAL_S:
-                self._fsync()
+                try:
+                    self._fsync()
+                except StoreError as error:  # it is written, and `tidy` tries again: failed, it would come twice
+                    logger.error("%s", error)
 
     def _set_trims(self, trims: dict[int, int]) -> None:
         before, self._trims = self._trims, trims

@@ -421,7 +421,8 @@ class QueueBook(Definitions):
             still_held: list[Delivery] = []
             for delivery in deliveries:
                 held = consumer.held.get((delivery[0], delivery[1][0]))
-                if held is not None:  # else its time was over, or its consumer went
+                # Else its time was over (it may be on its way to the same consumer once more), or its consumer went.
+                if held is not None and held.attempts == delivery[2]:
                     held.is_out = True
                     still_held.append(delivery)
             if still_held:
@@ -474,7 +475,7 @@ class QueueBook(Definitions):
             if channel is not None:
                 channel.give_back(partition, change)
         for consumer, deliveries in taken.deliveries:
-            held = [each for each in deliveries if (each.partition, each.message.seq) in consumer.held]
+            held = [each for each in deliveries if consumer.holds(each)]
             if held:
                 consumer.staged[:0] = held
                 self.staged[consumer] = None

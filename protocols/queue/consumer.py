@@ -85,6 +85,11 @@ class Consumer:
         self.held_bytes += held.size
         self.staged.append(_new(Delivery, (partition, message, attempts, deadline, 0)))
 
+    def holds(self, delivery: Delivery) -> bool:
+        """Whether just this delivery is in its hands: not taken back, nor handed to it once more since."""
+        held = self.held.get((delivery.partition, delivery.message.seq))
+        return held is not None and held.attempts == delivery.attempts
+
     def drop(self, key: tuple[int, int]) -> Held | None:
         """It is not held any more."""
         held = self.held.pop(key, None)

@@ -1,14 +1,21 @@
 """Nobody waits for a timer, or for ever, where the engine itself has something to do."""
 
+import errno
+import os
+from pathlib import Path
+
 import pytest
 import trio
 import trio.testing
 
+from dep2p.errors import StoreError
 from dep2p.io.queue_engine import QueueEngine
 from dep2p.protocols.queue.consumer import Consumer
 from dep2p.protocols.queue.message import NewMessage
+from dep2p.protocols.queue.records import DeadRow, MessageRow, StoreBatch
 from dep2p.storage.memory import MemoryStore
-from tests.protocols.queue_world import World
+from dep2p.storage.sqlite import SqliteStore
+from tests.protocols.queue_world import Taker, World
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2])
@@ -64,3 +71,58 @@ def test_queues_deleted_while_a_page_of_theirs_is_read_take_no_turn_from_others(
             world.book.loaded(read, rows)
     world.settle()
     assert len(world.consumer(channel).finish_all()) == 20
+
+
+def _staged_twice() -> tuple[World, Taker, StoreBatch]:
+    """A message whose time is over while its hand-out is written, and that goes to the same consumer again."""
+    world = World()
+    queue = world.create()
+    taker = world.consumer(world.channel(queue), msg_timeout_s=1.0)
+    world.publish(queue, b"x", settle=False)
+    published = world.book.take_changes()
+    world.store.commit(published)
+    world.book.committed(published)
+    world.book.pump(world.now, world.wall_us)
+    batch = world.book.take_changes()
+    world.now += 2
+    world.book.on_deadline(world.now, world.wall_us)
+    world.book.pump(world.now, world.wall_us)
+    return world, taker, batch
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_what_timed_out_while_its_hand_out_was_written_is_handed_out_once(is_written: bool) -> None:
+    world, taker, batch = _staged_twice()
+    if is_written:
+        world.store.commit(batch)
+        world.book.committed(batch, hold=True)
+        world.book.deliver()
+    else:
+        world.book.failed(batch, StoreError("ill"))
+    world.settle()
+    assert [delivery.attempts for delivery in taker.got] == [2]
+
+
+def test_an_interval_whose_fsync_fails_has_been_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SqliteStore(tmp_path / "queues.sqlite", sync="interval")
+    store.open()
+    batch = StoreBatch(
+        dead_added=[DeadRow(1, 1, 1, 1, 5, 1, bytes(29), b"b", b"")],
+        appends=[MessageRow(1, 1, bytes(29), b"x")],
+        groups=[1],
+    )
+
+    def fail(_fd: int) -> None:
+        raise OSError(errno.EIO, "ill")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        store.commit(batch)
+        with pytest.raises(StoreError):
+            store.tidy()
+    assert len(store.scan(1, 1, items_max=9, bytes_max=99)) == 1
+    store.tidy()
+    assert store.tidy_in_s() != 0.0
+    store.close()
