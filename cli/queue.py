@@ -333,14 +333,20 @@ def remove(
     yes: YesOption = False,
     realm: QueueRealmOption = None,
     peer: QueuePeerOption = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="A queue on several members, without those that are away."),
+    ] = False,
 ) -> None:
     """Delete a queue with all that is in it, or one of its channels."""
+    if force and channel is not None:
+        raise CliError("--force deletes a whole queue: leave --channel out", "D1001")
     ask(run, f"delete {_named(queue, channel)} with all messages and dead letters?", yes=yes)
 
     async def body(client: "Client") -> None:
         where = await place(client, realm, peer)
         if channel is None:
-            await client.queue_delete(queue, **where)
+            await client.queue_delete(queue, **where, force=force)
         else:
             await client.queue_channel_delete(queue, channel, **where)
 

@@ -214,9 +214,15 @@ class QueueCalls:
         """``name``, ``options``, ``access``, counts, and ``channels`` with theirs. Raises QueueNotFoundError."""
         return await self._transport.call("GET", _path(name), params=_params(realm, peer), timeout_s=_LOOK_TIMEOUT_S)
 
-    async def queue_delete(self, name: str, *, realm: str | None = None, peer: str | None = None) -> None:
-        """Delete it with all its messages, channels and dead letters. Raises QueueNotFoundError."""
-        await self._transport.call("DELETE", _path(name), params=_params(realm, peer), timeout_s=_WORK_TIMEOUT_S)
+    async def queue_delete(
+        self, name: str, *, realm: str | None = None, peer: str | None = None, force: bool = False
+    ) -> None:
+        """Delete it with all its messages, channels and dead letters. Raises QueueNotFoundError.
+
+        ``force``: one on several nodes also while some of them are away, whose shares are left.
+        """
+        params = _params(realm, peer) | ({"force": "true"} if force else {})
+        await self._transport.call("DELETE", _path(name), params=params, timeout_s=_WORK_TIMEOUT_S)
 
     async def queue_channel_delete(
         self, name: str, channel: str, *, realm: str | None = None, peer: str | None = None

@@ -106,8 +106,11 @@ async def delete(control: Control, request: Request) -> ASGIApp:
     """Delete a queue."""
     query = query_fields(request)
     place = _place(control, query)
+    wanted = _named(request)
+    if query.choice("force", ("false", "true")) == "true":
+        wanted["force"] = True
     query.finish()
-    return json_response(await _ask(place, "delete", _named(request)))
+    return json_response(await _ask(place, "delete", wanted))
 
 
 async def delete_channel(control: Control, request: Request) -> ASGIApp:

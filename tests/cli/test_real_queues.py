@@ -144,7 +144,8 @@ def test_partitions_on_two_members_by_the_command_line(people: Two) -> None:
     share = found[1]["share"]
     assert ann.json("queue", "info", share, "--realm", "team", "--peer", bob.peer_id)["name"] == share
     ann.run("queue", "locks", "placed", "bill", "--realm", "team")
-    ann.run("queue", "rm", "placed", "--yes", "--realm", "team")
+    ann.run("queue", "rm", "placed", "--yes", "--force", "--channel", "bill", "--realm", "team", expect=2)
+    ann.run("queue", "rm", "placed", "--yes", "--force", "--realm", "team")
     assert "D5201" in ann.run("queue", "info", share, "--realm", "team", "--peer", bob.peer_id, expect=4).stderr
 
 
