@@ -202,9 +202,9 @@ class QueueCommits:
         """See `BatchOwner`."""
         return bool(self._durable or self._flushes or self.book.has_changes)
 
-    def take_changes(self) -> StoreBatch:
+    def take_changes(self, *, with_publishes: bool = True) -> StoreBatch:
         """See `BatchOwner`."""
-        batch = self.book.take_changes()
+        batch = self.book.take_changes(with_publishes=with_publishes)
         self._waiting_for[id(batch)] = self._durable, self._flushes
         self._durable, self._flushes = [], []
         return batch

@@ -31,7 +31,7 @@ class BatchOwner(Protocol):
     @property
     def has_changes(self) -> bool: ...
 
-    def take_changes(self) -> StoreBatch: ...
+    def take_changes(self, *, with_publishes: bool = True) -> StoreBatch: ...
 
     def committed(self, batch: StoreBatch) -> None: ...
 
@@ -73,6 +73,7 @@ class GroupCommit:
         self._done = trio.Event()
         self._is_writing = False
         self._is_closed = False
+        self._is_full = False
         self._doubtful: StoreBatch | None = None
         """The store went away while it wrote this one; it goes before all others."""
 
@@ -140,7 +141,10 @@ class GroupCommit:
 
     async def _write_one(self) -> bool:
         owner = self._owner
-        batch, self._doubtful = self._doubtful or owner.take_changes(), None
+        # Where there is no room for messages, acknowledgements go alone every other time: publishers that try again at
+        # once would fail each of their batches.
+        is_alone, self._is_full = self._is_full, False
+        batch, self._doubtful = self._doubtful or owner.take_changes(with_publishes=not is_alone), None
         self._is_writing = True
         started_s = trio.current_time()
         may_go_on = True
@@ -158,6 +162,7 @@ class GroupCommit:
                     self._before()
             else:
                 self.counters["commits_failed"] += 1
+                self._is_full = isinstance(error, StoreFullError) and not is_alone
                 if self.problem != str(error):
                     self.problem = str(error)
                     logger.error("%s", error)

@@ -316,7 +316,7 @@ class QueueBook(Definitions):
             or self._channels_removed
         )
 
-    def take_changes(self) -> StoreBatch:
+    def take_changes(self, *, with_publishes: bool = True) -> StoreBatch:
         """What is to be committed next: at most about 2,000 new messages or 8 MiB of them, and all the rest."""
         for log, queue in self.trimmable.items():
             if not queue.is_deleted:
@@ -326,7 +326,7 @@ class QueueBook(Definitions):
         taken = _Taken()
         size = count = 0
         appends, groups, publishes = batch.appends, batch.groups, taken.publishes
-        for publish in self._publishes:
+        for publish in self._publishes if with_publishes else ():
             made = publish.rows
             if count and (len(appends) + len(made) > _COMMIT_ROWS or size > _COMMIT_BYTES):
                 break

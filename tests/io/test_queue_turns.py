@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from dep2p.errors import StoreError
+from dep2p.errors import StoreError, StoreFullError
 from dep2p.io.queue_engine import QueueEngine
 from dep2p.protocols.queue.consumer import Consumer
 from dep2p.protocols.queue.message import NewMessage
@@ -126,3 +126,54 @@ def test_an_interval_whose_fsync_fails_has_been_written_all_the_same(
     store.tidy()
     assert store.tidy_in_s() != 0.0
     store.close()
+
+
+class FullStore(SqliteStore):
+    """Has room for acknowledgements only, when told so."""
+
+    is_full = False
+
+    def commit(self, batch: StoreBatch) -> None:
+        if self.is_full and batch.appends:
+            raise StoreFullError("no room")
+        super().commit(batch)
+
+
+@pytest.mark.parametrize("publishers", [0, 1, 3])
+async def test_publishers_that_try_again_at_once_on_a_full_disk_do_not_stop_acknowledgements(
+    tmp_path: Path, publishers: int
+) -> None:
+    store = FullStore(tmp_path / "queues.sqlite")
+    engine = QueueEngine(store)
+    await engine.open()
+    refused = 0
+
+    async def publish_again_and_again() -> None:
+        nonlocal refused
+        while True:
+            with pytest.raises(StoreFullError):
+                await engine.publish("", "jobs", [NewMessage(b"x")])
+            refused += 1
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(engine.run)
+            await engine.create_queue("", "jobs")
+            consumer = await engine.subscribe("", "jobs", "work", max_in_flight=10)
+            await engine.publish("", "jobs", [NewMessage(b"x")] * 10)
+            held: list[tuple[int, int]] = []
+            while len(held) < 10:
+                held += [(message.partition, message.seq) for message in await consumer.receive()]
+            store.is_full = True
+            for _ in range(publishers):
+                nursery.start_soon(publish_again_and_again)
+            while publishers and not refused:  # noqa: ASYNC110  (a thread, not a time)
+                await trio.sleep(0.001)
+            consumer.finish(held)
+            await engine.flush()
+            if publishers:
+                before = refused
+                while refused < before + 3:  # noqa: ASYNC110
+                    await trio.sleep(0.001)
+            nursery.cancel_scope.cancel()
+        await engine.aclose()
