@@ -6,7 +6,14 @@ import pytest
 import trio
 import trio.testing
 
-from dep2p.errors import Dep2pError, PeerNotFoundError, QueueAccessError, QueueExistsError, QueueNotFoundError
+from dep2p.errors import (
+    Dep2pError,
+    PeerNotFoundError,
+    ProtocolError,
+    QueueAccessError,
+    QueueExistsError,
+    QueueNotFoundError,
+)
 from dep2p.io.queue_access import Access
 from tests.io.queues_support import queue_sides
 from tests.io.support import REALM
@@ -425,3 +432,46 @@ async def test_an_existing_queue_of_one_node_is_refused_by_its_name(autojump_clo
         with pytest.raises(QueueExistsError, match="delete it first"):
             await make(home.queues, [one], 1)
         assert not shares(one)
+
+
+@pytest.mark.parametrize("floors", [5, {"c": -1}, {"c": "x"}, {"c": 2**70}, {"c": True}])
+async def test_a_share_that_answers_with_bad_floors_lets_nobody_past_its_barrier(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, floors: object
+) -> None:
+    async with queue_sides(3) as [home, one, user]:
+        await make(home.queues, [one], 1)
+        await home.queues.create_channel("jobs", "c", exclusive=True)
+        await put(user.at(home), 5, 1, 1)
+        plain = one.service.administer
+        asked = 0
+
+        async def answer(peer: Any, op: str, fields: Any) -> dict[str, Any]:
+            nonlocal asked
+            asked += op == "floors"
+            return {"floors": floors} if op == "floors" else await plain(peer, op, fields)
+
+        monkeypatch.setattr(one.service, "administer", answer)
+        await home.queues.expand("jobs", 2, nodes=["home"])
+        await until(lambda: asked >= 3)
+        assert (await home.engine.loaded(REALM, "jobs")).routes.has_barriers
+        monkeypatch.undo()
+        assert (await user.at(home).route("jobs"))["partitions"]
+
+
+async def test_an_expansion_refuses_a_last_number_that_is_none(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with queue_sides(3) as [home, one, user]:
+        await make(home.queues, [one], 1)
+        await put(user.at(home), 5, 1, 1)
+        plain = one.service.administer
+
+        async def answer(peer: Any, op: str, fields: Any) -> dict[str, Any]:
+            return {"last_seq": 2**70} if op == "serve" else await plain(peer, op, fields)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(one.service, "administer", answer)
+            with pytest.raises(ProtocolError, match="last_seq"):
+                await home.queues.expand("jobs", 2, nodes=["home"])
+        queue = await home.engine.loaded(REALM, "jobs")
+        await until(lambda: len(queue.places) == 2)
