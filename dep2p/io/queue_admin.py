@@ -137,7 +137,8 @@ async def _create(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -
         raise ValueError("only queues of a realm can be on several nodes: name the realm")
     access = asked.mapping("access")
     wanted = None if access is None else parse_access(access, rights.of(ns, name))
-    await engine.create_queue(ns, name, engine.options_from(asked.mapping("options") or {}))
+    made_by = asked.owner.removeprefix("peer ") if asked.owner.startswith("peer ") else ""
+    await engine.create_queue(ns, name, engine.options_from(asked.mapping("options") or {}), made_by)
     if wanted is not None and wanted != rights.of(ns, name):
         rights.set(ns, name, wanted)
         await engine.flush()

@@ -115,11 +115,13 @@ class QueueEngine(EngineLooking):
         """Over the node's defaults."""
         return options_from(given, self.defaults)
 
-    async def create_queue(self, namespace: str, name: str, options: QueueOptions | None = None) -> None:
+    async def create_queue(
+        self, namespace: str, name: str, options: QueueOptions | None = None, made_by: str = ""
+    ) -> None:
         """Durable on return. One that is there with the same options is left as it is."""
         if len(self.book.queues) >= self._bounds.queues_max:
             raise QueueFullError(f"this node keeps {len(self.book.queues)} queues: no more")
-        queue = self.book.create(namespace, name, options or self.defaults)
+        queue = self.book.create(namespace, name, options or self.defaults, made_by)
         await self.flush()
         if queue.options.ttl_s and not queue.is_deleted:
             self._ttl_queues[queue] = None
@@ -345,7 +347,8 @@ class QueueEngine(EngineLooking):
 
         ``max_in_flight`` may be 0 until `LocalConsumer.set_ready`. ``msg_timeout_s`` is the queue's when None.
         ``owner`` is for people. With a ``member`` the channel is exclusive, and the consumer (a `KeptMember`) is one
-        link of that member. ``of_placed``: it knows that the queue's messages are on other nodes.
+        link of that member. ``of_placed``: it is of a placed queue, whose home alone makes and deletes channels: one
+        that is not there is none that is new, unless it is ephemeral. Raises ChannelNotFoundError then.
         Raises QueuePlacedError, ``ValueError`` (name, filter), QueueExistsError when the channel is there with another
         filter than a given one, or is shared where an exclusive one is wanted, or the other way round.
         """
@@ -355,6 +358,8 @@ class QueueEngine(EngineLooking):
         if queue.places and not of_placed:
             raise QueuePlacedError(f"the partitions of the queue {name!r} are on several nodes: consume from those")
         is_new = channel not in queue.channels
+        if is_new and of_placed and not is_ephemeral(channel):
+            queue.channel(channel)
         found = _channel(queue, channel, from_start, filter_text, exclusive=bool(member))
         if is_new:
             await self.flush()

@@ -16,18 +16,18 @@ from dep2p.errors import (
     NotMemberError,
     PeerNotFoundError,
     QueueMovedError,
+    QueueNotFoundError,
     RequestTimeoutError,
     StreamClosedError,
 )
 from dep2p.io.queue_consumer import Consumer
-from dep2p.io.queue_exclusive import ExclusiveConsumer
 from dep2p.io.queue_placed_consumer import PlacedConsumer
 from dep2p.protocols.queue.ordering.lines import key_of
 from dep2p.protocols.queue.ordering.placement import Place, Placement
 from dep2p.protocols.queue_wire import WireMessage
 
 if TYPE_CHECKING:
-    from dep2p.io.queue_places import Queues
+    from dep2p.io.queue_realm import RealmQueues
 
 logger = logging.getLogger("dep2p.queues")
 
@@ -71,8 +71,9 @@ class PlacedQueue:
     def __init__(
         self,
         name: str,
+        home_peer: str,
         home: HomeQueues,
-        at: Callable[[str], "Queues"],
+        at: Callable[[str], "RealmQueues"],
         is_up: Callable[[str], bool],
         counters: Counter[str],
         start: Callable[[PlacedConsumer], None],
@@ -80,6 +81,7 @@ class PlacedQueue:
         self.name = name
         self.waiting = 0
         """Messages in line for nodes that are away."""
+        self._home_peer = home_peer
         self._home = home
         self._at = at
         self._is_up = is_up
@@ -92,13 +94,18 @@ class PlacedQueue:
         self._told_away: dict[str, None] = {}
 
     async def placement(self, other_than: Placement | None = None) -> Placement:
-        """What is known, or what the home says when that is still ``other_than``."""
+        """What is known, or what the home says when that is still ``other_than``.
+
+        Raises QueueNotFoundError when the home has it no more, or as a plain queue; ProtocolError for a table that
+        cannot be.
+        """
         async with self._refreshing:
             if self._placement is None or self._placement is other_than:
                 answer = await self._home.ask("route", {"queue": self.name, "brief": True})
-                found = Placement.from_value(answer["placement"])
-                if self._placement is None or found.version >= self._placement.version:
-                    self._placement = found
+                if "placement" not in answer:
+                    raise QueueNotFoundError(f"the queue {self.name!r} is on several nodes no more: it was made anew")
+                # One request at a time: a lower version is of a queue that was made anew.
+                self._placement = Placement.of_home(answer["placement"], self.name, self._home_peer)
             return self._placement
 
     def is_elsewhere(self, key: str, partition: int) -> bool:
@@ -172,7 +179,8 @@ class PlacedQueue:
                 patience_s = min(_ELSEWHERE_AFTER_S, max(0.0, left_s))
             try:
                 if self._is_up(place.node):
-                    found = await self._at(place.node).publish_batch(place.share, bodies, patience_s)
+                    # A share is a plain queue: never a table of its own, which could lead back here.
+                    found = await self._at(place.node).publish_plain(place.share, bodies, patience_s)
                 else:
                     found = await self._publish_late(place, partition, bodies, patience_s, is_strict=used.is_strict)
             except QueueMovedError:
@@ -206,7 +214,7 @@ class PlacedQueue:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._tell, place.node, partition, len(bodies), is_strict)
                 try:
-                    found = await self._at(place.node).publish_batch(place.share, bodies, timeout_s)
+                    found = await self._at(place.node).publish_plain(place.share, bodies, timeout_s)
                 except Exception as error:  # raised as it is, not in the nursery's group
                     errors.append(error)
                 nursery.cancel_scope.cancel()
@@ -251,27 +259,25 @@ class PlacedQueue:
         if exclusive:
             wanted["exclusive"] = True
         await self._home.ask("create_channel", wanted)
-        token: ExclusiveConsumer | None = None
-        if exclusive:
-            opened = await self._home.open_subscription(
-                self.name,
-                channel,
-                max_in_flight=1,
-                from_start=from_start,
-                bytes_max=None,
-                filter_text=filter_text,
-                exclusive=True,
-                of_placed=True,
-            )
-            assert isinstance(opened, ExclusiveConsumer)
-            token = opened
+        token = await self._home.open_subscription(
+            self.name,
+            channel,
+            max_in_flight=1,
+            from_start=from_start,
+            bytes_max=None,
+            filter_text=filter_text,
+            exclusive=exclusive,
+            of_placed=True,
+        )
 
         async def open_share(partition: int, ready: int) -> Consumer:
             used = await self.placement()
             if partition not in used.places:
                 used = await self.placement(used)
-            place = used.places[partition]
-            return await self._at(place.node).open_consumer(
+            place = used.places.get(partition)
+            if place is None:
+                raise QueueMovedError(f"the home of {self.name!r} has told nothing of the partition {partition} yet")
+            return await self._at(place.node).open_subscription(
                 place.share,
                 channel,
                 max_in_flight=ready,
@@ -279,6 +285,7 @@ class PlacedQueue:
                 bytes_max=bytes_max,
                 filter_text=filter_text,
                 exclusive=exclusive,
+                of_placed=True,
             )
 
         async def partitions() -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from typing import Final
 
 import trio
 
-from dep2p.errors import Dep2pError, QueueConsumerClosedError
+from dep2p.errors import ChannelNotFoundError, Dep2pError, QueueConsumerClosedError, QueueNotFoundError
 from dep2p.io.queue_consumer import BATCH_ITEMS, Consumer
 from dep2p.io.queue_exclusive import ExclusiveConsumer, PartitionHold
 from dep2p.io.queue_items import Delivery
@@ -73,11 +73,11 @@ class _Share:
                         await self._receive(consumer)
                     if isinstance(consumer, ExclusiveConsumer):
                         await consumer.drain()
-            except Dep2pError as error:
+            except ChannelNotFoundError as error:  # channels are made in all partitions before the first consumer comes
+                self._owner.ended(f"its channel was deleted ({error})")
+            except (Dep2pError, ValueError) as error:  # whatever its node does: it is one partition's trouble
                 self._owner.counters["shares_lost"] += 1
                 logger.info("partition %d of %r: %s", self.partition, self._owner.queue, error)
-            except KeyError:  # the home has a newer table than it has told yet
-                self._owner.counters["shares_lost"] += 1
             finally:
                 self.consumer = None
             if not self.is_retiring:
@@ -116,14 +116,14 @@ class PlacedConsumer(Consumer):
         queue: str,
         channel: str,
         max_in_flight: int,
-        token: ExclusiveConsumer | None,
+        token: Consumer,
         open_share: Callable[[int, int], Awaitable[Consumer]],
         partitions: Callable[[], Awaitable[tuple[int, ...]]],
     ) -> None:
         self.queue = queue
         self.channel = channel
         self.max_in_flight = max_in_flight
-        self.is_exclusive = token is not None
+        self.is_exclusive = isinstance(token, ExclusiveConsumer)
         self.error: Dep2pError | None = None
         self.counters: Counter[str] = Counter()
         self._token = token
@@ -144,18 +144,20 @@ class PlacedConsumer(Consumer):
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
-                    if token is not None:
+                    if isinstance(token, ExclusiveConsumer):
                         token.on_assigned = self._on_assigned
-                        nursery.start_soon(self._watch, token)
+                    nursery.start_soon(self._watch, token)
                     while self.error is None:
                         self._wake = trio.Event()
                         await self._follow(nursery)
-                        with trio.move_on_after(float("inf") if token is not None else _LOOK_S):
+                        with trio.move_on_after(float("inf") if self.is_exclusive else _LOOK_S):
                             await self._wake.wait()
         finally:
             self._close(QueueConsumerClosedError("the consumer was closed"))
+            with trio.CancelScope(shield=True):
+                await token.aclose()
 
-    async def _watch(self, token: ExclusiveConsumer) -> None:
+    async def _watch(self, token: Consumer) -> None:
         """The home sends no messages; it may end the consumer."""
         try:
             while True:
@@ -169,16 +171,23 @@ class PlacedConsumer(Consumer):
     async def _follow(self, nursery: trio.Nursery) -> None:
         """Begin with what is new, and hand over what is somebody else's."""
         token = self._token
-        if token is not None:
+        if isinstance(token, ExclusiveConsumer):
             if not token.core.is_joined:
                 return
             wanted = token.core.assigned
         else:
             try:
                 wanted = await self._partitions()
+            except QueueNotFoundError as error:
+                self.ended(str(error))
+                return
             except Dep2pError as error:
+                self.counters["looks_failed"] += 1
                 logger.info("the partitions of %r are not known: %s", self.queue, error)
                 wanted = tuple(self._shares)
+            if any(each not in wanted for each in self._shares):  # a queue only gets more of them
+                self.ended("the queue was deleted, and made anew")
+                return
         for partition in [each for each in self._shares if each not in wanted]:
             self._shares.pop(partition).retire()
         for partition in wanted:
@@ -206,10 +215,13 @@ class PlacedConsumer(Consumer):
                 share.is_retiring = True
                 if share.consumer is not None:
                     await share.consumer.aclose()
-            if self._token is not None:
-                await self._token.aclose()
+            await self._token.aclose()
             self._scope.cancel()
         await trio.lowlevel.checkpoint()
+
+    def ended(self, why: str) -> None:
+        """Nothing more can come: queue or channel are gone."""
+        self._close(QueueConsumerClosedError(f"the consumer of {self.queue!r} is over: {why}"))
 
     def _close(self, error: Dep2pError) -> None:
         if self.error is None:

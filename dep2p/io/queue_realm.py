@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dep2p.errors import QueueNotFoundError, QueuePlacedError
-from dep2p.io.queue_access import Rights
+from dep2p.io.queue_access import Right, Rights
 from dep2p.io.queue_admin import RIGHTS, perform
 from dep2p.io.queue_consumer import Consumer
 from dep2p.io.queue_engine import QueueEngine
 from dep2p.io.queue_items import new_messages, parse_message_id
 from dep2p.io.queue_places import Queues
 from dep2p.protocols.queue_wire import WireMessage
-from dep2p.types import PeerId
+from dep2p.types import PeerId, RealmId
 
 if TYPE_CHECKING:
     from dep2p.io.queue_service import QueueService
@@ -150,13 +150,25 @@ class LocalQueues(RealmQueues):
     """The queues that this node keeps: for its own programs, or for a realm (with its ``service``)."""
 
     def __init__(
-        self, engine: QueueEngine, rights: Rights, namespace: str, service: "QueueService | None" = None
+        self,
+        engine: QueueEngine,
+        rights: Rights,
+        namespace: str,
+        service: "QueueService | None" = None,
+        *,
+        as_member: PeerId | None = None,
     ) -> None:
+        """``as_member``: what it publishes and consumes needs the rights of that member, not of this node's owner."""
         self._engine = engine
         self._rights = rights
         self._namespace = namespace
         self._service = service
+        self._as_member = as_member
         self.peer = None
+
+    def _require(self, name: str, right: Right) -> None:
+        if self._as_member is not None:
+            self._rights.require(RealmId(self._namespace), name, self._as_member, right)
 
     async def ask(self, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
         if op not in RIGHTS:
@@ -168,6 +180,7 @@ class LocalQueues(RealmQueues):
     async def publish_plain(
         self, name: str, messages: Sequence[WireMessage], timeout_s: float | None
     ) -> list[tuple[int, int]]:
+        self._require(name, Right.PUBLISH)
         return await self._engine.publish(self._namespace, name, new_messages(messages), timeout_s=timeout_s)
 
     async def publish_numbered(
@@ -189,6 +202,7 @@ class LocalQueues(RealmQueues):
         exclusive: bool,
         of_placed: bool,
     ) -> Consumer:
+        self._require(name, Right.CONSUME)
         if exclusive:
             return await self._engine.subscribe_exclusive(
                 self._namespace,
@@ -208,4 +222,5 @@ class LocalQueues(RealmQueues):
             bytes_max=bytes_max,
             from_start=from_start,
             filter_text=filter_text,
+            of_placed=of_placed,
         )

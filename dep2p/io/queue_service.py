@@ -12,6 +12,8 @@ from dep2p.errors import (
     Dep2pError,
     ErrorCode,
     ProtocolError,
+    QueueExistsError,
+    QueueNotFoundError,
     RequestTimeoutError,
     StreamClosedError,
 )
@@ -30,12 +32,13 @@ from dep2p.io.queue_placed import PlacedQueue
 from dep2p.io.queue_placed_consumer import PlacedConsumer
 from dep2p.io.queue_places import Queues
 from dep2p.io.queue_publishing import PeerPublisher
-from dep2p.io.queue_realm import LocalQueues, RemoteQueues
+from dep2p.io.queue_realm import LocalQueues, RealmQueues, RemoteQueues
 from dep2p.io.queue_remote import RemoteConsumer
 from dep2p.io.queue_served import ServedQueueLink
 from dep2p.limits import Limits
 from dep2p.protocols import queue_wire as wire
 from dep2p.protocols.frame import encode_frame
+from dep2p.protocols.queue.ordering.placement import is_share_of
 from dep2p.protocols.queue_wire import WireMessage, queue_protocol
 from dep2p.protocols.queue_wire_exclusive import MEMBER_BYTES
 from dep2p.realm.interface import RealmGate
@@ -215,9 +218,30 @@ class QueueService:
         name = fields.get("queue")
         if right is Right.CREATE:
             self._rights.require_create(self._realm_id, peer, fields)
+            self._require_own_share(fields, peer)
         elif isinstance(name, str) and right is not Right.LOOK:
             self._rights.require(self._realm_id, name, peer, right)
+            if op == "delete":
+                try:
+                    self._require_own_share(fields, peer)
+                except QueueExistsError as error:  # the home has no share there, and could not make it
+                    raise QueueNotFoundError(str(error)) from None
         return await self._perform(op, fields, f"peer {peer}")
+
+    def _require_own_share(self, fields: Mapping[str, object], home: PeerId | None) -> None:
+        """Whoever made a queue of the name of a home's share before may read it, whatever access the home sets then.
+
+        Raises QueueExistsError. None: this node is the home.
+        """
+        name = fields.get("queue")
+        if not isinstance(name, str) or not is_share_of(name, home or self._host.peer_id):
+            return
+        found = self._engine.book.queues.get((self._realm_id, name))
+        if found is not None and found.made_by != (home or ""):
+            raise QueueExistsError(
+                f"the queue {name!r} is there, and was not made by {home or 'this node'}, whose partition would have "
+                "that name: export what is in it, then delete it (`dep2p queue rm`)"
+            )
 
     async def _perform(self, op: str, fields: Mapping[str, object], owner: str) -> dict[str, Any]:
         async def plain(op: str, fields: Mapping[str, object]) -> dict[str, Any]:
@@ -236,11 +260,20 @@ class QueueService:
 
     async def perform_own(self, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
         """An administrative request of a program of this node."""
+        if op == "create":
+            self._require_own_share(fields, None)
         return await self._perform(op, fields, "local")
 
     def _place(self, node: str) -> Queues:
         peer = parse_peer_id(node)
         return self.own() if peer == self._host.peer_id else self.at(peer)
+
+    def _share_at(self, node: str) -> RealmQueues:
+        """Of a placed queue, of any home: here, too, this node is a member like others."""
+        peer = parse_peer_id(node)
+        if peer != self._host.peer_id:
+            return self.at(peer)
+        return LocalQueues(self._engine, self._rights, self._realm_id, self, as_member=peer)
 
     def _is_up(self, node: str) -> bool:
         peer = parse_peer_id(node)
@@ -252,7 +285,7 @@ class QueueService:
         found = self._placed.get((peer, name))
         if found is None:
             home = self.own() if peer == self._host.peer_id else self.at(peer)
-            found = PlacedQueue(name, home, self._place, self._is_up, self._counters, self._start_placed)
+            found = PlacedQueue(name, peer, home, self._share_at, self._is_up, self._counters, self._start_placed)
             while len(self._placed) >= _PLACED_MAX:
                 del self._placed[next(iter(self._placed))]
             self._placed[peer, name] = found

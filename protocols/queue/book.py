@@ -111,9 +111,10 @@ class QueueBook(Definitions):
         """Of the queues of a namespace, sorted."""
         return sorted(name for space, name in self.queues if space == namespace)
 
-    def create(self, namespace: str, name: str, options: QueueOptions) -> Queue:
+    def create(self, namespace: str, name: str, options: QueueOptions, made_by: str = "") -> Queue:
         """A new queue, or the one that is there with the same options (and maybe more partitions).
 
+        ``made_by``: the peer id of another member that makes it.
         Raises QueueExistsError when it is there with others, ``ValueError`` for the name.
         """
         check_name(name)
@@ -128,6 +129,7 @@ class QueueBook(Definitions):
             return found
         ids = self.new_partition_ids(options.partitions)
         queue = self.queues[(namespace, name)] = Queue(self, namespace, name, options, ids)
+        queue.made_by = made_by
         self.load(queue, {})
         self.define_queue(queue)
         return queue

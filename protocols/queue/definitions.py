@@ -97,6 +97,7 @@ class Definitions:
         queue.is_paused = bool(fields["paused"])
         queue.places = places_from(fields.get("places", []))
         queue.growing = places_from(fields.get("growing", []))
+        queue.made_by = str(fields.get("made_by", ""))
         queue.serves = Served(*map(int, fields["serves"])) if "serves" in fields else None
         for channel_name, (channel_id, filter_text, paused, *more) in fields["channels"].items():
             filter_ = Filter(filter_text) if filter_text else None
@@ -142,6 +143,7 @@ class Definitions:
                 **({"routes": queue.routes.to_value()} if queue.is_expanded else {}),
                 **_places("places", queue.places),
                 **_places("growing", queue.growing),
+                **({"made_by": queue.made_by} if queue.made_by else {}),
                 **({} if queue.serves is None else {"serves": list(queue.serves)}),
             },
         )

@@ -31,6 +31,8 @@ class PlacedParts:
         """Where each partition is, of a queue on several nodes; its own logs stay empty then."""
         self.growing: dict[int, Place] = {}
         """Partitions that an expansion is about to add there."""
+        self.made_by = ""
+        """The member that made it, by peer id; empty for this node itself."""
         self.serves: Served | None = None
         """What a share of such a queue takes."""
 

@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 
 from dep2p.errors import ProtocolError, QueueMovedError, QueuePlacedError
+from dep2p.identity import Identity
 from dep2p.protocols.bounded_cbor import encode_canonical
 from dep2p.protocols.queue.book import QueueBook
 from dep2p.protocols.queue.message import NewMessage
@@ -15,6 +16,7 @@ from dep2p.protocols.queue.ordering.placement import (
     Place,
     Placement,
     Served,
+    is_share_of,
     narrowed_by,
     nodes_for,
     ranges_of,
@@ -191,3 +193,41 @@ def test_a_narrowed_share_says_its_last_number_and_takes_nothing_of_what_moved()
         book.create("realm", "two", QueueOptions(partitions=2)).serve(0, 512)
     with pytest.raises(ValueError, match="in use"):
         book.find("realm", "q.1").place({})
+
+
+def test_only_the_shares_of_that_queue_of_that_home_are_a_table_of_another_node() -> None:
+    home, node = Identity.generate().peer_id, Identity.generate().peer_id
+    routes = RouteTable.first([1, 2])
+    good = {each: Place(node, share_name("q", each, home)) for each in (1, 2)}
+    assert Placement.of_home(Placement(routes, good, "strict").to_value(), "q", home).places == good
+    for bad in (
+        Place(node, "private"),
+        Place(node, "q"),
+        Place(node, share_name("other", 1, home)),
+        Place(node, share_name("q", 2, home)),
+        Place(node, share_name("q", 1, node)),
+        Place("nobody", share_name("q", 1, home)),
+        Place("1" * 1_000_000, share_name("q", 1, home)),
+        Place("", share_name("q", 1, home)),
+    ):
+        with pytest.raises(ProtocolError):
+            Placement.of_home(Placement(routes, {**good, 1: bad}, "strict").to_value(), "q", home)
+    value = Placement(routes, good, "strict").to_value()
+    wrongs: list[dict[str, object]] = [
+        {"places": [*value["places"], value["places"][0]]},
+        {"places": [*value["places"], [3, node, share_name("q", 3, home)]]},
+        {"places": value["places"][:1]},
+        {"order": "none"},
+        {"order": []},
+        {"table": [2, [[0, 1, 1, []], [1, 2, 2, []], [2, 1024, 1, []]]]},
+    ]
+    for wrong in wrongs:
+        with pytest.raises(ProtocolError):
+            Placement.of_home({**value, **wrong}, "q", home)
+
+
+def test_a_shares_name_tells_whose_it_is() -> None:
+    home, other = Identity.generate().peer_id, Identity.generate().peer_id
+    assert is_share_of(share_name("a.b", 12, home), home)
+    assert not is_share_of(share_name("a.b", 12, home), other)
+    assert not any(is_share_of(each, home) for each in ("a", home[-8:], f"a.{home[-8:]}", f"a.b.{home[-8:]}"))

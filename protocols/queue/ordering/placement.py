@@ -5,16 +5,21 @@ one log, on any node. The share serves a range of logical partitions and refuses
 number that it gives when it is narrowed is a barrier, whatever publishers with an older table still send.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from dep2p.errors import ProtocolError
 from dep2p.protocols.queue.names import check_name, logical_partition
 from dep2p.protocols.queue.ordering.routes import RouteTable
+from dep2p.types import parse_peer_id
 
 NAME_CHARS_MAX: Final = 40
 """Of a placed queue's name: its shares' names are longer, and have at most 64."""
 _HOME_CHARS: Final = 8
+_PARTITION_MAX: Final = (1 << 63) - 1
+_NODE_CHARS_MAX: Final = 128
+_SHARE: Final = re.compile(rf"[^#]+\.[0-9]+\.([1-9A-HJ-NP-Za-km-z]{{{_HOME_CHARS}}})", re.ASCII)
 
 
 class Place(NamedTuple):
@@ -97,11 +102,36 @@ class Placement:
 
     @classmethod
     def from_value(cls, value: Mapping[str, Any]) -> "Placement":
-        """Raises ProtocolError."""
+        """Raises ProtocolError for what is none: types, ranges, a partition twice, or one without a place."""
         try:
-            return cls(RouteTable.from_value(value["table"]), places_from(value["places"]), str(value["order"]))
+            order = value["order"]
+            if order not in ("strict", "best_effort"):
+                raise ValueError("its order is not known")
+            routes, places = RouteTable.from_value(value["table"]), places_from(value["places"])
+            found = cls(routes, places, order)
+            if len(places) != len(found.partitions):
+                raise ValueError("a place of no partition")
+            return found
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"no placement: {error}") from None
+
+    @classmethod
+    def of_home(cls, value: Mapping[str, Any], queue: str, home: str) -> "Placement":
+        """As another node gave it, who may want anything: the shares of that queue of that home, and nothing else.
+
+        Raises ProtocolError.
+        """
+        found = cls.from_value(value)
+        try:
+            for partition, (node, share) in found.places.items():
+                if len(node) > _NODE_CHARS_MAX:
+                    raise ValueError("a node that is no peer id")
+                parse_peer_id(node)
+                if partition > _PARTITION_MAX or share != share_name(queue, partition, home):
+                    raise ValueError(f"{share[:80]!r} is no partition of the queue {queue[:80]!r} at {home}")
+        except ValueError as error:
+            raise ProtocolError(f"no placement: {error}") from None
+        return found
 
 
 def places_from(value: object) -> dict[int, Place]:
@@ -110,15 +140,18 @@ def places_from(value: object) -> dict[int, Place]:
     for partition, node, share in cast(list[list[object]], value):
         if not isinstance(partition, int) or not isinstance(node, str) or not isinstance(share, str):
             raise ValueError("a place is a partition, a node and a name")
+        if partition in found:
+            raise ValueError(f"two places of the partition {partition}")
         found[partition] = Place(node, share)
     return found
 
 
 def ranges_of(routes: RouteTable) -> dict[int, tuple[int, int]]:
-    """The range of each partition: expansion only splits, so that each has one."""
+    """The range of each partition: expansion only splits, so that each has one. Raises ``ValueError`` otherwise."""
     found: dict[int, tuple[int, int]] = {}
     for route in routes.routes:
-        assert route.partition not in found
+        if route.partition in found:
+            raise ValueError(f"the partition {route.partition} has two ranges")
         found[route.partition] = (route.low, route.high)
     return found
 
@@ -157,3 +190,9 @@ def share_name(queue: str, partition: int, home: str) -> str:
     if len(queue) > NAME_CHARS_MAX or "#" in queue:
         raise ValueError(f"the name {queue!r} of a queue on several nodes: at most {NAME_CHARS_MAX} characters, no '#'")
     return f"{queue}.{partition}.{home[-_HOME_CHARS:]}"
+
+
+def is_share_of(name: str, home: str) -> bool:
+    """Whether a queue of that name is a partition of a placed queue of that home."""
+    found = _SHARE.fullmatch(name)
+    return found is not None and found[1] == home[-_HOME_CHARS:]

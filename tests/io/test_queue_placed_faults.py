@@ -1,0 +1,248 @@
+"""Queues on several nodes whose home, or whose share's node, does what it should not; and their ends."""
+
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from dep2p.errors import (
+    ChannelNotFoundError,
+    ProtocolError,
+    QueueAccessError,
+    QueueConsumerClosedError,
+    QueueExistsError,
+    QueueNotFoundError,
+)
+from dep2p.io.queue_consumer import Consumer
+from dep2p.io.queue_places import Queues
+from dep2p.protocols.queue.ordering.placement import Place
+from tests.io.queues_support import queue_sides
+from tests.io.support import REALM
+from tests.io.test_queue_placed import cluster, make, shares
+
+OWNER_ONLY = {"publish": "owner", "consume": "owner", "administer": "owner"}
+
+
+async def test_a_queue_that_becomes_a_plain_one_does_not_end_its_consumers_node(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with queue_sides(3) as [home, one, user]:
+        await make(home.queues, [one], 2)
+        async with user.at(home).consume("jobs", "c"):
+            await home.queues.delete("jobs")
+            await home.queues.create("jobs")
+            await trio.sleep(12)
+        await user.at(home).publish("jobs", b"x")
+        assert [each["name"] for each in await user.at(home).listing()] == ["jobs"]
+
+
+BAD: list[object] = [
+    {"table": [9, [[0, 1, 5, []], [1, 2, 6, []], [2, 1024, 5, []]]]},
+    {"table": [9, [[0, 1024, "1", []]]]},
+    {"table": "table"},
+    {"places": [[1, "no peer", "jobs.1.x"]]},
+    {"places": [[1, "1" * 100_000, "jobs.1.x"]]},
+    {"places": 5},
+    {"order": {}},
+    None,
+    "nothing",
+]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=str)
+@pytest.mark.parametrize("is_exclusive", [False, True])
+async def test_a_table_that_cannot_be_costs_its_own_queue_alone(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, bad: Any, is_exclusive: bool
+) -> None:
+    async with queue_sides(3) as [home, one, user]:
+        await make(home.queues, [one], 1)
+        plain = home.service.administer
+        is_bad = False
+
+        async def answer(peer: Any, op: str, fields: Any) -> dict[str, Any]:
+            found = await plain(peer, op, fields)
+            if op == "route" and is_bad:
+                found["placement"] = {**found["placement"], **bad} if isinstance(bad, dict) else bad
+            return found
+
+        monkeypatch.setattr(home.service, "administer", answer)
+        async with user.at(home).consume("jobs", "c", exclusive=is_exclusive) as messages:
+            is_bad = True
+            await home.queues.expand("jobs", 2)
+            await trio.sleep(12)
+            is_bad = False
+            # What it had goes on, and the rest is there as soon as the home is sane again.
+            await user.at(home).publish("jobs", b"x")
+            with trio.fail_after(60):
+                assert (await messages.consumer.receive())[0].body == b"x"
+            is_bad = True
+            await trio.sleep(12)
+        with pytest.raises(ProtocolError):
+            await one.at(home).publish("jobs", b"x")
+
+
+@pytest.mark.parametrize("owner", ["home", "user"])
+async def test_a_home_cannot_send_others_to_a_queue_that_is_no_share_of_its_own(
+    autojump_clock: trio.testing.MockClock, owner: str
+) -> None:
+    async with queue_sides(2) as [home, user]:
+        where = home if owner == "home" else user
+        await where.queues.ask("create", {"queue": "private", "access": OWNER_ONLY})
+        await where.queues.publish("private", b"secret")
+        await home.queues.create("jobs", {"partitions": 1})
+        queue = await home.engine.loaded(REALM, "jobs")
+        queue.place({queue.partition_ids[0]: Place(where.peer, "private")})
+        with pytest.raises(ProtocolError, match="no partition of the queue"):
+            await user.at(home).publish("jobs", b"x")
+        with pytest.raises(ProtocolError, match="no partition of the queue"):
+            async with user.at(home).consume("jobs", "c"):
+                pass
+        assert (await where.queues.info("private"))["messages"] == 1
+
+
+async def test_a_table_that_leads_to_itself_is_refused(autojump_clock: trio.testing.MockClock) -> None:
+    async with queue_sides(2) as [home, user]:
+        await home.queues.create("jobs", {"partitions": 1})
+        queue = await home.engine.loaded(REALM, "jobs")
+        queue.place({queue.partition_ids[0]: Place(home.peer, "jobs")})
+        with pytest.raises(ProtocolError, match="no partition of the queue"):
+            await user.at(home).publish("jobs", b"x", timeout=5.0)
+
+
+async def test_a_node_has_no_more_rights_at_its_own_share_than_others(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with queue_sides(2) as [home, user]:
+        await home.queues.ask(
+            "create",
+            {
+                "queue": "jobs",
+                "options": {"partitions": 1},
+                "access": {**OWNER_ONLY, "consume": "members"},
+                "nodes": [user.peer],
+            },
+        )
+        await home.queues.publish("jobs", b"x")
+        with pytest.raises(QueueAccessError):
+            await user.at(home).publish("jobs", b"y")
+        async with user.at(home).consume("jobs", "c", from_start=True) as messages:
+            assert [each.body for each in await messages.consumer.receive()] == [b"x"]
+
+
+async def test_who_made_a_queue_of_a_shares_name_before_does_not_read_the_share(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with queue_sides(4) as [home, one, two, thief]:
+        for side in (one, home):
+            for partition in range(40, 100):  # those of the home begin with 61
+                name = f"jobs.{partition}.{home.peer[-8:]}"
+                access = {"access": {"administer": [home.peer]}} if partition % 2 else {}
+                await thief.at(side).ask("create", {"queue": name, "options": {"partitions": 1}, **access})
+        ask = {"queue": "jobs", "options": {"partitions": 1}, "access": OWNER_ONLY}
+        await home.queues.ask("create", {**ask, "nodes": [two.peer]})
+        for side in (one, home):
+            with pytest.raises(QueueExistsError, match="was not made by"):
+                await home.queues.expand("jobs", 2, nodes=[side.peer])
+        await home.queues.delete("jobs")
+        for side in (one, home):
+            with pytest.raises(QueueExistsError, match="was not made by"):
+                await home.queues.ask("create", {**ask, "nodes": [side.peer]})
+        assert len(await one.queues.listing()) == 60
+
+
+async def test_a_home_makes_its_share_again_after_a_crash_of_either(autojump_clock: trio.testing.MockClock) -> None:
+    async with cluster(2) as nodes:
+        home, one = nodes.sides
+        name = f"jobs.7.{home.peer[-8:]}"
+        request = {"queue": name, "options": {"partitions": 1}}
+        await home.at(one).ask("create", request)
+        await nodes.kill(1)
+        await nodes.restart(1)
+        one = nodes.sides[1]
+        assert (await home.at(one).ask("create", request))["name"] == name
+        of_one = {"queue": f"jobs.7.{one.peer[-8:]}", "options": {"partitions": 1}}
+        await home.at(one).ask("create", of_one)
+        await nodes.kill(1)
+        await nodes.restart(1)
+        with pytest.raises(QueueExistsError, match="was not made by this node"):
+            await nodes.sides[1].queues.ask("create", of_one)
+
+
+@pytest.mark.parametrize("is_exclusive", [False, True])
+async def test_a_consumer_ends_when_its_queue_is_deleted(
+    autojump_clock: trio.testing.MockClock, is_exclusive: bool
+) -> None:
+    async with queue_sides(3) as [home, one, user]:
+        await make(home.queues, [one], 2)
+        async with user.at(home).consume("jobs", "c", exclusive=is_exclusive) as messages:
+            await trio.sleep(1)
+            await home.queues.delete("jobs")
+            with trio.fail_after(60), pytest.raises((QueueConsumerClosedError, QueueNotFoundError)):
+                await messages.consumer.receive()
+        # Also one that was cut off when it was made anew.
+        await make(home.queues, [one], 2)
+        async with user.at(home).consume("jobs", "c", exclusive=is_exclusive) as messages:
+            await trio.sleep(1)
+            await user.cut(home)
+            await home.queues.delete("jobs")
+            await make(home.queues, [one], 2)
+            with trio.fail_after(60), pytest.raises((QueueConsumerClosedError, ChannelNotFoundError)):
+                await messages.consumer.receive()
+        assert not home.engine.book.queues[REALM, "jobs"].channels
+
+
+@pytest.mark.parametrize("is_exclusive", [False, True])
+@pytest.mark.parametrize("slow_at", [0, 1, 2])
+async def test_a_channel_that_is_deleted_slowly_stays_deleted_everywhere(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, is_exclusive: bool, slow_at: int
+) -> None:
+    async with queue_sides(5) as [home, one, two, user, other]:
+        await make(home.queues, [one, two], 2)
+        slow_side = (home, one, two)[slow_at]
+        plain = slow_side.service.administer
+
+        async def slow(peer: Any, op: str, fields: Any) -> dict[str, Any]:
+            if op == "delete_channel":
+                await trio.sleep(3)
+            return await plain(peer, op, fields)
+
+        monkeypatch.setattr(slow_side.service, "administer", slow)
+        async with (
+            user.at(home).consume("jobs", "c", exclusive=is_exclusive, max_in_flight=4) as first,
+            other.at(home).consume("jobs", "c", exclusive=is_exclusive, max_in_flight=4) as second,
+        ):
+            await trio.sleep(3)
+            await one.at(home).delete_channel("jobs", "c")
+            await trio.sleep(10)
+            for side in (home, one, two):
+                for name in ["jobs", *shares(side)]:
+                    queue = side.engine.book.queues.get((REALM, name))
+                    assert queue is None or not queue.channels
+            for messages in (first, second):
+                with trio.fail_after(1), pytest.raises(QueueConsumerClosedError):
+                    await messages.consumer.receive()
+
+
+async def comes(queues: Queues, consumer: Consumer, body: bytes) -> None:
+    await queues.publish("jobs", body)
+    with trio.fail_after(60):
+        while body not in [each.body for each in await consumer.receive()]:
+            pass
+
+
+async def test_an_ephemeral_channel_is_gone_everywhere_with_its_last_consumer(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with queue_sides(3) as [home, one, user]:
+        await make(home.queues, [one], 2)
+        for number in range(3):
+            async with user.at(home).consume("jobs", f"c{number}#ephemeral", max_in_flight=64) as messages:
+                await trio.sleep(1)
+                await comes(user.at(home), messages.consumer, b"x%d" % number)
+                await user.cut(one)  # it comes again there, though its channel ends with the link
+                await trio.sleep(5)
+                await comes(user.at(home), messages.consumer, b"y%d" % number)
+        await trio.sleep(30)
+        for side, names in ((home, ["jobs"]), (one, shares(one))):
+            assert [dict(side.engine.book.queues[REALM, name].channels) for name in names] == [{}] * len(names)
