@@ -67,11 +67,13 @@ async def test_our_host_dials_a_stock_one(
         connection = await host.dial(str(stock.get_id()), addrs)
         stream = await connection.open_stream("/echo/1")
         await stream.write(bytes(100_000))
-        await stream.close_write()
         received = 0
-        while data := await stream.read():
+        while received < 100_000:  # before the end: on QUIC the stock read may lose what comes with it
+            data = await stream.read()
+            assert data
             received += len(data)
-        assert received == 100_000
+        await stream.close_write()
+        assert not await stream.read()
         assert await host.ping(connection.peer) > 0
         await eventually(lambda: "/echo/1" in host.peer_protocols(connection.peer))
 
