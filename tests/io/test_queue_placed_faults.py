@@ -160,6 +160,7 @@ async def test_a_home_makes_its_share_again_after_a_crash_of_either(autojump_clo
         await nodes.kill(1)
         await nodes.restart(1)
         one = nodes.sides[1]
+        await trio.sleep(5)  # the home has seen that the old link is over
         assert (await home.at(one).ask("create", request))["name"] == name
         of_one = {"queue": f"jobs.7.{one.peer[-8:]}", "options": {"partitions": 1}}
         await home.at(one).ask("create", of_one)
