@@ -52,9 +52,10 @@ def test_the_last_line_is_the_object_of_the_contract(name: str) -> None:
             "ratio",
         }
         for key in ("value", "peer_value", "ratio"):
-            # Two peers can fit in memory that the process had already, so growth may be nothing.
+            # Two peers can fit in memory that the process had already, and a tiny run into one tick of its CPU time.
             assert isinstance(result[key], float)
-            assert cast("float", result[key]) > 0 or result["name"] == "memory/peer"
+            may_be_nothing = result["name"] == "memory/peer" or cast("str", result["name"]).endswith("/cpu")
+            assert cast("float", result[key]) > 0 or (may_be_nothing and not result[key])
 
 
 @pytest.mark.real
