@@ -77,7 +77,8 @@ class Rights:
 
     def __init__(self, default: Access, create: Who) -> None:
         self.default = default
-        self._create = create
+        self.create = create
+        """Who may make queues here."""
         self._by_queue: dict[tuple[str, str], Access] = {}
         self.save: Callable[[str, object | None], None] = lambda _key, _value: None
         """Set by the engine: what changes is committed with the next batch."""
@@ -113,10 +114,12 @@ class Rights:
         if who != "members" and (isinstance(who, str) or peer not in who):
             raise QueueAccessError(f"the owner of the queue {name!r} does not let {peer} {right.value} there")
 
-    def require_create(self, realm_id: RealmId, peer: PeerId, fields: Mapping[str, object]) -> None:
-        """Raises QueueAccessError unless the member may make queues here, and that one."""
-        if self._create != "members" and (isinstance(self._create, str) or peer not in self._create):
+    def require_create(
+        self, realm_id: RealmId, peer: PeerId, fields: Mapping[str, object], *, is_there: bool = False
+    ) -> None:
+        """Raises QueueAccessError unless the member may make queues here; and administer one that ``is_there``, if it
+        gives it another access: to make it once more, as programs do at each start, changes nothing else."""
+        if self.create != "members" and (isinstance(self.create, str) or peer not in self.create):
             raise QueueAccessError(f"this node does not let {peer} make queues: its owner makes them")
-        name = fields.get("queue")
-        if isinstance(name, str) and (realm_id, name) in self._by_queue:
-            self.require(realm_id, name, peer, Right.ADMINISTER)
+        if is_there and fields.get("access") is not None:
+            self.require(realm_id, str(fields.get("queue")), peer, Right.ADMINISTER)

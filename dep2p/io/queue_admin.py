@@ -36,6 +36,7 @@ RIGHTS: Final[Mapping[str, Right]] = {
     "locks": Right.LOOK,
     "serve": Right.ADMINISTER,
     "floors": Right.LOOK,
+    "may_create": Right.CREATE,
 }
 """The operations, and what each needs of a member."""
 
@@ -143,6 +144,10 @@ async def _create(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -
         rights.set(ns, name, wanted)
         await engine.flush()
     return await _info(engine, rights, ns, asked)
+
+
+async def _may_create(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    return {}  # whoever asks was looked at before
 
 
 async def _create_channel(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
@@ -383,4 +388,5 @@ _OPERATIONS: Final[Mapping[str, _Operation]] = {
     "locks": _locks,
     "serve": _serve,
     "floors": _floors,
+    "may_create": _may_create,
 }

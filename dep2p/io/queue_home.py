@@ -14,10 +14,12 @@ import trio
 from dep2p.errors import Dep2pError, ProtocolError, QueueExistsError, QueueNotFoundError, QueuePlacedError
 from dep2p.io.queue_access import Rights, Who, parse_access
 from dep2p.io.queue_engine import QueueEngine
+from dep2p.io.queue_home_left import Left
+from dep2p.io.queue_home_looking import HomeLooking
 from dep2p.io.queue_home_shares import LOOK_S, Asker, Shares, all_places, no_fields, whole
 from dep2p.protocols.queue.names import is_ephemeral
 from dep2p.protocols.queue.options import options_as_dict
-from dep2p.protocols.queue.ordering.placement import Place, Placement, narrowed_by, nodes_for, ranges_of, share_name
+from dep2p.protocols.queue.ordering.placement import Place, narrowed_by, nodes_for, ranges_of, share_name
 from dep2p.protocols.queue.queue import Queue
 from dep2p.types import PeerId, RealmId, parse_peer_id
 
@@ -39,7 +41,11 @@ class QueueHome:
         self._realm_id = realm_id
         self._own = own
         self._shares = Shares(at)
+        self._looking = HomeLooking(self._shares)
+        self._left = Left(engine, realm_id, self._shares, self._alone)
         self._wake = trio.Event()
+        self._steps: dict[tuple[str, str], None] = {}
+        """Queues that are followed, each by its own task: a node that hangs holds up no queue without it."""
         self._locks: dict[str, trio.Lock] = {}
         """By the name of a queue: what changes it is done one after another."""
         self._told: dict[tuple[str, str], str] = {}
@@ -57,15 +63,17 @@ class QueueHome:
             return bool(fields.get("nodes")) or (found is not None and bool(found.places))
         return found is not None and bool(found.places)
 
-    async def perform(self, op: str, fields: Mapping[str, object], plain: "Plain") -> dict[str, Any]:
-        """Do it. ``plain`` does the same with a queue of this node alone.
+    async def perform(
+        self, op: str, fields: Mapping[str, object], plain: "Plain", asker: PeerId | None = None
+    ) -> dict[str, Any]:
+        """Do it. ``plain`` does the same with a queue of this node alone; ``asker``: None for this node itself.
 
         Raises QueuePlacedError for what is done with one partition at a time, and what ``plain`` and the nodes raise.
         """
         name = str(fields.get("queue"))
         if op == "create":
             async with self._alone(name):
-                return await self._create(name, fields, plain)
+                return await self._create(name, fields, plain, asker)
         queue = await self._engine.loaded(self._realm_id, name)
         if op == "route":
             if _is_being_made(queue):
@@ -73,14 +81,16 @@ class QueueHome:
                     pass
                 if queue.is_deleted or _is_being_made(queue):
                     raise QueueNotFoundError(f"the queue {name!r} is being made: one of its nodes is away")
-            return await self._route(queue, is_brief=bool(fields.get("brief")), answer=await plain(op, fields))
+            return await self._looking.route(queue, is_brief=bool(fields.get("brief")), answer=await plain(op, fields))
         if op == "info":
             return {**await plain(op, fields), "placed": [_shown(*each) for each in sorted(queue.places.items())]}
         if op in ("consumers", "locks"):
-            return await self._group(queue, fields, await plain(op, fields))
+            return await self._looking.group(queue, fields, await plain(op, fields))
         name_of_channel = fields.get("channel")
         if op == "create_channel" and isinstance(name_of_channel, str) and name_of_channel in queue.channels:
             return await plain(op, fields)  # the same channel, or refused by what differs; the shares have it
+        if op == "expand":
+            fields = {**fields, "asker": asker}
         change = {
             "expand": self._expand,
             "delete": self._delete,
@@ -112,7 +122,9 @@ class QueueHome:
 
     # Making and removing
 
-    async def _create(self, name: str, fields: Mapping[str, object], plain: "Plain") -> dict[str, Any]:
+    async def _create(
+        self, name: str, fields: Mapping[str, object], plain: "Plain", asker: PeerId | None
+    ) -> dict[str, Any]:
         nodes = self._nodes(fields)
         book, key = self._engine.book, (self._realm_id, name)
         options = dict(cast(Mapping[str, object], fields.get("options") or {}))
@@ -129,7 +141,7 @@ class QueueHome:
         given = fields.get("access")
         access = None if given is None else parse_access(given, self._rights.of(*key))
         # Each node can do it: known before anything is made here.
-        await self._reach_others({node: share_name(name, 0, self._own) for node in nodes})
+        await self._shares.may_create({node: share_name(name, 0, self._own) for node in nodes}, asker)
         if key in book.queues:
             raise QueueExistsError(f"the queue {name!r} was made just now")
         # All at once, so that nothing is ever published to it as to a queue of this node alone.
@@ -180,16 +192,17 @@ class QueueHome:
 
     async def _undo(self, queue: Queue, why: Exception, plain: "Plain") -> None:
         with trio.CancelScope(shield=True):
-            with trio.move_on_after(LOOK_S):
-                try:
-                    await self._shares.ask_all(queue, "delete", no_fields)
-                except Exception as error:
-                    logger.warning(
-                        "the queue %r could not be made (%s); an empty share of it may be left: %s",
-                        queue.name,
-                        why,
-                        error,
-                    )
+            found = await self._shares.ask_all(queue, "delete", no_fields, is_needed=False)
+            left = [place for partition, place in all_places(queue).items() if partition not in found]
+            for place in left:
+                logger.warning(
+                    "the queue %r could not be made (%s); its share %r at %s is removed when that node is back",
+                    queue.name,
+                    why,
+                    place.share,
+                    place.node,
+                )
+            self._left.remember(left)
             if not queue.is_deleted:
                 await plain("delete", {"queue": queue.name})
 
@@ -203,7 +216,12 @@ class QueueHome:
         found = await self._shares.ask_all(queue, op, no_fields, is_needed=not is_forced)
         left = [place for partition, place in all_places(queue).items() if partition not in found]
         for place in left:
-            logger.warning("the share %r at %s is left: its queue was deleted by force", place.share, place.node)
+            logger.warning(
+                "the share %r at %s of a queue that was deleted by force is removed when that node is back",
+                place.share,
+                place.node,
+            )
+        self._left.remember(left)
         answer = await plain(op, {"queue": queue.name})
         return {**answer, "left": [place._asdict() for place in left]} if is_forced else answer
 
@@ -220,13 +238,19 @@ class QueueHome:
             await self._shares.ask_all(queue, op, lambda _place: fields, is_needed=False)
             return answer
         await self._reach_others({place.node: place.share for place in queue.places.values()})
+        self._left.forget(all_places(queue).values(), name)
         try:
             await self._shares.ask_all(queue, op, lambda _place: fields)
             return await plain(op, fields)
         except Exception:
             if name not in queue.channels:
                 # It would keep messages for nobody.
-                await self._shares.ask_all(queue, "delete_channel", lambda _place: {"channel": name}, is_needed=False)
+                found = await self._shares.ask_all(
+                    queue, "delete_channel", lambda _place: {"channel": name}, is_needed=False
+                )
+                self._left.remember(
+                    [place for partition, place in all_places(queue).items() if partition not in found], name
+                )
             raise
 
     async def _change(self, op: str, queue: Queue, fields: Mapping[str, object], plain: "Plain") -> dict[str, Any]:
@@ -289,6 +313,8 @@ class QueueHome:
             # While a node is away nothing is begun: no key may be left without a partition.
             touched = [planned.get(each) or queue.places[each] for each in changed]
             await self._reach_others({place.node: place.share for place in touched})
+            asker = cast(PeerId | None, fields.get("asker"))
+            await self._shares.may_create({place.node: place.share for place in planned.values()}, asker)
             _require_there(queue)
             queue.plan_growth(planned)
             self._engine.changed()
@@ -297,7 +323,7 @@ class QueueHome:
                 added = await self._grow(queue)
             finally:
                 self._wake.set()  # what failed in the middle goes on without being asked
-        route = await self._route(queue, is_brief=True, answer=await plain("route", {"queue": queue.name}))
+        route = await self._looking.route(queue, is_brief=True, answer=await plain("route", {"queue": queue.name}))
         return {"queue": queue.name, "added": added, **route}
 
     async def _grow(self, queue: Queue) -> list[int]:
@@ -352,51 +378,6 @@ class QueueHome:
         if channel.is_paused:
             await self._shares.ask(place.node, "pause", {"queue": place.share, "channel": name})
 
-    # Looking
-
-    async def _route(self, queue: Queue, *, is_brief: bool, answer: dict[str, Any]) -> dict[str, Any]:
-        placement = Placement(queue.routes, queue.places, queue.options.order)
-        answer["placement"] = placement.to_value()
-        shown = {each["partition"]: each for each in cast(list[dict[str, Any]], answer["partitions"])}
-        for partition, place in queue.places.items():
-            if partition in shown:
-                shown[partition] |= {"node": place.node, "share": place.share}
-        if not is_brief:
-
-            async def look(partition: int, place: Place) -> None:
-                found: dict[str, Any] | None = None
-                with trio.move_on_after(LOOK_S):
-                    try:
-                        found = await self._shares.ask(place.node, "floors", {"queue": place.share})
-                        shown[partition] |= {
-                            name: whole(found, name) for name in ("messages", "bytes", "last_seq", "elsewhere")
-                        }
-                    except (Dep2pError, ValueError):
-                        found = None
-                shown[partition]["is_up"] = found is not None
-
-            async with trio.open_nursery() as nursery:
-                for partition, place in queue.places.items():
-                    if partition in shown:
-                        nursery.start_soon(look, partition, place)
-        return answer
-
-    async def _group(self, queue: Queue, fields: Mapping[str, object], answer: dict[str, Any]) -> dict[str, Any]:
-        """Who is there and to whom partitions are allocated, the home knows; who holds them, their nodes."""
-        places = dict(queue.places)
-        channel = fields.get("channel")
-        found = await self._shares.ask_all(queue, "locks", lambda _place: {"channel": channel}, is_needed=False)
-        held: list[dict[str, Any]] = []
-        for partition, each in found.items():
-            locks = each.get("locks")
-            if isinstance(locks, list):
-                held += [
-                    {**cast(dict[str, Any], lock), "partition": partition, "node": places[partition].node}
-                    for lock in cast(list[object], locks)
-                    if isinstance(lock, dict) and partition in places
-                ]
-        return {**answer, "locks": held, "away": sorted(set(places) - set(found))}
-
     # Barriers
 
     async def run(self) -> None:
@@ -404,22 +385,30 @@ class QueueHome:
 
         Whatever a node answers, and whatever is deleted meanwhile, does not end it.
         """
-        while True:
-            self._wake = trio.Event()
-            is_open = False
-            placed = [key for key, found in self._engine.book.queues.items() if found.places]
-            self._told = {key: why for key, why in self._told.items() if key in placed}
-            for key in placed:
-                if key[0] == self._realm_id:
-                    is_open |= await self._try_step(key)
-            with trio.move_on_after(_POLL_S if is_open else float("inf")):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._left.run)
+            while True:
+                self._wake = trio.Event()
+                placed = [key for key, found in self._engine.book.queues.items() if found.places]
+                self._told = {key: why for key, why in self._told.items() if key in placed}
+                for key in placed:
+                    if key[0] == self._realm_id and key not in self._steps and _is_open(self._engine.book.queues[key]):
+                        self._steps[key] = None
+                        nursery.start_soon(self._follow, key)
                 await self._wake.wait()
+
+    async def _follow(self, key: tuple[str, str]) -> None:
+        try:
+            while await self._try_step(key):  # noqa: ASYNC110  (what it waits for is on other nodes)
+                await trio.sleep(_POLL_S)
+        finally:
+            del self._steps[key]
 
     async def _try_step(self, key: tuple[str, str]) -> bool:
         """Whether there is more to do. Never raises but Cancelled; what is wrong is said once."""
         try:
             queue = await self._engine.loaded(*key)
-            if not queue.places or not (queue.growing or queue.routes.has_barriers):
+            if not queue.places or not _is_open(queue):
                 self._told.pop(key, None)
                 return False
             await self._step(queue)
@@ -443,20 +432,28 @@ class QueueHome:
                 _require_there(queue)
                 await self._grow(queue)
         floors: dict[str, dict[int, int]] = {name: {} for name in queue.channels}
-        for partition in {barrier.partition: None for route in queue.routes.routes for barrier in route.after}:
-            place = queue.places[partition]
+        wrong: list[Exception] = []
+
+        async def look(partition: int, place: Place) -> None:
             try:
                 with trio.fail_after(LOOK_S):
-                    answer = await self._shares.ask(place.node, "floors", {"queue": place.share})
+                    known = (await self._shares.ask(place.node, "floors", {"queue": place.share})).get("floors")
+                if not isinstance(known, dict):
+                    raise ProtocolError(f"the node {place.node} answered without floors")
+                found = cast(dict[str, Any], known)
+                for name in floors:
+                    if name in found:
+                        floors[name][partition] = whole(found, name)
+            except ProtocolError as error:
+                wrong.append(error)
             except (Dep2pError, trio.TooSlowError):
-                continue  # nothing is known: the barrier stands
-            known = answer.get("floors")
-            if not isinstance(known, dict):
-                raise ProtocolError(f"the node {place.node} answered without floors")
-            found = cast(dict[str, Any], known)
-            for name in floors:
-                if name in found:
-                    floors[name][partition] = whole(found, name)
+                pass  # nothing is known: the barrier stands
+
+        async with trio.open_nursery() as nursery:
+            for partition in {barrier.partition: None for route in queue.routes.routes for barrier in route.after}:
+                nursery.start_soon(look, partition, queue.places[partition])
+        if wrong:
+            raise wrong[0]
         _require_there(queue)
         self._engine.book.at(self._engine.wall_us())
         queue.passed({name: _floor(each) for name, each in floors.items()})
@@ -477,6 +474,11 @@ def _shown(partition: int, place: Place) -> dict[str, object]:
 def _is_being_made(queue: Queue) -> bool:
     """Its shares are not all there yet: they are planned like those of an expansion, and are in the table already."""
     return bool(queue.growing) and all(partition in queue.places for partition in queue.growing)
+
+
+def _is_open(queue: Queue) -> bool:
+    """A creation or an expansion is not complete, or a range waits behind its barrier."""
+    return bool(queue.growing) or queue.routes.has_barriers
 
 
 def _require_there(queue: Queue) -> None:

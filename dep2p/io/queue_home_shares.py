@@ -16,6 +16,7 @@ from dep2p.errors import (
 )
 from dep2p.protocols.queue.ordering.placement import Place
 from dep2p.protocols.queue.queue import Queue
+from dep2p.types import PeerId
 
 LOOK_S: Final = 2.0
 """A node that does not answer within it counts as away, for people."""
@@ -39,14 +40,19 @@ class Shares:
     def __init__(self, at: Callable[[str], Asker]) -> None:
         self._at = at
         self._limiters: dict[str, trio.CapacityLimiter] = {}
+        self.away: dict[str, None] = {}
+        """Those that did not answer the last time."""
 
     async def ask(self, node: str, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
         """At most 8 at once of one node. When it is away, the error says which one."""
         limiter = self._limiters.setdefault(node, trio.CapacityLimiter(_ASKS_PER_NODE))
         try:
             async with limiter:
-                return await self._at(node).ask(op, fields)
+                answer = await self._at(node).ask(op, fields)
+            self.away.pop(node, None)
+            return answer
         except _AWAY as error:
+            self.away[node] = None
             raise type(error)(f"the node {node}: {error}") from error
         finally:
             if not limiter.borrowed_tokens and self._limiters.get(node) is limiter:
@@ -59,6 +65,12 @@ class Shares:
                 await self.ask(node, "info", {"queue": share})
             except QueueNotFoundError:
                 continue
+
+    async def may_create(self, shares: Mapping[str, str], asker: PeerId | None) -> None:
+        """Raises unless each node is there, and lets this one make such a queue, for ``asker``: what a member may not
+        do at a node, it does not do through a home that may."""
+        for node, share in shares.items():
+            await self.ask(node, "may_create", {"queue": share} | ({} if asker is None else {"for": asker}))
 
     async def ask_all(
         self, queue: Queue, op: str, fields: Callable[[Place], Mapping[str, object]], *, is_needed: bool = True

@@ -217,8 +217,7 @@ class QueueService:
             raise ProtocolError(f"no operation {op[:40]!r} on queues")
         name = fields.get("queue")
         if right is Right.CREATE:
-            self._rights.require_create(self._realm_id, peer, fields)
-            self._require_own_share(fields, peer)
+            self._require_create(fields, peer)
         elif isinstance(name, str) and right is not Right.LOOK:
             self._rights.require(self._realm_id, name, peer, right)
             if op == "delete":
@@ -226,7 +225,18 @@ class QueueService:
                     self._require_own_share(fields, peer)
                 except QueueExistsError as error:  # the home has no share there, and could not make it
                     raise QueueNotFoundError(str(error)) from None
-        return await self._perform(op, fields, f"peer {peer}")
+        return await self._perform(op, fields, f"peer {peer}", peer)
+
+    def _require_create(self, fields: Mapping[str, object], peer: PeerId | None) -> None:
+        """Also the one for whom the home of a placed queue asks may make queues here. None: this node asks."""
+        asker = fields.get("for")
+        for each in (peer, None if asker is None else parse_peer_id(str(asker))):
+            if each is not None and each != self._host.peer_id:
+                self._rights.require_create(self._realm_id, each, fields, is_there=self._is_there(fields))
+        self._require_own_share(fields, peer)
+
+    def _is_there(self, fields: Mapping[str, object]) -> bool:
+        return (self._realm_id, str(fields.get("queue"))) in self._engine.book.queues
 
     def _require_own_share(self, fields: Mapping[str, object], home: PeerId | None) -> None:
         """Whoever made a queue of the name of a home's share before may read it, whatever access the home sets then.
@@ -243,13 +253,15 @@ class QueueService:
                 "that name: export what is in it, then delete it (`dep2p queue rm`)"
             )
 
-    async def _perform(self, op: str, fields: Mapping[str, object], owner: str) -> dict[str, Any]:
+    async def _perform(
+        self, op: str, fields: Mapping[str, object], owner: str, asker: PeerId | None = None
+    ) -> dict[str, Any]:
         async def plain(op: str, fields: Mapping[str, object]) -> dict[str, Any]:
             fields = {name: value for name, value in fields.items() if name != "nodes"}
             return await perform(self._engine, self._rights, self._realm_id, op, fields, owner)
 
         if self.home.handles(op, fields):
-            return await self.home.perform(op, fields, plain)
+            return await self.home.perform(op, fields, plain, asker)
         return await perform(self._engine, self._rights, self._realm_id, op, fields, owner)
 
     # Asking others
@@ -260,8 +272,8 @@ class QueueService:
 
     async def perform_own(self, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
         """An administrative request of a program of this node."""
-        if op == "create":
-            self._require_own_share(fields, None)
+        if RIGHTS[op] is Right.CREATE:
+            self._require_create(fields, None)
         return await self._perform(op, fields, "local")
 
     def _place(self, node: str) -> Queues:

@@ -29,6 +29,8 @@ class Definitions:
         self._definitions: dict[str, bytes | None] = {}
         self._next_partition = 1
         self._next_channel = 1
+        self.left: dict[tuple[str, str, str], str] = {}
+        """By namespace, share and channel ("": the share itself): the node where it is still to be removed."""
         self._publishers: dict[int, list[tuple[bytes, int, dict[int, list[Run]]]]] = {}
 
     def restore(self, definitions: Mapping[str, bytes]) -> None:
@@ -63,6 +65,9 @@ class Definitions:
         elif kind == "queue":
             namespace, _, name = rest.rpartition("/")
             self._restore_queue(namespace, name, cast(dict[str, Any], _decode(raw, key)), options, exclusive)
+        elif kind == "left":
+            namespace, share, name = rest.split("/")
+            self.left[namespace, share, name] = str(_decode(raw, key))
         elif kind == "group":
             channel = exclusive.get(int(rest))
             if channel is not None:
@@ -113,6 +118,15 @@ class Definitions:
     def define(self, key: str, value: object | None) -> None:
         """A small value goes into the next batch; None removes it."""
         self._definitions[key] = None if value is None else encode_canonical(value)
+
+    def leave(self, namespace: str, share: str, channel: str, node: str | None) -> None:
+        """Remember what is to be removed from a node that is away; None: it is done."""
+        if node is None:
+            if self.left.pop((namespace, share, channel), None) is not None:
+                self.define(f"left/{namespace}/{share}/{channel}", None)
+        else:
+            self.left[namespace, share, channel] = node
+            self.define(f"left/{namespace}/{share}/{channel}", node)
 
     def define_queue(self, queue: Queue) -> None:
         """What the store keeps of a queue."""

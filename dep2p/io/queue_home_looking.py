@@ -1,0 +1,62 @@
+"""What the home of placed queues tells of them: it asks the nodes of their partitions."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import trio
+
+from dep2p.errors import Dep2pError
+from dep2p.io.queue_home_shares import LOOK_S, Shares, whole
+from dep2p.protocols.queue.ordering.placement import Place, Placement
+from dep2p.protocols.queue.queue import Queue
+
+
+class HomeLooking:
+    """Changes nothing."""
+
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
+
+    async def route(self, queue: Queue, *, is_brief: bool, answer: dict[str, Any]) -> dict[str, Any]:
+        """The table, and unless it is to be brief what each partition's node says."""
+        placement = Placement(queue.routes, queue.places, queue.options.order)
+        answer["placement"] = placement.to_value()
+        shown = {each["partition"]: each for each in cast(list[dict[str, Any]], answer["partitions"])}
+        for partition, place in queue.places.items():
+            if partition in shown:
+                shown[partition] |= {"node": place.node, "share": place.share}
+        if not is_brief:
+
+            async def look(partition: int, place: Place) -> None:
+                found: dict[str, Any] | None = None
+                with trio.move_on_after(LOOK_S):
+                    try:
+                        found = await self._shares.ask(place.node, "floors", {"queue": place.share})
+                        shown[partition] |= {
+                            name: whole(found, name) for name in ("messages", "bytes", "last_seq", "elsewhere")
+                        }
+                    except (Dep2pError, ValueError):
+                        found = None
+                shown[partition]["is_up"] = found is not None
+
+            async with trio.open_nursery() as nursery:
+                for partition, place in queue.places.items():
+                    if partition in shown:
+                        nursery.start_soon(look, partition, place)
+        return answer
+
+    async def group(self, queue: Queue, fields: Mapping[str, object], answer: dict[str, Any]) -> dict[str, Any]:
+        """Who is there and to whom partitions are allocated, the home knows; who holds them, their nodes."""
+        places = dict(queue.places)
+        channel = fields.get("channel")
+        found = await self._shares.ask_all(queue, "locks", lambda _place: {"channel": channel}, is_needed=False)
+        held: list[dict[str, Any]] = []
+        for partition, each in found.items():
+            locks = each.get("locks")
+            if isinstance(locks, list):
+                held += [
+                    {**cast(dict[str, Any], lock), "partition": partition, "node": places[partition].node}
+                    for lock in cast(list[object], locks)
+                    if isinstance(lock, dict) and partition in places
+                ]
+        return {**answer, "locks": held, "away": sorted(set(places) - set(found))}
