@@ -100,6 +100,15 @@ QUEUE_ROWS: Final = (
         EXIT_REFUSED,
     ),
     ErrorInfo(
+        "D5212",
+        "a part of what was published was taken",
+        "Messages of several order keys were published together to a queue on several nodes, and a node refused its "
+        "messages, or is away. The others are durable.",
+        "Publish those that were not taken again (`error.taken` has the ids of the others).",
+        503,
+        EXIT_FAILED,
+    ),
+    ErrorInfo(
         "D5301",
         "a store cannot read or write",
         "The files or the server that keep queues and outboxes fail. Nothing that was acknowledged is lost by that.",

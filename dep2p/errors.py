@@ -235,6 +235,16 @@ class QueueMovedError(QueueError):
     """The key belongs to another partition now, on another node maybe. Nothing of the publish was taken."""
 
 
+class QueuePartlyPublishedError(QueueError):
+    """Messages of several order keys were published together to a queue on several nodes: some are durable, and the
+    rest is not, or it is not known; the cause says why."""
+
+    def __init__(self, text: str, taken: dict[int, str] | None = None) -> None:
+        super().__init__(text)
+        self.taken: dict[int, str] = dict(taken or {})
+        """Those that are durable: the id, by the place in what was published. Publish the others again."""
+
+
 class RejectMessage(Exception):
     """Raised by the handler of a queue's consumer: the message can never work. It becomes a dead letter at once."""
 

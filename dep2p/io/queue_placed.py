@@ -17,10 +17,12 @@ from dep2p.errors import (
     PeerNotFoundError,
     QueueMovedError,
     QueueNotFoundError,
+    QueuePartlyPublishedError,
     RequestTimeoutError,
     StreamClosedError,
 )
 from dep2p.io.queue_consumer import Consumer
+from dep2p.io.queue_items import message_id
 from dep2p.io.queue_placed_consumer import PlacedConsumer
 from dep2p.protocols.queue.ordering.lines import key_of
 from dep2p.protocols.queue.ordering.placement import Place, Placement
@@ -37,6 +39,7 @@ _LATE_S: Final = 0.5
 """What is not taken by then waits, and that is said."""
 _AWAY_S: Final = 5.0
 """A node that failed is not tried first again for so long."""
+_NOWHERE: Final = (0, 0)
 _RETRY_FIRST_S: Final = 0.05
 _RETRY_MAX_S: Final = 1.0
 _AWAY: Final = (NotMemberError, PeerNotFoundError, RequestTimeoutError, StreamClosedError)
@@ -115,9 +118,27 @@ class PlacedQueue:
     # Publishing
 
     async def publish_batch(self, messages: Sequence[WireMessage], timeout_s: float | None) -> list[tuple[int, int]]:
-        """Returns the ids when all are durable. Messages of several partitions are no unit: some may be taken, and
-        others not, when this raises."""
-        points: list[tuple[int, int]] = [(0, 0)] * len(messages)
+        """Returns the ids when all are durable. All messages without a key go to one partition, and those of a key do,
+        too: each of these groups is taken as a whole or not at all.
+
+        Raises QueuePartlyPublishedError when some were taken, and others not.
+        """
+        points: list[tuple[int, int]] = [_NOWHERE] * len(messages)
+        try:
+            await self._publish_all(messages, timeout_s, points)
+        except Dep2pError as error:
+            taken = {index: message_id(*point) for index, point in enumerate(points) if point is not _NOWHERE}
+            if not taken:
+                raise
+            raise QueuePartlyPublishedError(
+                f"{len(taken)} of {len(messages)} messages are in the queue {self.name!r}, the others are not: {error}",
+                taken,
+            ) from error
+        return points
+
+    async def _publish_all(
+        self, messages: Sequence[WireMessage], timeout_s: float | None, points: list[tuple[int, int]]
+    ) -> None:
         deadline = float("inf") if timeout_s is None else trio.current_time() + timeout_s
         errors: list[Exception] = []
         todo = list(range(len(messages)))
@@ -133,7 +154,7 @@ class PlacedQueue:
             if errors:
                 raise errors[0]
             if not moved:
-                return points
+                return
             todo = sorted(moved)
             before, used = used, await self.placement(used)
             if used.version == before.version:  # an expansion is under way: its table is stored last

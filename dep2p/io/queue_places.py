@@ -43,7 +43,10 @@ class Queues(ABC):
     async def publish_batch(
         self, name: str, messages: Sequence[WireMessage], timeout_s: float | None
     ) -> list[tuple[int, int]]:
-        """Publish all or none; returns the ids when all are durable."""
+        """Publish all or none; returns the ids when all are durable.
+
+        Only messages of several order keys may be on several nodes: QueuePartlyPublishedError says which are taken.
+        """
 
     @abstractmethod
     async def publish_numbered(

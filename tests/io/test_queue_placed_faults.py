@@ -8,18 +8,22 @@ import trio.testing
 
 from dep2p.errors import (
     ChannelNotFoundError,
+    MessageTooLargeError,
     ProtocolError,
     QueueAccessError,
     QueueConsumerClosedError,
     QueueExistsError,
     QueueNotFoundError,
+    QueuePartlyPublishedError,
 )
 from dep2p.io.queue_consumer import Consumer
+from dep2p.io.queue_items import Attributes, encode_attributes, parse_message_id
 from dep2p.io.queue_places import Queues
 from dep2p.protocols.queue.ordering.placement import Place
+from dep2p.protocols.queue_wire import WireMessage
 from tests.io.queues_support import queue_sides
 from tests.io.support import REALM
-from tests.io.test_queue_placed import cluster, make, shares
+from tests.io.test_queue_placed import cluster, key_at, make, shares
 
 OWNER_ONLY = {"publish": "owner", "consume": "owner", "administer": "owner"}
 
@@ -247,3 +251,52 @@ async def test_an_ephemeral_channel_is_gone_everywhere_with_its_last_consumer(
         await trio.sleep(30)
         for side, names in ((home, ["jobs"]), (one, shares(one))):
             assert [dict(side.engine.book.queues[REALM, name].channels) for name in names] == [{}] * len(names)
+
+
+@pytest.mark.parametrize("order", ["strict", "best_effort"])
+@pytest.mark.parametrize("key", ["", "k"])
+async def test_what_is_published_together_is_in_one_partition(
+    autojump_clock: trio.testing.MockClock, order: str, key: str
+) -> None:
+    async with queue_sides(4) as [home, one, two, user]:
+        await make(home.queues, [one, two], 4, order=order)
+        used: dict[int, None] = {}
+        for _ in range(8):
+            ids = await user.at(home).publish_many("jobs", [b"x"] * 20, order_key=key)
+            (partition,) = dict.fromkeys(parse_message_id(each)[0] for each in ids)
+            used[partition] = None
+        assert len(used) == (1 if key else 4)
+        # Refused as a whole, too.
+        with pytest.raises(MessageTooLargeError):
+            await user.at(home).publish_many("jobs", [b"x", b"x" * (1 << 26)], order_key=key)
+        assert sum(each["messages"] for each in (await home.queues.route("jobs"))["partitions"]) == 160
+
+
+@pytest.mark.parametrize("how", ["away", "gone"])
+async def test_messages_of_several_keys_of_which_some_are_taken_can_be_published_again(
+    autojump_clock: trio.testing.MockClock, how: str
+) -> None:
+    async with cluster(4) as nodes:
+        home, one, two, user = nodes.sides
+        await make(home.queues, [one, two], 2)
+        route = await home.queues.route("jobs")
+        keys = key_at(route, one.peer, count=3) + key_at(route, two.peer, count=3)
+        messages = [WireMessage(encode_attributes(Attributes(key)), key.encode()) for key in keys]
+        await user.at(home).publish("jobs", b"x", order_key=keys[0])
+        if how == "away":
+            await nodes.kill(2)
+        else:  # as when it is being deleted
+            await home.at(two).delete(shares(two)[0])
+        with pytest.raises(QueuePartlyPublishedError, match="3 of 6") as caught:
+            await user.at(home).publish_batch("jobs", messages, 5.0)
+        assert list(caught.value.taken) == [0, 1, 2]
+        if how == "away":
+            await nodes.restart(2)
+            rest = [each for index, each in enumerate(messages) if index not in caught.value.taken]
+            await user.at(home).publish_batch("jobs", rest, 30.0)
+            found = (await home.queues.route("jobs"))["partitions"]
+            assert sorted(each["messages"] for each in found) == [3, 4]
+        else:
+            with pytest.raises(QueueNotFoundError):  # nothing of it was taken
+                await user.at(home).publish_batch("jobs", messages[3:], 5.0)
+            assert (await home.at(one).info(shares(one)[0]))["messages"] == 4
