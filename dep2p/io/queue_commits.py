@@ -63,7 +63,9 @@ class QueueCommits:
     def __init__(self, store: QueueStore, book: QueueBook, rights: Rights | None) -> None:
         self.store = store
         self.book = book
-        self.commits = _Commits(store, self, before=self._before, after=self._after)
+        self.commits = _Commits(
+            store, self, before=self._before, after=self._after, is_busy=lambda: bool(book.out or book.awake)
+        )
         self._rights = rights
         self.read_problem = ""
         """Why messages cannot be read now, for people; "" when they can."""

@@ -94,13 +94,6 @@ class QueueEngine(EngineLooking):
 
     # Room
 
-    def _refuse_without_room(self, size: int) -> None:
-        bounds, pending = self._bounds, self._pending
-        if pending.items >= bounds.pending_items_max or (
-            pending.bytes and pending.bytes + size > bounds.pending_bytes_max
-        ):
-            raise QueueFullError("too much is waiting to become durable on this node")
-
     # Queues
 
     def queue_names(self, namespace: str) -> list[str]:
@@ -264,8 +257,11 @@ class QueueEngine(EngineLooking):
     ) -> None:
         if self._closing:
             raise StreamClosedError("the queues are closed")
-        self._refuse_without_room(size)
-        pending = self._pending
+        bounds, pending = self._bounds, self._pending
+        if pending.items >= bounds.pending_items_max or (
+            pending.bytes and pending.bytes + size > bounds.pending_bytes_max
+        ):
+            raise QueueFullError("too much is waiting to become durable on this node")
         pending.items += len(messages)
         pending.bytes += size
         try:

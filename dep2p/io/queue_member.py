@@ -84,7 +84,7 @@ class KeptMember(LocalConsumer):
                 return taken
             if self.error is not None:
                 raise self.error.with_traceback(None)
-            await self._waiting.park()
+            await self._wait()
 
     def heartbeat(self, beat: int, seen: int, held: Sequence[tuple[int, int]]) -> None:
         """It is there. Raises ``ValueError`` when the channel has too many consumers."""

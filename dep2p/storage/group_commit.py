@@ -10,11 +10,11 @@ from functools import partial
 from typing import Final, Protocol, TypeVar
 
 import trio
-from outcome import Outcome
 
 from dep2p.errors import StoreError, StoreFullError, StoreUnknownError
 from dep2p.protocols.queue.records import StoreBatch
 from dep2p.storage.interface import QueueStore
+from dep2p.storage.writer_thread import WriterThread
 
 logger = logging.getLogger("dep2p.storage")
 
@@ -46,7 +46,7 @@ class GroupCommit:
     """Writes an owner's batches to its store, one after the other, in a worker thread of its own.
 
     ``before``: called before a batch is taken when there is nothing to write yet, and while one is written: what it
-    changes is in the next. ``after``: called when one is done with.
+    changes is in the next. ``after``: called when one is done with. ``is_busy``: whether ``before`` has much to do.
     """
 
     def __init__(
@@ -56,8 +56,11 @@ class GroupCommit:
         *,
         before: Callable[[], None] = lambda: None,
         after: Callable[[], None] = lambda: None,
+        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
         self.store = store
+        self._writer = WriterThread("dep2p.commit")
+        store.on_wait = self._writer.tell_waiting
         self.counters: Counter[str] = Counter()
         self.commit_seconds: Counter[float] = Counter()
         """How many commits took at most so long; the rest is under infinity."""
@@ -66,6 +69,7 @@ class GroupCommit:
         self._owner = owner
         self._before = before
         self._after = after
+        self._is_busy = is_busy
         self._limiter = trio.CapacityLimiter(1)
         self._kicked = trio.Event()
         self._asleep: trio.lowlevel.Task | None = None
@@ -189,23 +193,16 @@ class GroupCommit:
             self._time(took_s)
 
     async def _commit(self, batch: StoreBatch) -> None:
-        """As `trio.to_thread.run_sync`, without what a commit does not need: that is a third of its cost, each time."""
         try:
             self._limiter.acquire_on_behalf_of_nowait(self)
         except trio.WouldBlock:
             await self._limiter.acquire_on_behalf_of(self)
         try:
-            task = trio.lowlevel.current_task()
-            token = trio.lowlevel.current_trio_token()
-
-            def deliver(result: Outcome[None]) -> None:
-                token.run_sync_soon(trio.lowlevel.reschedule, task, result)
-
-            trio.lowlevel.start_thread_soon(partial(self.store.commit, batch), deliver, "dep2p.commit")
-            try:
+            if self._is_busy():
+                await self._writer.run(partial(self.store.commit, batch), self._before)
+            else:
                 self._before()
-            finally:
-                await trio.lowlevel.wait_task_rescheduled(lambda _raise_cancel: trio.lowlevel.Abort.FAILED)
+                await self._writer.run(partial(self.store.commit, batch))
         finally:
             self._limiter.release_on_behalf_of(self)
 
@@ -282,3 +279,4 @@ class GroupCommit:
                 if not self._is_due or not await self._write_one():
                     break
             await trio.to_thread.run_sync(self.store.close, limiter=self._limiter)
+            self._writer.close()

@@ -1,8 +1,13 @@
 """The contract of a queue store. One test-suite, which every backend passes: tests/storage/test_store_contract.py."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from dep2p.protocols.queue.records import DeadRow, MessageRow, PartitionRecord, StoreBatch, StoreStatistics
+
+
+def nobody_waits() -> None:
+    """What `QueueStore.on_wait` is at first."""
 
 
 class QueueStore(Protocol):
@@ -10,6 +15,9 @@ class QueueStore(Protocol):
 
     A store is owned by one process: `open` takes a lock and raises when another has it.
     """
+
+    on_wait: Callable[[], None]
+    """Called in a `commit`, in its thread, when all that is left of it is to wait for the disk or a server."""
 
     @property
     def is_durable(self) -> bool:

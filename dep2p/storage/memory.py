@@ -13,6 +13,7 @@ from dep2p.protocols.queue.records import (
     StoreBatch,
     StoreStatistics,
 )
+from dep2p.storage.interface import nobody_waits
 from dep2p.storage.numbers import check_numbers
 
 
@@ -46,6 +47,7 @@ class MemoryStore:
         self._last_dead: dict[int, int] = {}
         self._commits = 0
         self._rows = 0
+        self.on_wait = nobody_waits
 
     def open(self) -> None:
         """Nothing to do."""

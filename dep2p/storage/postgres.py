@@ -27,6 +27,7 @@ from dep2p.protocols.queue.records import (
     StoreBatch,
     StoreStatistics,
 )
+from dep2p.storage.interface import nobody_waits
 from dep2p.storage.numbers import check_numbers
 
 SCHEMA_VERSION: Final = 1
@@ -87,6 +88,7 @@ class PostgresStore:
         self._size_s = 0.0
         """When to look at it."""
         self._commits = self._rows = 0
+        self.on_wait = nobody_waits
         self.place = without_password(url)
         """For people: where the store is, without its password."""
 
@@ -285,6 +287,7 @@ class PostgresStore:
 
     def commit(self, batch: StoreBatch) -> None:
         """One transaction, with its number."""
+        self.on_wait()  # for an answer, nearly all of the time
         self._commit(batch)
         self._commits += 1
         self._rows += len(batch.appends)

@@ -30,6 +30,7 @@ from dep2p.protocols.queue.records import (
     StoreBatch,
     StoreStatistics,
 )
+from dep2p.storage.interface import nobody_waits
 from dep2p.storage.redis_scripts import STEP, TAKE
 
 logger = logging.getLogger("dep2p.storage")
@@ -68,6 +69,7 @@ class RedisStore:
         self._size_s = 0.0
         """When to look at it."""
         self._commits = self._rows = 0
+        self.on_wait = nobody_waits
         # Nothing is sent twice by the driver: whether a step was taken is found out by its number.
         self._db: Any = redis.Redis.from_url(
             url,
@@ -301,6 +303,7 @@ class RedisStore:
 
     def commit(self, batch: StoreBatch) -> None:
         """One step, with its number."""
+        self.on_wait()  # for an answer, nearly all of the time
         self._commit(batch)
         self._commits += 1
         self._rows += len(batch.appends)

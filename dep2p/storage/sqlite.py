@@ -20,6 +20,7 @@ from dep2p.protocols.queue.records import (
     StoreBatch,
     StoreStatistics,
 )
+from dep2p.storage.interface import nobody_waits
 from dep2p.storage.numbers import check_numbers
 from dep2p.storage.sqlite_file import explain, open_file
 from dep2p.storage.sqlite_log import log_of
@@ -66,6 +67,7 @@ class SqliteStore(SqliteReading):
         self._space_s: float | None = None
         """When to look at the free space."""
         self._commits = self._fsyncs = self._rows = 0
+        self.on_wait = nobody_waits
 
     # Life
 
@@ -182,6 +184,8 @@ class SqliteStore(SqliteReading):
             db.execute("begin immediate")
             try:
                 trims = write(db)
+                if keep:
+                    self.on_wait()
                 db.execute("commit" if keep else "rollback")
             except BaseException:
                 with contextlib.suppress(sqlite3.Error):

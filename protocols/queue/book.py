@@ -11,7 +11,8 @@ from typing import Final
 
 from dep2p.errors import ProtocolError, QueueExistsError, QueueNotFoundError
 from dep2p.protocols.bounded_cbor import encode_canonical
-from dep2p.protocols.queue.channel import PAGE_BYTES, Channel
+from dep2p.protocols.queue.channel import Channel
+from dep2p.protocols.queue.channel_ahead import PAGE_BYTES
 from dep2p.protocols.queue.consumer import Consumer, Delivery
 from dep2p.protocols.queue.definitions import Definitions
 from dep2p.protocols.queue.log import LogCache, PartitionLog, Read

@@ -1,34 +1,22 @@
-"""A channel: an independent cursor over a queue's partitions, with what is in flight, deferred and done. Pure.
+"""A channel: an independent cursor over a queue's partitions, with what is in flight, deferred and done. Pure."""
 
-Nothing here grows with the backlog: messages are looked at in a window ahead of what is handed out.
-"""
-
-import heapq
 from collections.abc import Sequence
-from typing import Final
 
 from dep2p.errors import NotInFlightError
-from dep2p.protocols.queue.channel_places import ChannelPlaces, Place
-from dep2p.protocols.queue.consumer import Consumer, Held
+from dep2p.protocols.queue.channel_ahead import ChannelAhead
+from dep2p.protocols.queue.channel_places import Place
+from dep2p.protocols.queue.consumer import Consumer, Delivery, Held
 from dep2p.protocols.queue.history import add_failure
 from dep2p.protocols.queue.log import Read
-from dep2p.protocols.queue.message import OVERHEAD_BYTES, Message, encode_meta
+from dep2p.protocols.queue.message import Message, encode_meta
 from dep2p.protocols.queue.records import DeadRow, StateRow
 from dep2p.protocols.queue.tracing import OVERDUE, QueueTrace
 
-_WINDOW_ITEMS: Final = 1_024
-"""So far ahead of what is handed out a channel looks, at least."""
-_SHARE_ITEMS: Final = 32
-"""Of a partition, before it is another one's turn."""
-_DEFERRED_MAX: Final = 1_000_000
-"""Deferred messages in memory; a channel with more looks no further ahead until some are due."""
-_PAGE_ITEMS: Final = 1_024
-_PLAIN: Final = (0, 0, 0, 0)
-"""Of a message: due_us, expires_us, only_channel and priority."""
-PAGE_BYTES: Final = 4_194_304
+_new = tuple[object, ...].__new__
+"""A NamedTuple's own constructor costs twice as much."""
 
 
-class Channel(ChannelPlaces):
+class Channel(ChannelAhead):
     """Made by `Queue.create_channel`."""
 
     # Consumers
@@ -88,22 +76,25 @@ class Channel(ChannelPlaces):
         share = len(self._ready) // len(hungry)
         handed = 0
         while hungry:
-            key = self._next_ready()
-            if key is None:
-                if not self._look_ahead(now, wall_us, wants):
-                    break
-                continue
-            place = self._places[key[0]]
-            message = place.log.rows.get(key[1])
-            if message is None:
-                self._put_back(key)
-                self._want(place, key[1], wants)
-                break
             index = turn % len(hungry)
             consumer = hungry[index]
-            self._hand_out(place, message, consumer, now)
-            handed += 1
-            if len(consumer.held) >= consumer.max_in_flight or consumer.held_bytes >= consumer.bytes_max:
+            count = self._hand_out_run(consumer, max(1, share - handed), now)
+            if not count:
+                key = self._next_ready()
+                if key is None:
+                    if not self._look_ahead(now, wall_us, wants):
+                        break
+                    continue
+                place = self._places[key[0]]
+                message = place.log.rows.get(key[1])
+                if message is None:
+                    self._put_back(key)
+                    self._want(place, key[1], wants)
+                    break
+                self._hand_out(place, message, consumer, now)
+                count = 1
+            handed += count
+            if consumer.room <= 0:
                 hungry.pop(index)
                 turn, handed = index, 0
             elif handed >= share:
@@ -111,39 +102,46 @@ class Channel(ChannelPlaces):
         self._turn = turn + 1 if handed else turn
         return list(wants.values())
 
-    def _is_first_missing(self) -> bool:
-        """Whether what is ready has left the memory."""
-        if self._urgent:
-            partition, seq = self._urgent[0][2:]
-        elif self._ready:
-            partition, seq = self._ready[0]
-        else:
-            return False
-        return seq not in self._places[partition].log.rows
-
-    def _next_ready(self) -> tuple[int, int] | None:
-        """Takes it out."""
-        while self._urgent:
-            _priority, _order, partition, seq = heapq.heappop(self._urgent)
-            if self._is_open(partition, seq):
-                return partition, seq
-        ready, places = self._ready, self._places
-        while ready:
-            key = ready.popleft()
-            partition, seq = key
-            place = places.get(partition)
-            # As `_is_open`: it is asked for each message.
-            if place is not None and seq > place.cursor.floor and seq > place.log.trimmed:
-                if not (place.done.items and seq in place.done) and not (place.log.holes and place.log.is_gone(seq)):
-                    return key
-        return None
-
-    def _put_back(self, key: tuple[int, int]) -> None:
-        self._ready.appendleft(key)
-
-    def _is_open(self, partition: int, seq: int) -> bool:
+    def _hand_out_run(self, consumer: Consumer, most: int, now: float) -> int:
+        """As `_hand_out` of what `_next_ready` gives, for the first of what is ready, as long as the cursor alone says
+        what was handed out: nearly all messages. Gives how many."""
+        ready = self._ready
+        if not ready or self._urgent:
+            return 0
+        partition = ready[0][0]
         place = self._places.get(partition)
-        return place is not None and seq > place.cursor.floor and seq not in place.done and not place.log.is_gone(seq)
+        if place is None or place.states or place.log.holes:
+            return 0
+        rows, unhanded, cursor = place.log.rows, place.unhanded, place.cursor
+        above = max(cursor.floor, place.log.trimmed, place.done.last)
+        held_of, staged, trace = consumer.held, consumer.staged, self.queue.book.trace
+        deadline = now + consumer.msg_timeout_s
+        size = count = 0
+        room_bytes = consumer.bytes_max - consumer.held_bytes
+        most = min(most, consumer.max_in_flight - len(held_of))
+        while count < most and ready and size < room_bytes:
+            key = ready[0]
+            seq = key[1]
+            message = rows.get(seq)
+            if message is None or message[2] or key[0] != partition or seq <= above or next(iter(unhanded), 0) != seq:
+                break
+            del ready[0], unhanded[seq]
+            held_of[key] = held = Held(message, 1, now, deadline)
+            size += held.size
+            staged.append(_new(Delivery, (partition, message, 1, deadline, 0)))
+            count += 1
+            if trace is not None:
+                trace.handed_out(self, partition, message, consumer.id, 1)
+        if count:
+            handed_out = next(iter(unhanded), place.read) - 1
+            if handed_out > cursor.handed_out:
+                cursor.handed_out = handed_out
+            self._touch(place)
+            consumer.held_bytes += size
+            consumer.delivered += count
+            self.counts["delivered"] += count
+            self.queue.book.staged[consumer] = None
+        return count
 
     def _hand_out(self, place: Place, message: Message, consumer: Consumer, now: float) -> None:
         seq = message.seq
@@ -177,148 +175,6 @@ class Channel(ChannelPlaces):
 
     def _attempts_before(self, place: Place, seq: int, state: StateRow | None) -> int:
         return 0 if state is None else state.attempts
-
-    def _look_ahead(self, now: float, wall_us: int, wants: dict[int, Read] | None) -> bool:
-        """Look at further messages until the window is full; gives whether something became ready."""
-        credit = sum(each.room for each in self.consumers.values() if each.room > 0)
-        window = max(_WINDOW_ITEMS, credit)
-        places = list(self._places.values())
-        found = False
-        # Each partition has its share of what is free, so that a long one does not keep the others away.
-        while (free := window - len(self._ready) - len(self._urgent)) > 0:
-            share = min(_SHARE_ITEMS, -(-free // len(places)))
-            moved = False
-            for place in places:
-                became_ready, looked = self._look_in(place, share, now, wall_us, wants if credit else None)
-                found = found or became_ready
-                moved = moved or looked
-            if not moved:
-                break
-        return found
-
-    def _look_in(
-        self, place: Place, most: int, now: float, wall_us: int, wants: dict[int, Read] | None
-    ) -> tuple[bool, bool]:
-        """Until so many are ready. Gives whether any is, and whether anything was looked at."""
-        log = place.log
-        start = place.read
-        ready = 0
-        is_plain = self.filter is None and not self.is_exclusive
-        while ready < most and place.read <= log.visible and len(self._deferred) < _DEFERRED_MAX:
-            seq = place.read
-            if seq <= place.cursor.floor:  # the store had no such message
-                place.read = place.cursor.floor + 1
-                continue
-            if (place.done.items and seq in place.done) or seq <= log.trimmed or (log.holes and log.is_gone(seq)):
-                place.read += 1
-                self._mark_gone(place, seq)
-                continue
-            message = log.rows.get(seq)
-            if message is None:
-                if wants is not None:
-                    self._want(place, seq, wants)
-                break
-            if self.is_exclusive and self._is_blocked(place, message):
-                break
-            place.read += 1
-            if is_plain and message[2:6] == _PLAIN and seq > place.cursor.handed_out and not place.states:
-                # As `_look_at`, for nearly all messages.
-                place.unhanded[seq] = None
-                self._ready.append((log.id, seq))
-                ready += 1
-            else:
-                ready += self._look_at(place, message, now, wall_us)
-        return ready > 0, place.read > start
-
-    def _mark_gone(self, place: Place, seq: int) -> None:
-        """A number that was never used, or whose message has left the log, is done for everybody."""
-        if seq not in place.done and seq > place.cursor.floor:
-            self._done(place, seq)
-
-    def _look_at(self, place: Place, message: Message, now: float, wall_us: int) -> bool:
-        seq = message.seq
-        if message.expires_us and message.expires_us <= wall_us:
-            self.counts["expired"] += 1
-            if self.queue.book.trace is not None:
-                self.tell_expired(self.queue.book.trace, place.log.id, message)
-            self._done(place, seq)
-            return False
-        if message.only_channel and message.only_channel != self.id:
-            self._done(place, seq)
-            return False
-        if self.filter is not None and not self.filter.matches(message.attributes) and not message.only_channel:
-            self.counts["filtered"] += 1
-            self._done(place, seq)
-            return False
-        state = place.states.get(seq)
-        if state is None and seq <= place.cursor.handed_out and not message.due_us:
-            # Handed out by an earlier run, which ended before it was settled.
-            state = place.states[seq] = StateRow(self.id, place.log.id, seq, 1, 0, b"")
-            self._set_state(place, seq, 1, 0, b"")
-            self.counts["recovered"] += 1
-        if state is not None and self._is_used_up(state.attempts):
-            self._die(place, message, state.attempts, state.history, "its deliveries were used up", wall_us)
-            return False
-        if state is None and not message.due_us:
-            place.unhanded[seq] = None
-        if self.is_exclusive and not self._takes_turn(place, message, state):
-            return False
-        due_us = message.due_us if state is None else state.due_us
-        if due_us > wall_us:
-            self._defer(place.log.id, message, now + (due_us - wall_us) / 1e6)
-            return False
-        self._make_ready(place.log.id, message)
-        return True
-
-    def _is_blocked(self, place: Place, message: Message) -> bool:
-        """Asked for exclusive channels: whether a partition is not to be read further for now."""
-        return False
-
-    def _takes_turn(self, place: Place, message: Message, state: StateRow | None) -> bool:
-        """Asked for exclusive channels: whether a message may be handed out before any other of its key is done."""
-        return True
-
-    def _make_ready(self, partition: int, message: Message) -> None:
-        if message.priority:
-            heapq.heappush(self._urgent, (-message.priority, next(self._order), partition, message.seq))
-        else:
-            self._ready.append((partition, message.seq))
-
-    def _make_ready_unseen(self, key: tuple[int, int]) -> None:
-        self._ready.append(key)
-
-    def _defer(self, partition: int, message: Message, due: float) -> None:
-        key = (partition, message.seq)
-        self._deferred_valid[key] = due
-        heapq.heappush(self._deferred, (due, message.published_us, partition, message.seq))
-        self.queue.book.active[self] = None
-
-    def _undefer(self, now: float) -> None:
-        deferred = self._deferred
-        while deferred and deferred[0][0] <= now:
-            due, _published, partition, seq = heapq.heappop(deferred)
-            if self._deferred_valid.get((partition, seq)) != due:
-                continue
-            del self._deferred_valid[(partition, seq)]
-            if self._is_open(partition, seq):
-                message = self._places[partition].log.rows.get(seq)
-                if message is not None:
-                    self._make_ready(partition, message)
-                else:
-                    self._make_ready_unseen((partition, seq))
-
-    def _want(self, place: Place, seq: int, wants: dict[int, Read]) -> None:
-        log = place.log
-        if not log.wanted and not log.is_pinned:
-            if not self.queue.book.may_read(log):
-                self.queue.book.starved[self] = None
-                return
-            log.wanted = seq
-            log.wanted_to = log.visible
-            # A page must fit into the cache beside others, or its own end would push its beginning out.
-            room = log.cache.bytes_max // 2
-            items = max(1, min(_PAGE_ITEMS, room // (2 * OVERHEAD_BYTES)))
-            wants[log.id] = Read(log.id, seq, items, max(1, min(PAGE_BYTES, room - items * OVERHEAD_BYTES)))
 
     # Settling
 

@@ -33,7 +33,7 @@ class Held:
         self.attempts = attempts
         self.first = now
         self.deadline = deadline
-        self.size = len(message.body)
+        self.size = len(message[7])
         self.is_out = False
         """The consumer has seen it."""
 

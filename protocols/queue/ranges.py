@@ -27,6 +27,11 @@ class Ranges:
     def __bool__(self) -> bool:
         return bool(self._lows)
 
+    @property
+    def last(self) -> int:
+        """The highest number; 0 when there is none."""
+        return self._highs[-1] if self._highs else 0
+
     def add(self, number: int) -> bool:
         """False when it was there."""
         lows, highs = self._lows, self._highs

@@ -33,6 +33,7 @@ class StepByStep(SqliteStore):
         with trio.fail_after(BOUND_S):
             await self._entered.wait()
         self._entered = trio.Event()
+        await trio.testing.wait_all_tasks_blocked(0.01)  # what is done meanwhile is done
         return self.batches[-1]
 
     def let_pass(self, count: int = 1) -> None:
