@@ -111,6 +111,14 @@ class PartitionLog:
         self._sizes = array("Q")
         self._sizes_from = record.last_seq + 1
 
+    @property
+    def last_used(self) -> int:
+        """The last number that a message has, or may get by a commit that is under way."""
+        seq = self.last_seq
+        while seq > self.visible and self.is_gone(seq):
+            seq -= 1
+        return seq
+
     def reserve(self, count: int) -> int:
         """Numbers for new messages: the first of them."""
         first = self.last_seq + 1

@@ -96,8 +96,20 @@ class Queue(PlacedParts, Publishers):
             for channel in self.channels.values():
                 known = record if channel.id in record.cursors else None
                 channel.add_partition(log, known, log.trimmed)
+            self._lower_barriers(log)  # a crash may have taken back what was in front of one
         if len(self.partition_ids) == 1:
             self._only = self.logs[self.partition_ids[0]]
+
+    def _lower_barriers(self, log: PartitionLog) -> None:
+        """Numbers at the end of a log are not used after all: who waits for them to be done would wait for ever."""
+        if not self.routes.has_barriers or self.places:  # of a placed queue, the shares know
+            return
+        routes = self.routes.lowered(log.id, log.last_used)
+        if routes.routes != self.routes.routes:
+            self._routes = routes
+            self.book.define_queue(self)
+            for channel in self.channels.values():
+                channel.wake()
 
     def expand(self, count: int) -> list[int]:
         """So many partitions more; gives their ids. Ranges are split, and no key loses its order by that.
@@ -289,6 +301,7 @@ class Queue(PlacedParts, Publishers):
             log = self.logs.get(run.partition)
             if log is not None:
                 log.take_back(range(run.first_seq, run.first_seq + run.items))
+                self._lower_barriers(log)
 
     # Channels
 

@@ -7,16 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dep2p.errors import LockLostError, ProtocolError
+from dep2p.errors import LockLostError, ProtocolError, StoreError
 from dep2p.protocols.bounded_cbor import encode_canonical
 from dep2p.protocols.queue.consumer import Delivery
 from dep2p.protocols.queue.message import NewMessage
+from dep2p.protocols.queue.names import logical_partition
 from dep2p.protocols.queue.ordering.allocation import Strategy, allocate
 from dep2p.protocols.queue.ordering.exclusive import ExclusiveChannel, ExclusiveConsumer
 from dep2p.protocols.queue.ordering.group import Freed, Granted, Group, Lease, Tell
 from dep2p.protocols.queue.ordering.lines import Lines, key_of
 from dep2p.protocols.queue.ordering.member import Beat, Lost, MemberCore, Revoked, State, Unlock
 from dep2p.protocols.queue.queue import Queue
+from dep2p.protocols.queue.records import StoreBatch
 from tests.protocols.queue_world import World
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
@@ -501,6 +503,47 @@ def test_expansion_gives_no_message_of_a_moved_key_before_the_older_ones_are_don
     assert len(taker.got) == len(keys)
     for each in taker.take():
         taker.finish(each)
+    assert not queue.routes.has_barriers
+
+
+@pytest.mark.parametrize("end", ["fails", "crash"])
+@pytest.mark.parametrize("lost", [0, 3])
+@pytest.mark.parametrize("kept", [0, 1])
+def test_moved_keys_do_not_wait_for_what_was_published_beside_an_expansion_and_not_written(
+    kept: int, lost: int, end: str
+) -> None:
+    """Its numbers stood in front of the barrier, and nobody ever had them done."""
+    world, queue, channel = _ordered()
+    if kept:
+        _put(world, queue, *[f"a {n}" for n in range(kept)])
+    if lost:
+        world.publish(queue, *[b"lost"] * lost, settle=False)
+        batch = world.book.take_changes()
+        queue.expand(1)
+        if end == "fails":
+            world.book.failed(batch, StoreError("no room"))
+        else:  # the definitions were written, those publishes were not
+            world.store.commit(StoreBatch(definitions={**batch.definitions, **world.book.take_changes().definitions}))
+            world.crash()
+            queue = world.queue()
+            found = queue.channels["work"]
+            assert isinstance(found, ExclusiveChannel)
+            channel = found
+    else:
+        queue.expand(1)
+    world.settle()
+    taker = Member(world, channel, A, max_in_flight=100)
+    for _ in range(2):
+        taker.beat()
+    moved = next(key for key in map(str, range(100)) if queue.routes.of(logical_partition(key)).partition == 2)
+    _put(world, queue, f"{moved} 1")
+    bodies: list[bytes] = []
+    for _ in range(2):
+        for each in taker.take():
+            bodies.append(each.message.body)
+            taker.finish(each)
+        taker.beat()
+    assert bodies == [*[b"a %d" % n for n in range(kept)], f"{moved} 1".encode()]
     assert not queue.routes.has_barriers
 
 

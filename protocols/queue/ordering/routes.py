@@ -104,6 +104,18 @@ class RouteTable:
             kept.append(route._replace(after=tuple(open_)))
         return RouteTable(self.version, kept)
 
+    def lowered(self, partition: int, last_seq: int) -> "RouteTable":
+        """The same version when it turns out that a partition has no message after ``last_seq``: no barrier is higher,
+        since nobody would ever pass it."""
+        kept: list[Route] = []
+        for route in self.routes:
+            after = [
+                Barrier(partition, min(last_seq, each.end_seq)) if each.partition == partition else each
+                for each in route.after
+            ]
+            kept.append(route._replace(after=tuple(each for each in after if each.end_seq)))
+        return RouteTable(self.version, kept)
+
     def to_value(self) -> list[object]:
         """For the store; `from_value` reads it."""
         routes = [[r.low, r.high, r.partition, [list(barrier) for barrier in r.after]] for r in self.routes]
