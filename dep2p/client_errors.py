@@ -21,6 +21,7 @@ from dep2p.errors import (
     NotInFlightError,
     NotInRealmError,
     NotMemberError,
+    NotOwnerError,
     OverloadedError,
     PeerNotFoundError,
     ProtocolError,
@@ -140,6 +141,7 @@ _CODES: Final[tuple[tuple[type[Dep2pError], str], ...]] = (
     (DeliveryFailedError, "D5401"),
     (DeliveryQueueFullError, "D5403"),
     (StoreFullError, "D5302"),
+    (NotOwnerError, "D5213"),
     (StoreLockedError, "D5303"),
     (StoreUnknownError, "D5304"),
     (StoreError, "D5301"),
@@ -176,4 +178,8 @@ def error_from_problem(problem: dict[str, Any], status: int = 0) -> Dep2pError:
     if kind is RateLimitedError:
         retry_after_ms = cast(object, problem.get("retry_after_ms", 0))
         return RateLimitedError(text, retry_after_ms if isinstance(retry_after_ms, int) else 0)
+    if kind is NotOwnerError:
+        nodes = cast(object, problem.get("nodes", []))
+        known = tuple(map(str, cast(list[object], nodes))) if isinstance(nodes, list) else ()
+        return NotOwnerError(text, str(problem.get("owner", "")), 0, known)
     return kind(text)

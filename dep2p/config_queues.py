@@ -19,6 +19,9 @@ class QueuesConfig:
     """When a publish is acknowledged: "always" when it is on the disk; "interval" and "never" sooner, so that a power
     failure, but not a crash of the daemon, may lose the last messages ("interval" syncs at most once a second, with a
     later commit: what precedes a pause waits for the system)."""
+    standby: bool = False
+    """This node and others that are set up so share the store, which must be in PostgreSQL: one of them keeps the
+    queues, and when it is gone, or silent for 15 s, another one takes over (docs/howto/takeover.md)."""
     msg_timeout_s: float = 60.0
     """A message that its consumer has not settled or touched for so long goes to another one (NSQ: 60 s)."""
     max_attempts: int = 5

@@ -109,6 +109,14 @@ QUEUE_ROWS: Final = (
         EXIT_FAILED,
     ),
     ErrorInfo(
+        "D5213",
+        "another node keeps these queues now",
+        "Several nodes share one store ([queues] standby), and another one has it now. Nothing was taken.",
+        "Ask the node that is named (`--peer`); when none is, wait until one of them has taken over.",
+        421,
+        EXIT_FAILED,
+    ),
+    ErrorInfo(
         "D5301",
         "a store cannot read or write",
         "The files or the server that keep queues and outboxes fail. Nothing that was acknowledged is lost by that.",

@@ -187,6 +187,20 @@ class StoreLockedError(StoreError):
     """Another process has the store."""
 
 
+class NotOwnerError(StoreLockedError):
+    """Another node keeps the queues of the store that this one shares with it. Nothing was taken.
+
+    ``owner``: its peer id, empty when nobody has them just now. ``epoch``: of its term, a higher one is newer.
+    ``nodes``: those that share the store.
+    """
+
+    def __init__(self, message: str, owner: str = "", epoch: int = 0, nodes: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.owner = owner
+        self.epoch = epoch
+        self.nodes = nodes
+
+
 class QueueError(Dep2pError):
     """A durable queue cannot do what was asked."""
 

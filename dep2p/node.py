@@ -77,7 +77,7 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
         self._rng = random.SystemRandom()
         self._pubsubs = pubsubs
         self._services = services
-        self.tracer: Tracer = make_tracer(self, services.queue_engine, limits)
+        self.tracer: Tracer = make_tracer(self, services.queue_keeping, limits)
         """Starts and stops the trace of this node."""
         self._draining = False
         self._drained = trio.Event()

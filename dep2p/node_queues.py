@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import Any
 
-from dep2p.io.queue_engine import QueueEngine
+from dep2p.io.queue_keeping import Keeping
 from dep2p.io.queue_places import Queues
 from dep2p.io.queue_realm import LocalQueues
 from dep2p.node_messaging import RealmChoice
@@ -41,7 +41,7 @@ class NodeQueues(LocalQueues):
     """
 
     def __init__(self, node: QueueVerbs, services: NodeServices) -> None:
-        super().__init__(services.queue_engine, services.queue_rights, "")
+        super().__init__(services.queue_keeping, services.queue_rights, "")
         self._node = node
 
     def of(self, realm: RealmChoice = None) -> LocalQueues:
@@ -65,10 +65,14 @@ class NodeQueues(LocalQueues):
         return self._engine.namespaces()
 
     @property
-    def engine(self) -> QueueEngine:
-        """The engine, for services beside this one."""
-        return self._engine
+    def keeping(self) -> Keeping:
+        """Whether this node keeps the queues of its store now, with the engine, for services beside this one."""
+        return self._keeping
+
+    def keeper(self) -> dict[str, Any]:
+        """Who keeps the queues: ``role`` is owner or standby; with the others when several nodes share the store."""
+        return self._keeping.status()
 
     def statistics(self) -> dict[str, Any]:
-        """Counts of the engine and of its store."""
+        """Counts of the engine and of its store. Raises NotOwnerError while another node keeps the queues."""
         return self._engine.statistics()

@@ -18,12 +18,14 @@ from dep2p.io.messaging import Messaging
 from dep2p.io.pubsub import PubSub
 from dep2p.io.queue_access import Rights
 from dep2p.io.queue_engine import QueueEngine
+from dep2p.io.queue_keeping import Keeping, SharedKeeping
 from dep2p.io.queue_service import QueueService
 from dep2p.io.queue_settings import QueueSettings
 from dep2p.io.sessions import SessionRegistry, SessionService
 from dep2p.limits import Limits
 from dep2p.realm.membership import Membership
 from dep2p.realm.secret import Realm
+from dep2p.storage.interface import QueueStore
 from dep2p.storage.outbox import MemoryDeliveryStore, SqliteDeliveryStore
 
 OutboxKind = Literal["auto", "memory", "disk"]
@@ -106,7 +108,15 @@ class NodeServices:
         self._journal = Journal(MemoryDeliveryStore())
         queues = queues or QueueSettings()
         self.queue_rights = Rights(queues.access, queues.create)
-        self.queue_engine = QueueEngine(queues.make_store(data_dir), defaults=queues.defaults, rights=self.queue_rights)
+        self.queue_keeping = self._keeping(queues)
+
+    def _keeping(self, queues: QueueSettings) -> Keeping:
+        def make(store: QueueStore) -> QueueEngine:
+            return QueueEngine(store, defaults=queues.defaults, rights=self.queue_rights)
+
+        if queues.standby:
+            return SharedKeeping(queues.shared_stores(self._host.peer_id), self._host.peer_id, make, queues.defaults)
+        return Keeping(make(queues.make_store(self._data_dir)))
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Start what is shared by all realms, before the first one is joined. Raises StoreError."""
@@ -114,13 +124,13 @@ class NodeServices:
             path = self._data_dir / "delivery.sqlite"
             self._journal = Journal(await trio.to_thread.run_sync(SqliteDeliveryStore, path))
         await nursery.start(self._journal.run)
-        await self.queue_engine.open()
-        await nursery.start(self.queue_engine.run)
+        await self.queue_keeping.open()
+        await nursery.start(self.queue_keeping.run)
 
     async def aclose(self) -> None:
         """Let go of files and threads, after the last realm was left; whoever cancels, this is carried through."""
         await self._journal.aclose()
-        await self.queue_engine.aclose()
+        await self.queue_keeping.aclose()
 
     def of_realm(self, parts: RealmParts) -> RealmServices:
         """New ones, for a realm that is being joined."""
@@ -139,7 +149,7 @@ class NodeServices:
                 parts.membership,
                 realm_id,
                 self._limits,
-                self.queue_engine,
+                self.queue_keeping,
                 self.queue_rights,
                 rng=self._rng,
             ),

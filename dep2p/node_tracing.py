@@ -7,7 +7,7 @@ from dep2p.host.interface import Host
 from dep2p.io.delivery import Delivery
 from dep2p.io.messaging import Messaging
 from dep2p.io.pubsub import PubSub
-from dep2p.io.queue_engine import QueueEngine
+from dep2p.io.queue_keeping import Keeping
 from dep2p.io.tracing import Tracer, TraceSources
 from dep2p.limits import Limits
 from dep2p.node_services import RealmServices
@@ -27,14 +27,14 @@ class Traced(Protocol):
     def all_services(self) -> Sequence[RealmServices]: ...
 
 
-def make_tracer(node: Traced, engine: QueueEngine, limits: Limits) -> Tracer:
+def make_tracer(node: Traced, keeping: Keeping, limits: Limits) -> Tracer:
     """One for a node, which need not be in any realm yet."""
     sources = TraceSources(
         pubsubs=node.all_pubsubs,
         apps=node.all_apps,
-        parts=lambda: [engine, *(services.sessions for services in node.all_services())],
+        parts=lambda: [keeping, *(services.sessions for services in node.all_services())],
         clocks=lambda: [services.clocks for services in node.all_services()],
-        depths=lambda: _depths(node, engine),
+        depths=lambda: _depths(node, keeping),
         connection_rtts=lambda: [
             (connection.peer, connection.rtt_s)
             for connection in node.host.connections()
@@ -44,12 +44,13 @@ def make_tracer(node: Traced, engine: QueueEngine, limits: Limits) -> Tracer:
     return Tracer(node.peer_id, limits.trace_items_max, sources)
 
 
-def _depths(node: Traced, engine: QueueEngine) -> Iterator[Depth]:
+def _depths(node: Traced, keeping: Keeping) -> Iterator[Depth]:
     """What waits for acknowledgements, and in the queues that have been used since the start."""
     for services in node.all_services():
         outbox = services.delivery.stats()
         if outbox.waiting_items:
             yield Depth(f"outbox:{services.delivery.realm_id}", outbox.waiting_items, outbox.waiting_bytes)
-    for queue in list(engine.book.queues.values()):
+    engine = keeping.engine_if_here
+    for queue in [] if engine is None else list(engine.book.queues.values()):
         if queue.is_loaded and queue.items:
             yield Depth(f"queue:{queue.namespace}/{queue.name}", queue.items, queue.size_bytes)

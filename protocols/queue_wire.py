@@ -80,6 +80,8 @@ class QueueCode(IntEnum):
     LOCK_LOST = 15
     PLACED = 16
     MOVED = 17
+    NOT_OWNER = 18
+    """Another node keeps these queues now: see `not_owner_text`."""
 
 
 class Point(NamedTuple):
@@ -322,6 +324,19 @@ def decode_settled(payload: bytes) -> Settled:
         raise ProtocolError("SETTLED of a wrong length")
     touched = list(_TOUCHED_ITEM.iter_unpack(payload[position:]))
     return Settled(ticket, [(p, s, c) for p, s, c in refused], [(p, s, m) for p, s, m in touched])
+
+
+def not_owner_text(epoch: int, owner: str, nodes: Sequence[str], text: str) -> str:
+    """Of a refusal with NOT_OWNER: what the asker does about it, then what people read."""
+    return f"{epoch} {owner or '-'} {','.join(nodes) or '-'} {text}"
+
+
+def read_not_owner(text: str) -> tuple[int, str, tuple[str, ...], str]:
+    """Epoch, owner, nodes and text. Raises :class:`ProtocolError`."""
+    epoch, owner, nodes, rest = [*text.split(" ", 3), "", "", "", ""][:4]
+    if not (epoch.isascii() and epoch.isdigit() and len(epoch) < 20) or not owner or not nodes:
+        raise ProtocolError("a refusal that names no owner")
+    return int(epoch), "" if owner == "-" else owner, () if nodes == "-" else tuple(nodes.split(",")), rest
 
 
 def encode_refused(type_: int, req_id: int, code: int, text: str, retry_after_ms: int = 0) -> bytes:

@@ -9,7 +9,7 @@ from dep2p.host.interface import Connection, HostEvent
 from dep2p.io.delivery import Delivery
 from dep2p.io.delivery_topics import TopicPublish
 from dep2p.io.pubsub_items import Lagged, Message, OnFull, OnNoPeers, PublishResult, TopicStatus, WaitFor
-from dep2p.io.queue_engine import QueueEngine
+from dep2p.io.queue_keeping import Keeping
 from dep2p.io.queue_places import Queues
 from dep2p.io.tracing import Tracer
 from dep2p.limits import Limits
@@ -173,7 +173,7 @@ class QueuesApi(Protocol):
     """The durable queues that a node can reach."""
 
     @property
-    def engine(self) -> QueueEngine: ...
+    def keeping(self) -> Keeping: ...
 
     def place(self, realm: str | None, peer: PeerId | None, /) -> Queues: ...
 

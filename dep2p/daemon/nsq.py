@@ -21,6 +21,7 @@ from dep2p.daemon.nsq_http import NsqHttp
 from dep2p.daemon.problems import Problem
 from dep2p.errors import NotInRealmError, QueueNotFoundError
 from dep2p.io.queue_engine import QueueEngine
+from dep2p.io.queue_keeping import Keeping
 from dep2p.protocols.nsq.frames import FRAME_ERROR, encode_frame
 from dep2p.protocols.nsq.limits import NsqLimits
 
@@ -28,6 +29,7 @@ _logger = logging.getLogger("dep2p.nsq")
 _BACKLOG: Final = 128
 CONNECTIONS_MAX: Final = 1_024
 _BUSY: Final = encode_frame(FRAME_ERROR, b"E_INVALID too many connections")
+_ELSEWHERE: Final = encode_frame(FRAME_ERROR, b"E_INVALID another node keeps these queues now")
 
 
 class NsqServer:
@@ -35,7 +37,7 @@ class NsqServer:
 
     def __init__(
         self,
-        engine: QueueEngine,
+        keeping: Keeping,
         namespace: Callable[[], str],
         *,
         limits: NsqLimits | None = None,
@@ -43,15 +45,15 @@ class NsqServer:
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         """``namespace``: where topics are; may raise NotInRealmError, which clients are told."""
-        self.engine = engine
+        self._keeping = keeping
         self.namespace = namespace
         self.limits = limits or dataclasses.replace(
             NsqLimits(),
-            message_bytes_max=engine.defaults.message_bytes_max,
-            body_bytes_max=max(NsqLimits().body_bytes_max, engine.defaults.message_bytes_max + 8),
-            msg_timeout_ms=round(engine.defaults.msg_timeout_s * 1000),
-            msg_timeout_max_ms=round(engine.defaults.msg_timeout_max_s * 1000),
-            defer_max_ms=round(engine.defaults.defer_max_s * 1000),
+            message_bytes_max=keeping.defaults.message_bytes_max,
+            body_bytes_max=max(NsqLimits().body_bytes_max, keeping.defaults.message_bytes_max + 8),
+            msg_timeout_ms=round(keeping.defaults.msg_timeout_s * 1000),
+            msg_timeout_max_ms=round(keeping.defaults.msg_timeout_max_s * 1000),
+            defer_max_ms=round(keeping.defaults.defer_max_s * 1000),
         )
         self.rng = rng or random.Random()
         self.counts: Counter[str] = Counter()
@@ -65,6 +67,11 @@ class NsqServer:
         """For the TCP protocol and for HTTP, with `run`."""
         self._connections_max = connections_max
         self._scope = trio.CancelScope()
+
+    @property
+    def engine(self) -> QueueEngine:
+        """Raises NotOwnerError while another node keeps the queues."""
+        return self._keeping.engine
 
     async def topic(self, namespace: str, name: str) -> None:
         """Make it when it is new, and load it. Raises StoreError, QueueFullError and ``ValueError``."""
@@ -86,11 +93,14 @@ class NsqServer:
         await trio.serve_listeners(self._handle, [listener])
 
     async def _handle(self, stream: trio.SocketStream) -> None:
-        if len(self.connections) >= self._connections_max:
+        refusal = _BUSY if len(self.connections) >= self._connections_max else b""
+        if self._keeping.engine_if_here is None:
+            refusal = _ELSEWHERE
+        if refusal:
             self.counts["connections_refused"] += 1
             with trio.move_on_after(1.0):
                 try:
-                    await stream.send_all(_BUSY)
+                    await stream.send_all(refusal)
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
                     _logger.debug("a refused client hung up")
             await trio.aclose_forcefully(stream)
@@ -171,7 +181,7 @@ def nsq_server(config: NsqConfig, node: NodeApi) -> NsqServer | None:
         raise
     if tcp is None and http is None:
         return None
-    server = NsqServer(node.queues.engine, namespace)
+    server = NsqServer(node.queues.keeping, namespace)
     server.listeners = tcp, http
     return server
 

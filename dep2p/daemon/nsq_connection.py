@@ -64,7 +64,9 @@ _DELIVERIES: Final = 64
 class Queues(Protocol):
     """What connections share."""
 
-    engine: QueueEngine
+    @property
+    def engine(self) -> QueueEngine: ...
+
     limits: NsqLimits
     counts: Counter[str]
     rng: Random

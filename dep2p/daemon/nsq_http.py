@@ -20,6 +20,7 @@ from dep2p.errors import (
     Dep2pError,
     MessageTooLargeError,
     NotInRealmError,
+    NotOwnerError,
     QueueFullError,
     QueueNotFoundError,
 )
@@ -114,6 +115,8 @@ class NsqHttp:
             status, text = 503, "TOPIC_FULL"
         elif isinstance(error, NotInRealmError):
             status, text = 503, "REALM_NOT_JOINED"
+        elif isinstance(error, NotOwnerError):
+            status, text = 503, "NOT_OWNER"
         elif isinstance(error, Dep2pError):
             status, text = 503, "STORE_FAILED"
             _logger.warning("nsqd's HTTP API: %s failed: %s", path[:200], error)

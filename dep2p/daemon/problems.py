@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from dep2p.client_errors import code_of
 from dep2p.error_codes import ERRORS
-from dep2p.errors import Dep2pError, RateLimitedError
+from dep2p.errors import Dep2pError, NotOwnerError, RateLimitedError
 
 _logger = logging.getLogger("dep2p.daemon.control")
 
@@ -31,6 +31,8 @@ def problem_of(error: BaseException) -> dict[str, Any]:
         code, detail = code_of(error), str(error)
         if isinstance(error, RateLimitedError):
             extra = {"retry_after_ms": error.retry_after_ms}
+        if isinstance(error, NotOwnerError):
+            extra = {"owner": error.owner, "nodes": list(error.nodes)}
     else:
         code, detail = "D9001", f"{type(error).__name__}; the daemon's log has the details"
     if code == "D9001":

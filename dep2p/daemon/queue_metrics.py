@@ -26,9 +26,33 @@ _COUNTS: Final = {
 }
 
 
+def _keeping(control: Control) -> Iterator[Metric]:
+    """Of several nodes on a store: which one keeps the queues."""
+    status = control.node.queues.keeping.status()
+    here = GaugeMetricFamily("dep2p_queues_owner", "1 while this node keeps the queues of its store, 0: it stands by.")
+    here.add_metric([], 1.0 if status["role"] == "owner" else 0.0)
+    yield here
+    if not status["shared"]:
+        return
+    for name, text in (
+        ("term", "Of the node that keeps the queues; it rises with each takeover."),
+        ("silent_s", "For how long that node had not renewed, when it was looked at last."),
+    ):
+        gauge = GaugeMetricFamily(f"dep2p_queues_owner_{name.replace('_s', '_seconds')}", text)
+        gauge.add_metric([], float(status[name]))
+        yield gauge
+    turns = CounterMetricFamily("dep2p_queues_turns", "Its turns as the owner, and how they ended.", labels=["event"])
+    for name in ("terms", "takeovers", "terms_lost", "looks_failed"):
+        turns.add_metric([name], float(status[name]))
+    yield turns
+
+
 def queue_metrics(control: Control) -> Iterator[Metric]:
     """The families of one scrape."""
-    engine = control.node.queues.engine
+    yield from _keeping(control)
+    engine = control.node.queues.keeping.engine_if_here
+    if engine is None:
+        return
     names = {str(realm.realm_id): realm.name for realm in control.node.realms()}
     gauges = {
         name: GaugeMetricFamily(f"dep2p_queue_{name}", text, labels=["realm", "queue"])

@@ -19,5 +19,10 @@ def queue_settings(config: Config) -> QueueSettings:
     )
     access = Access(parse_who(chosen.publish), parse_who(chosen.consume), parse_who(chosen.administer))
     return QueueSettings(
-        store=chosen.store, sync=chosen.sync, defaults=defaults, access=access, create=parse_who(chosen.create)
+        store=chosen.store,
+        sync=chosen.sync,
+        standby=chosen.standby,
+        defaults=defaults,
+        access=access,
+        create=parse_who(chosen.create),
     )

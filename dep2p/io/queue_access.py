@@ -84,7 +84,8 @@ class Rights:
         """Set by the engine: what changes is committed with the next batch."""
 
     def restore(self, definitions: Mapping[str, bytes]) -> None:
-        """What was kept. Raises ``ValueError``, ProtocolError for a damaged definition."""
+        """What was kept, instead of what is known. Raises ``ValueError``, ProtocolError for a damaged definition."""
+        self._by_queue.clear()
         for key, raw in definitions.items():
             if key.startswith(_PREFIX):
                 namespace, _, name = key[len(_PREFIX) :].partition("/")

@@ -1,5 +1,6 @@
 """The engine's clockwork: one task commits, hands out and reads; whatever was said during a commit is in the next."""
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -7,7 +8,7 @@ from typing import Final, TypeVar
 
 import trio
 
-from dep2p.errors import ProtocolError, StoreError, StreamClosedError
+from dep2p.errors import Dep2pError, NotOwnerError, ProtocolError, StoreError, StreamClosedError
 from dep2p.io.queue_access import Rights
 from dep2p.io.trace_log import TraceLog
 from dep2p.io.trace_queues import TracedQueues
@@ -69,6 +70,10 @@ class QueueCommits:
         self._rights = rights
         self.read_problem = ""
         """Why messages cannot be read now, for people; "" when they can."""
+        self.is_held: Callable[[], bool] = lambda: True
+        """Whether no other node can have the store by now: only then may leases be promised without a commit."""
+        self.lost: Dep2pError | None = None
+        """Why this engine is over: another node has the store."""
         self._nursery: trio.Nursery | None = None
         self._closing = False
         self._room = trio.lowlevel.ParkingLot()
@@ -120,17 +125,46 @@ class QueueCommits:
             self._clock_s = trio.lowlevel.current_clock().current_time
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                nursery.start_soon(self.commits.run)
+                nursery.start_soon(self._commit)
                 task_status.started()
                 await self._keep_time()
         finally:
             self._nursery = None
             self._closing = True
 
+    async def _commit(self) -> None:
+        try:
+            await self.commits.run()
+        except NotOwnerError as error:
+            self.lose(error)  # before anything is cancelled, so that all are told why
+            raise
+
     async def aclose(self) -> None:
         """After `run`: write what was taken, and close the store. Idempotent."""
         self._closing = True
         await self.commits.aclose()
+
+    def lose(self, error: Dep2pError) -> None:
+        """Another node has the store. Nothing is written or handed out any more, and whoever waits is told."""
+        self._closing = True
+        self.lost = error
+        for flush in [*self._flushes, *(each for _calls, flushes in self._waiting_for.values() for each in flushes)]:
+            flush.error = error
+            flush.done.set()
+        self._flushes.clear()
+        self._waiting_for.clear()
+        self._durable.clear()
+        self.book.out.clear()
+        self.book.refuse(error)
+        if self._rights is not None:
+            self._rights.save = lambda _key, _value: None
+        self._room.unpark_all()
+
+    def _require_open(self) -> None:
+        if self.lost is not None:
+            raise copy.copy(self.lost)
+        if self._closing:
+            raise StreamClosedError("the queues are closed")
 
     async def call(self, function: Callable[..., T], *arguments: object) -> T:
         """Run in the store's thread, after what is under way there."""
@@ -285,12 +319,13 @@ class QueueCommits:
 
         Raises StoreError when it cannot be written now; it is tried again then.
         """
-        if self._closing:
-            raise StreamClosedError("the queues are closed")
+        self._require_open()
         flush = _Flush()
         self._flushes.append(flush)
         self.commits.kick()
         await flush.done.wait()
+        if isinstance(flush.error, NotOwnerError):
+            raise copy.copy(flush.error)
         if flush.error is not None:
             raise StoreError(str(flush.error)) from flush.error
 

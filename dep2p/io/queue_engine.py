@@ -85,7 +85,12 @@ class QueueEngine(EngineLooking):
         """Also ends the consumers that are left."""
         await super().aclose()
         for consumer in list(self._consumers.values()):
-            consumer.stop("this node is closed")
+            consumer.stop_because("this node is closed")
+
+    def lose(self, error: Dep2pError) -> None:
+        super().lose(error)
+        for consumer in list(self._consumers.values()):
+            consumer.stop(error)
 
     @property
     def consumers_max(self) -> int:
@@ -256,7 +261,7 @@ class QueueEngine(EngineLooking):
         publish: Publish | None = None,
     ) -> None:
         if self._closing:
-            raise StreamClosedError("the queues are closed")
+            self._require_open()
         bounds, pending = self._bounds, self._pending
         if pending.items >= bounds.pending_items_max or (
             pending.bytes and pending.bytes + size > bounds.pending_bytes_max
@@ -285,6 +290,7 @@ class QueueEngine(EngineLooking):
         queue = self.book.find(namespace, name)
         nursery = self._nursery
         if nursery is None:
+            self._require_open()
             raise StreamClosedError("the queues are closed")
         if not queue.is_loaded:
             nursery.start_soon(self._load_and_publish, namespace, name, messages, publisher, on_done)
@@ -373,6 +379,7 @@ class QueueEngine(EngineLooking):
             consumer = LocalConsumer(
                 self, found, name, max_in_flight=max_in_flight, bytes_max=size, msg_timeout_s=timeout_s
             )
+        self._require_open()
         if queue.is_deleted or queue.channels.get(channel) is not found:
             raise ChannelNotFoundError(f"the channel {channel!r} was deleted just now")
         found.attach(consumer.core)

@@ -1,5 +1,6 @@
 """The part of the queue engine that looks at queues, and gives dead letters to their channels again."""
 
+import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Final, cast
@@ -86,7 +87,7 @@ class WaitedPublish(Publish):
         else:
             await trio.lowlevel.checkpoint()
         if self.error is not None:
-            raise type(self.error)(*self.error.args)
+            raise copy.copy(self.error)
         return self.points()
 
 

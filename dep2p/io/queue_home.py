@@ -11,12 +11,20 @@ from typing import Any, Final, cast
 
 import trio
 
-from dep2p.errors import Dep2pError, ProtocolError, QueueExistsError, QueueNotFoundError, QueuePlacedError
+from dep2p.errors import (
+    Dep2pError,
+    NotOwnerError,
+    ProtocolError,
+    QueueExistsError,
+    QueueNotFoundError,
+    QueuePlacedError,
+)
 from dep2p.io.queue_access import Rights, Who, parse_access
 from dep2p.io.queue_engine import QueueEngine
 from dep2p.io.queue_home_left import Left
 from dep2p.io.queue_home_looking import HomeLooking
 from dep2p.io.queue_home_shares import LOOK_S, Asker, Shares, all_places, no_fields, whole
+from dep2p.io.queue_keeping import Keeping
 from dep2p.protocols.queue.names import is_ephemeral
 from dep2p.protocols.queue.options import options_as_dict
 from dep2p.protocols.queue.ordering.placement import Place, narrowed_by, nodes_for, ranges_of, share_name
@@ -34,15 +42,15 @@ class QueueHome:
     """Of the placed queues of one realm that this node is the home of."""
 
     def __init__(
-        self, engine: QueueEngine, rights: Rights, realm_id: RealmId, own: PeerId, at: Callable[[str], Asker]
+        self, keeping: Keeping, rights: Rights, realm_id: RealmId, own: PeerId, at: Callable[[str], Asker]
     ) -> None:
-        self._engine = engine
+        self._keeping = keeping
         self._rights = rights
         self._realm_id = realm_id
         self._own = own
         self._shares = Shares(at)
         self._looking = HomeLooking(self._shares)
-        self._left = Left(engine, realm_id, self._shares, self._alone)
+        self._left = Left(keeping, realm_id, self._shares, self._alone)
         self._wake = trio.Event()
         self._steps: dict[tuple[str, str], None] = {}
         """Queues that are followed, each by its own task: a node that hangs holds up no queue without it."""
@@ -50,6 +58,11 @@ class QueueHome:
         """By the name of a queue: what changes it is done one after another."""
         self._told: dict[tuple[str, str], str] = {}
         """Why a queue's step failed the last time, which was said."""
+
+    @property
+    def _engine(self) -> QueueEngine:
+        """Raises NotOwnerError while another node keeps the queues."""
+        return self._keeping.engine
 
     # Requests
 
@@ -385,6 +398,16 @@ class QueueHome:
 
         Whatever a node answers, and whatever is deleted meanwhile, does not end it.
         """
+        while True:
+            await self._keeping.here()
+            try:
+                with self._keeping.term():
+                    await self._keep()
+            except* NotOwnerError as gone:
+                logger.info("placed queues are another node's now: %s", gone.exceptions[0])
+
+    async def _keep(self) -> None:
+        """In one term."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._left.run)
             while True:

@@ -10,6 +10,7 @@ import trio
 from dep2p.errors import ChannelNotFoundError, Dep2pError, QueueNotFoundError
 from dep2p.io.queue_engine import QueueEngine
 from dep2p.io.queue_home_shares import LOOK_S, Shares
+from dep2p.io.queue_keeping import Keeping
 from dep2p.protocols.queue.ordering.placement import Place
 from dep2p.types import RealmId
 
@@ -26,17 +27,22 @@ class Left:
 
     def __init__(
         self,
-        engine: QueueEngine,
+        keeping: Keeping,
         realm_id: RealmId,
         shares: Shares,
         alone: Callable[[str], AbstractAsyncContextManager[None]],
     ) -> None:
         """``alone``: nothing else changes the queue of that name meanwhile."""
-        self._engine = engine
+        self._keeping = keeping
         self._realm_id = realm_id
         self._shares = shares
         self._alone = alone
         self._wake = trio.Event()
+
+    @property
+    def _engine(self) -> QueueEngine:
+        """Raises NotOwnerError while another node keeps the queues."""
+        return self._keeping.engine
 
     def remember(self, places: Iterable[Place], channel: str = "") -> None:
         """They are to be removed. Durable with what is committed next."""

@@ -11,6 +11,7 @@ from dep2p.errors import (
     LockLostError,
     MessageTooLargeError,
     NotInFlightError,
+    NotOwnerError,
     OverloadedError,
     ProtocolError,
     QueueAccessError,
@@ -61,11 +62,15 @@ _EXCEPTIONS: Final[dict[int, type[Dep2pError]]] = {
     QueueCode.LOCK_LOST: LockLostError,
     QueueCode.PLACED: QueuePlacedError,
     QueueCode.MOVED: QueueMovedError,
+    QueueCode.NOT_OWNER: NotOwnerError,
 }
 
 
 def error_of(code: int, text: str) -> Dep2pError:
-    """The public exception of a refusal."""
+    """The public exception of a refusal. Raises ProtocolError for a malformed one."""
+    if code == QueueCode.NOT_OWNER:
+        epoch, owner, nodes, rest = wire.read_not_owner(text)
+        return NotOwnerError(rest, owner, epoch, nodes)
     return _EXCEPTIONS.get(code, RemoteError)(text)
 
 
@@ -77,6 +82,13 @@ def code_of(error: BaseException) -> QueueCode:
         if kind is not StoreError and isinstance(error, kind):
             return QueueCode(code)
     return QueueCode.STORE if isinstance(error, StoreError) else QueueCode.OTHER
+
+
+def text_of(error: BaseException) -> str:
+    """The text of a refusal."""
+    if isinstance(error, NotOwnerError):
+        return wire.not_owner_text(error.epoch, error.owner, error.nodes, str(error))
+    return str(error)
 
 
 def payload_bytes_max(limits: Limits) -> int:

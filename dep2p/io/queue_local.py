@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import trio
@@ -49,7 +49,7 @@ class LocalConsumer(Consumer):
             bytes_max=bytes_max,
             msg_timeout_s=msg_timeout_s,
             on_deliver=self._on_deliver,
-            on_closed=self._on_closed,
+            on_closed=self.stop_because,
         )
         self.error: Dep2pError | None = None
         self._engine = engine
@@ -68,9 +68,14 @@ class LocalConsumer(Consumer):
         if self._waiting:
             trio.lowlevel.reschedule(self._waiting.popleft())
 
-    def _on_closed(self, reason: str) -> None:
+    def stop_because(self, reason: str) -> None:
+        """Nothing more comes."""
+        self.stop(QueueConsumerClosedError(f"the consumer of {self.queue!r} is over: {reason}"))
+
+    def stop(self, error: Dep2pError) -> None:
+        """The same, and this is told."""
         if self.error is None:
-            self.error = QueueConsumerClosedError(f"the consumer of {self.queue!r} is over: {reason}")
+            self.error = error
             self._inbox.clear()
             while self._waiting:
                 trio.lowlevel.reschedule(self._waiting.popleft())
@@ -158,6 +163,10 @@ class LocalConsumer(Consumer):
             await trio.lowlevel.checkpoint()
         return settled
 
+    def when_durable(self, call: Callable[[], None]) -> None:
+        """Call when everything that was said until now is durable; never, when the engine is over before that."""
+        self._engine.when_durable(call)
+
     def holds(self, partition: int, seq: int, epoch: int = 0) -> bool:
         return (partition, seq) in self.core.held
 
@@ -165,10 +174,6 @@ class LocalConsumer(Consumer):
         self.max_in_flight = max_in_flight
         self._channel.set_ready(self.core, max_in_flight)
         self._engine.changed()
-
-    def stop(self, reason: str) -> None:
-        """Nothing more comes."""
-        self._on_closed(reason)
 
     def detach(self, now: float) -> None:
         """From its channel: what it holds goes to others."""
@@ -180,6 +185,6 @@ class LocalConsumer(Consumer):
             for delivery in reversed(self._inbox):
                 with contextlib.suppress(NotInFlightError):
                     self._channel.release(self.core, (delivery.partition, delivery.message.seq))
-            self._on_closed("it was closed")
+            self.stop_because("it was closed")
             self._engine.detach(self._channel, self)
         await trio.lowlevel.checkpoint()

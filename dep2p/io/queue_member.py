@@ -46,7 +46,7 @@ class KeptMember(LocalConsumer):
             bytes_max=bytes_max,
             msg_timeout_s=msg_timeout_s,
             on_deliver=self._on_deliver,
-            on_closed=self._on_closed,
+            on_closed=self.stop_because,
             on_lease=self._on_lease,
         )
         self.on_lease: Callable[[Lease], None] = lambda _lease: None
@@ -89,6 +89,8 @@ class KeptMember(LocalConsumer):
     def heartbeat(self, beat: int, seen: int, held: Sequence[tuple[int, int]]) -> None:
         """It is there. Raises ``ValueError`` when the channel has too many consumers."""
         engine = self._engine
+        if not engine.is_held():
+            return  # an answer would promise a lease that another node may be giving to somebody else
         engine.book.at(engine.wall_us())
         self._exclusive.heartbeat(self.member, beat, seen, dict(held), engine.now())
         engine.changed()
@@ -116,6 +118,6 @@ class KeptMember(LocalConsumer):
 
     async def aclose(self) -> None:
         if self.error is None:
-            self._on_closed("it was closed")
+            self.stop_because("it was closed")
             self._engine.detach(self._channel, self)
         await trio.lowlevel.checkpoint()

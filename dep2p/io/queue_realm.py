@@ -10,6 +10,7 @@ from dep2p.io.queue_admin import RIGHTS, perform
 from dep2p.io.queue_consumer import Consumer
 from dep2p.io.queue_engine import QueueEngine
 from dep2p.io.queue_items import new_messages, parse_message_id
+from dep2p.io.queue_keeping import Keeping
 from dep2p.io.queue_places import Queues
 from dep2p.protocols.queue_wire import WireMessage
 from dep2p.types import PeerId, RealmId
@@ -151,7 +152,7 @@ class LocalQueues(RealmQueues):
 
     def __init__(
         self,
-        engine: QueueEngine,
+        keeping: Keeping,
         rights: Rights,
         namespace: str,
         service: "QueueService | None" = None,
@@ -159,12 +160,16 @@ class LocalQueues(RealmQueues):
         as_member: PeerId | None = None,
     ) -> None:
         """``as_member``: what it publishes and consumes needs the rights of that member, not of this node's owner."""
-        self._engine = engine
+        self._keeping = keeping
         self._rights = rights
         self._namespace = namespace
         self._service = service
         self._as_member = as_member
         self.peer = None
+
+    @property
+    def _engine(self) -> QueueEngine:
+        return self._keeping.engine
 
     def _require(self, name: str, right: Right) -> None:
         if self._as_member is not None:
@@ -175,7 +180,8 @@ class LocalQueues(RealmQueues):
             raise ValueError(f"no operation {op!r} on queues")
         if self._service is not None:
             return await self._service.perform_own(op, fields)
-        return await perform(self._engine, self._rights, self._namespace, op, fields)
+        with self._keeping.term() as engine:
+            return await perform(engine, self._rights, self._namespace, op, fields)
 
     async def publish_plain(
         self, name: str, messages: Sequence[WireMessage], timeout_s: float | None

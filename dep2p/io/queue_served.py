@@ -13,6 +13,7 @@ from dep2p.errors import (
     Dep2pError,
     ErrorCode,
     MessageTooLargeError,
+    NotOwnerError,
     OverloadedError,
     ProtocolError,
     QueueAccessError,
@@ -22,7 +23,7 @@ from dep2p.errors import (
 )
 from dep2p.host.interface import ByteStream
 from dep2p.io.link import Link
-from dep2p.io.queue_link import code_of, payload_bytes_max
+from dep2p.io.queue_link import code_of, payload_bytes_max, text_of
 from dep2p.io.queue_local import LocalConsumer
 from dep2p.io.queue_member import KeptMember
 from dep2p.limits import Limits
@@ -80,10 +81,6 @@ class QueueHost(Protocol):
         of_placed: bool,
     ) -> LocalConsumer:
         """A consumer for a member; with a name of its own in an exclusive channel."""
-        ...
-
-    def when_durable(self, call: Callable[[], None]) -> None:
-        """Call when everything that was said until now is durable."""
         ...
 
     async def administer(self, peer: PeerId, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
@@ -303,8 +300,8 @@ class ServedQueueLink(Link):
                     self._put(encode_frame(wire.SUBSCRIBED, b"", req_id=req_id))
                     try:
                         await self._deliver_all(req_id, consumer)
-                    except QueueConsumerClosedError as error:
-                        self._put(wire.encode_refused(wire.ENDED, req_id, code_of(error), str(error)))
+                    except (QueueConsumerClosedError, NotOwnerError) as error:
+                        self._put(wire.encode_refused(wire.ENDED, req_id, code_of(error), text_of(error)))
                     finally:
                         if isinstance(consumer, KeptMember):
                             consumer.is_leaving = subscription.is_ending
@@ -371,7 +368,7 @@ class ServedQueueLink(Link):
         if member is None:
             self._settled_late(req_id, ticket, results)
         else:
-            self._answer_settle(req_id, ticket, member.apply_fenced(epoch, results))
+            self._answer_settle(req_id, ticket, member, member.apply_fenced(epoch, results))
 
     def _settle(self, req_id: int, payload: bytes) -> None:
         ticket, results = wire.decode_settle(payload)
@@ -381,7 +378,7 @@ class ServedQueueLink(Link):
             return
         if isinstance(subscription.consumer, KeptMember):
             raise ProtocolError("SETTLE without an epoch for a subscription of an exclusive channel")
-        self._answer_settle(req_id, ticket, subscription.consumer.apply(results))
+        self._answer_settle(req_id, ticket, subscription.consumer, subscription.consumer.apply(results))
 
     def _settled_late(self, req_id: int, ticket: int, results: Sequence[Result]) -> None:
         self.counters["results_dropped_late"] += len(results)
@@ -389,10 +386,10 @@ class ServedQueueLink(Link):
             refused = [(each.partition, each.seq, int(QueueCode.NOT_IN_FLIGHT)) for each in results]
             self._put(wire.encode_settled(req_id, Settled(ticket, refused, [])))
 
-    def _answer_settle(self, req_id: int, ticket: int, settled: Settled) -> None:
+    def _answer_settle(self, req_id: int, ticket: int, consumer: LocalConsumer, settled: Settled) -> None:
         settled = settled._replace(ticket=ticket)
         if ticket:
-            self._host.when_durable(lambda: self._put(wire.encode_settled(req_id, settled)))
+            consumer.when_durable(lambda: self._put(wire.encode_settled(req_id, settled)))
         elif settled.refused:
             self._put(wire.encode_settled(req_id, settled))
 
@@ -448,7 +445,7 @@ class ServedQueueLink(Link):
         self.counters[f"refused_{code.name.lower()}"] += 1
         if isinstance(error, QueueAccessError):
             logger.info("refused %s: %s", self.peer, error)
-        self._put(wire.encode_refused(wire.REFUSED, req_id, code, str(error), retry_after_ms))
+        self._put(wire.encode_refused(wire.REFUSED, req_id, code, text_of(error), retry_after_ms))
 
     def ended(self, error: Dep2pError) -> None:
         for subscription in self._subscriptions.values():

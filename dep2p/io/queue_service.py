@@ -26,6 +26,7 @@ from dep2p.io.queue_engine import QueueEngine
 from dep2p.io.queue_exclusive_ports import RemotePort
 from dep2p.io.queue_home import QueueHome
 from dep2p.io.queue_items import new_messages
+from dep2p.io.queue_keeping import Keeping
 from dep2p.io.queue_link import Answer, QueueLink
 from dep2p.io.queue_local import LocalConsumer
 from dep2p.io.queue_placed import PlacedQueue
@@ -64,7 +65,7 @@ class QueueService:
         gate: RealmGate,
         realm_id: RealmId,
         limits: Limits,
-        engine: QueueEngine,
+        keeping: Keeping,
         rights: Rights,
         *,
         rng: Rng,
@@ -74,7 +75,7 @@ class QueueService:
         self._gate = gate
         self._realm_id = realm_id
         self._limits = limits
-        self._engine = engine
+        self._keeping = keeping
         self._rights = rights
         self._rng = rng
         self._counters: Counter[str] = Counter()
@@ -84,7 +85,7 @@ class QueueService:
         self._consumers: dict[RemoteConsumer, None] = {}
         self._nursery: trio.Nursery | None = None
         self._is_draining = False
-        self.home = QueueHome(engine, rights, realm_id, host.peer_id, self._place)
+        self.home = QueueHome(keeping, rights, realm_id, host.peer_id, self._place)
         """Of queues whose partitions are on several nodes."""
         self._placed: dict[tuple[PeerId, str], PlacedQueue] = {}
         self._pool: LinkPool[QueueLink] = LinkPool(gate, self.protocol, limits, self._counters, self._make_link)
@@ -166,6 +167,11 @@ class QueueService:
         finally:
             del self._served[link]
 
+    @property
+    def _engine(self) -> QueueEngine:
+        """Raises NotOwnerError while another node keeps the queues."""
+        return self._keeping.engine
+
     def publish_soon(
         self,
         peer: PeerId,
@@ -175,8 +181,9 @@ class QueueService:
         on_done: Callable[[Sequence[tuple[int, int]], Dep2pError | None], None],
     ) -> None:
         """See `QueueHost`."""
+        engine = self._engine
         self._rights.require(self._realm_id, name, peer, Right.PUBLISH)
-        self._engine.publish_soon(self._realm_id, name, new_messages(messages), publisher, on_done)
+        engine.publish_soon(self._realm_id, name, new_messages(messages), publisher, on_done)
 
     async def subscribe(
         self,
@@ -192,8 +199,9 @@ class QueueService:
         of_placed: bool = False,
     ) -> LocalConsumer:
         """See `QueueHost`."""
+        engine = self._engine
         self._rights.require(self._realm_id, name, peer, Right.CONSUME)
-        return await self._engine.subscribe(
+        return await engine.subscribe(
             self._realm_id,
             name,
             channel,
@@ -206,12 +214,12 @@ class QueueService:
             of_placed=of_placed,
         )
 
-    def when_durable(self, call: Callable[[], None]) -> None:
-        """See `QueueHost`."""
-        self._engine.when_durable(call)
-
     async def administer(self, peer: PeerId, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
         """See `QueueHost`."""
+        with self._keeping.term():
+            return await self._administer(peer, op, fields)
+
+    async def _administer(self, peer: PeerId, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
         right = RIGHTS.get(op)
         if right is None:
             raise ProtocolError(f"no operation {op[:40]!r} on queues")
@@ -268,13 +276,14 @@ class QueueService:
 
     def own(self) -> LocalQueues:
         """The queues that this node keeps for the realm."""
-        return LocalQueues(self._engine, self._rights, self._realm_id, self)
+        return LocalQueues(self._keeping, self._rights, self._realm_id, self)
 
     async def perform_own(self, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
         """An administrative request of a program of this node."""
-        if RIGHTS[op] is Right.CREATE:
-            self._require_create(fields, None)
-        return await self._perform(op, fields, "local")
+        with self._keeping.term():
+            if RIGHTS[op] is Right.CREATE:
+                self._require_create(fields, None)
+            return await self._perform(op, fields, "local")
 
     def _place(self, node: str) -> Queues:
         peer = parse_peer_id(node)
@@ -285,7 +294,7 @@ class QueueService:
         peer = parse_peer_id(node)
         if peer != self._host.peer_id:
             return self.at(peer)
-        return LocalQueues(self._engine, self._rights, self._realm_id, self, as_member=peer)
+        return LocalQueues(self._keeping, self._rights, self._realm_id, self, as_member=peer)
 
     def _is_up(self, node: str) -> bool:
         peer = parse_peer_id(node)

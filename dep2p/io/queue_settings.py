@@ -7,8 +7,9 @@ from dep2p.io.queue_access import Access, Who
 from dep2p.protocols.queue.options import QueueOptions
 from dep2p.storage.interface import QueueStore
 from dep2p.storage.memory import MemoryStore
-from dep2p.storage.opening import open_url
+from dep2p.storage.opening import open_shared, open_url
 from dep2p.storage.sqlite import SqliteStore, Sync
+from dep2p.storage.takeover import SharedStores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,14 @@ class QueueSettings:
     """Of a realm's queue whose maker gives no other."""
     create: Who = "members"
     """Who may make queues of a realm on this node."""
+
+    standby: bool = False
+    """The store, in PostgreSQL, is shared with other nodes that are set up so, too: one of them keeps the queues, and
+    another one takes over when it is gone. See docs/howto/takeover.md."""
+
+    def shared_stores(self, peer: str) -> SharedStores:
+        """The store of a set of nodes, as this one sees it. Raises ``ValueError`` unless it is in PostgreSQL."""
+        return open_shared(self.store, self.sync, peer)
 
     def make_store(self, data_dir: Path | None) -> QueueStore:
         """Not opened yet. Raises ``ValueError`` for an address that no backend knows, StoreError without its driver."""

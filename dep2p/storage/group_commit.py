@@ -11,7 +11,7 @@ from typing import Final, Protocol, TypeVar
 
 import trio
 
-from dep2p.errors import StoreError, StoreFullError, StoreUnknownError
+from dep2p.errors import NotOwnerError, StoreError, StoreFullError, StoreUnknownError
 from dep2p.protocols.queue.records import StoreBatch
 from dep2p.storage.interface import QueueStore
 from dep2p.storage.writer_thread import WriterThread
@@ -90,7 +90,7 @@ class GroupCommit:
                 trio.lowlevel.reschedule(task)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled; `aclose` writes what is left."""
+        """Until cancelled; `aclose` writes what is left. Raises NotOwnerError when another node has the store."""
         task_status.started()
         retry_s = _RETRY_FIRST_S
         while True:
@@ -129,9 +129,12 @@ class GroupCommit:
                 with trio.CancelScope(shield=True):
                     await self.read(self.store.tidy)
                 wait_s = self.store.tidy_in_s()
+                self._is_well()
+            except NotOwnerError:
+                raise
             except StoreError as error:
                 self.counters["tidies_failed"] += 1
-                logger.error("%s", error)
+                self._is_ill(error)
                 wait_s = _RETRY_MAX_S
 
     async def _sleep(self) -> None:
@@ -164,12 +167,15 @@ class GroupCommit:
                 owner.committed(batch)
                 if batch.is_empty:
                     self._before()
+            elif isinstance(error, NotOwnerError):
+                self.counters["commits_failed"] += 1
+                self._is_writing = False
+                owner.failed(batch, error)
+                raise error
             else:
                 self.counters["commits_failed"] += 1
                 self._is_full = isinstance(error, StoreFullError) and not is_alone
-                if self.problem != str(error):
-                    self.problem = str(error)
-                    logger.error("%s", error)
+                self._is_ill(error)
                 if isinstance(error, StoreUnknownError):
                     self._doubtful = batch
                     self.counters["commits_in_doubt"] += 1
@@ -183,10 +189,18 @@ class GroupCommit:
             self._tell_done()
         return may_go_on
 
-    def _count(self, batch: StoreBatch, took_s: float) -> None:
+    def _is_ill(self, error: StoreError) -> None:
+        if self.problem != str(error):
+            self.problem = str(error)
+            logger.error("%s", error)
+
+    def _is_well(self) -> None:
         if self.problem:
             logger.info("the store works again")
             self.problem = ""
+
+    def _count(self, batch: StoreBatch, took_s: float) -> None:
+        self._is_well()
         if not batch.is_empty:
             self.counters["commits"] += 1
             self.counters["messages_committed"] += len(batch.appends)
@@ -274,9 +288,12 @@ class GroupCommit:
             return
         self._is_closed = True
         with trio.CancelScope(shield=True):
-            for _ in range(1_000):
-                self._before()
-                if not self._is_due or not await self._write_one():
-                    break
+            try:
+                for _ in range(1_000):
+                    self._before()
+                    if not self._is_due or not await self._write_one():
+                        break
+            except NotOwnerError as error:
+                logger.warning("what was not acknowledged is not written: %s", error)
             await trio.to_thread.run_sync(self.store.close, limiter=self._limiter)
             self._writer.close()

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from dep2p.errors import StoreError
 from dep2p.storage.interface import QueueStore
 from dep2p.storage.sqlite import Sync
+from dep2p.storage.takeover import SharedStores
 
 _RAW: Final = re.compile(r"[/?#\[\]\s@]|:.*:|%(?![0-9a-fA-F]{2})")
 """What cannot stand in a user's name or password as it is."""
@@ -35,6 +36,25 @@ def open_url(url: str, sync: Sync) -> QueueStore:
             raise _no_driver("Redis", "redis") from None
         return RedisStore(url, is_synced=is_synced)
     raise ValueError(f"{scheme}:// is no store: use memory, a path, postgresql://… or redis://…")
+
+
+def open_shared(url: str, sync: Sync, peer: str) -> SharedStores:
+    """The same store, shared by several nodes, as the node ``peer`` sees it; not connected.
+
+    Raises ``ValueError`` for any other kind of store, or a malformed address; StoreError without its driver.
+    """
+    scheme = url.partition("://")[0]
+    if scheme not in ("postgresql", "postgres"):
+        raise ValueError(
+            'nodes that stand by for each other share a store in PostgreSQL: set store = "postgresql://…" in '
+            "[queues] on each of them, or standby = false"
+        )
+    _check_address(scheme, url)
+    try:
+        from dep2p.storage.postgres_shared import PostgresStores
+    except ImportError:
+        raise _no_driver("PostgreSQL", "postgres") from None
+    return PostgresStores(url, peer, is_synced=sync == "always")
 
 
 def _check_address(scheme: str, url: str) -> None:

@@ -10,7 +10,7 @@ import re
 import time
 import zlib
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, LiteralString, TypeVar
 
 import psycopg
 from psycopg import sql
@@ -30,7 +30,9 @@ from dep2p.protocols.queue.records import (
 from dep2p.storage.interface import nobody_waits
 from dep2p.storage.numbers import check_numbers
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
+_SCHEMA_BEFORE: Final = 1
+"""It had no nodes that take turns; it is brought over."""
 RECONNECT_S: Final = 15.0
 """For so long a call waits for a server that went away."""
 _CONNECT_TIMEOUT_S: Final = 5
@@ -42,6 +44,16 @@ _STARTING: Final = "starting up"
 _TRIM_ROWS: Final = 4_000
 """Messages removed from the log in one commit; more of them go with later ones, so that no commit stalls."""
 
+_TERMS_KEPT: Final = 1_000
+
+_TURNS: Final = """
+alter table owner add column holder text not null default '', add column renewed_at timestamptz not null default now(),
+    add column lease_s double precision not null default 0;
+create table terms(epoch bigint primary key, holder text not null, since timestamptz not null, batch bigint not null);
+create table nodes(peer text primary key, seen_at timestamptz not null);
+update owner set version = 2;
+"""
+"""Whose turn it is. ``holder`` is empty when nobody's; ``batch`` of a term: the last one that was written before it."""
 _TABLES: Final = """
 create table owner(epoch bigint not null, batch bigint not null, version integer not null);
 insert into owner values (0, 0, 1);
@@ -63,12 +75,14 @@ create table last_dead(channel bigint primary key, id bigint not null);
 """
 
 T = TypeVar("T")
+Term = tuple[int, int]
 
 
 class PostgresStore:
     """A queue store in a schema of a database. ``is_synced``: a commit is on the server's disk when it returns."""
 
     is_durable = True
+    _take_number: LiteralString = "update owner set batch = %s where epoch = %s"
 
     def __init__(self, url: str, *, schema: str = "dep2p", is_synced: bool = True) -> None:
         self._url = url
@@ -99,12 +113,8 @@ class PostgresStore:
         db = self._connect_first()
         try:
             with db.transaction():
-                if db.execute("select to_regclass(%s)", (f"{self._schema}.owner",)).fetchone() == (None,):
-                    db.execute(sql.SQL("create schema if not exists {}").format(sql.Identifier(self._schema)))
-                    db.execute(_TABLES)
-                found = db.execute("update owner set epoch = epoch + 1 returning epoch, batch, version").fetchone()
-            if found is None or found[2] != SCHEMA_VERSION:
-                raise StoreError(f"the queues in {self.place} are of another dep2p: use its version, or another schema")
+                self._make_tables(db)
+                found = self._begin_term(db)
             self._know_partitions(db)
         except psycopg.Error as error:
             db.close()
@@ -112,9 +122,32 @@ class PostgresStore:
         except StoreError:
             db.close()
             raise
-        self._epoch, self._batch = found[0], found[1]
+        self._epoch, self._batch = found
         self._db, self._is_open = db, True
         self._look_at_size()
+
+    def _make_tables(self, db: "psycopg.Connection[tuple[Any, ...]]") -> None:
+        """What is missing. Raises StoreError for those of another version."""
+        if db.execute("select to_regclass(%s)", (f"{self._schema}.owner",)).fetchone() == (None,):
+            db.execute(sql.SQL("create schema if not exists {}").format(sql.Identifier(self._schema)))
+            db.execute(_TABLES)
+            db.execute(_TURNS)
+        version = db.execute("select version from owner").fetchone()
+        if version == (_SCHEMA_BEFORE,):
+            db.execute(_TURNS)
+        elif version != (SCHEMA_VERSION,):
+            raise StoreError(f"the queues in {self.place} are of another dep2p: use its version, or another schema")
+
+    def _begin_term(self, db: "psycopg.Connection[tuple[Any, ...]]", holder: str = "", lease_s: float = 0.0) -> Term:
+        """Epoch, and the last batch that was written before. The row's lock is held until the end."""
+        epoch, batch = db.execute(
+            "update owner set epoch = epoch + 1, holder = %s, lease_s = %s, renewed_at = clock_timestamp() "
+            "returning epoch, batch",
+            (holder, lease_s),
+        ).fetchone() or (0, 0)
+        db.execute("insert into terms values(%s, %s, clock_timestamp(), %s)", (epoch, holder, batch))
+        db.execute("delete from terms where epoch <= %s", (epoch - _TERMS_KEPT,))
+        return epoch, batch
 
     def _connect_first(self) -> "psycopg.Connection[tuple[Any, ...]]":
         """A server that is there and not ready yet, as after the start of the machine, is waited for.
@@ -159,15 +192,17 @@ class PostgresStore:
         try:
             db.execute("select set_config('search_path', quote_ident(%s), false)", (self._schema,))
             db.execute("select set_config('synchronous_commit', %s, false)", ("on" if self._is_synced else "off",))
-            lock = zlib.crc32(f"dep2p queues {self._schema}".encode())
-            if db.execute("select pg_try_advisory_lock(%s)", (lock,)).fetchone() != (True,):
-                raise StoreLockedError(
-                    f"the queues in {self.place}, schema {self._schema}, are in use by another process: stop it first"
-                )
+            self._lock(db)
         except BaseException:
             db.close()
             raise
         return db
+
+    def _lock(self, db: "psycopg.Connection[tuple[Any, ...]]") -> None:
+        if db.execute("select pg_try_advisory_lock(%s)", (lock_of(self._schema),)).fetchone() != (True,):
+            raise StoreLockedError(
+                f"the queues in {self.place}, schema {self._schema}, are in use by another process: stop it first"
+            )
 
     def close(self) -> None:
         """Give the lock back. Idempotent."""
@@ -317,14 +352,16 @@ class PostgresStore:
                 and db.execute("select 1 from owner where epoch = %s and batch = %s", (self._epoch, number)).fetchone()
             ):
                 return {**self._trims, **batch.trims}  # it was written; only the answer was lost
-            is_again = True
+            was_tried, is_again = is_again, True
             with db.transaction():
-                taken = db.execute("update owner set batch = %s where epoch = %s", (number, self._epoch))
-                if taken.rowcount != 1:
-                    gone = StoreLockedError(f"the queues in {self.place} were taken over by another process")
-                    gone.is_final = True  # type: ignore[attr-defined]  # pyright: ignore
-                    raise gone
-                return self._write(db, batch)
+                taken = db.execute(self._take_number, (number, self._epoch))
+                if taken.rowcount == 1:
+                    return self._write(db, batch)
+            if was_tried and self._was_written(db, number):
+                return {**self._trims, **batch.trims}
+            gone = self._gone(db)
+            gone.is_final = True  # type: ignore[attr-defined]  # pyright: ignore
+            raise gone
 
         try:
             self._trims = self._call(step)
@@ -340,6 +377,14 @@ class PostgresStore:
         for partition in batch.partitions_removed:
             for numbers in (self._last, self._trimmed, self._trims):
                 numbers.pop(partition, None)
+
+    def _was_written(self, db: "psycopg.Connection[tuple[Any, ...]]", number: int) -> bool:
+        """Of a batch whose answer was lost before another one took over: what came later is in another term."""
+        query = "select batch from terms where epoch > %s order by epoch limit 1"
+        return db.execute(query, (self._epoch,)).fetchone() == (number,)
+
+    def _gone(self, db: "psycopg.Connection[tuple[Any, ...]]") -> StoreLockedError:
+        return StoreLockedError(f"the queues in {self.place} were taken over by another process")
 
     def _write(self, db: "psycopg.Connection[tuple[Any, ...]]", batch: StoreBatch) -> dict[int, int]:
         """Gives the trims that are not through."""
@@ -468,6 +513,11 @@ class PostgresStore:
             fsyncs=self._commits if self._is_synced else 0,
             rows_written=self._rows,
         )
+
+
+def lock_of(schema: str) -> int:
+    """Of the advisory lock of a schema's queues."""
+    return zlib.crc32(f"dep2p queues {schema}".encode())
 
 
 def without_password(url: str) -> str:

@@ -3,6 +3,7 @@
 from dep2p.errors import PeerNotFoundError
 from dep2p.io.queue_access import Access, Rights
 from dep2p.io.queue_engine import QueueEngine
+from dep2p.io.queue_keeping import Keeping
 from dep2p.io.queue_places import Queues
 from dep2p.io.queue_realm import LocalQueues
 from dep2p.storage.memory import MemoryStore
@@ -15,8 +16,9 @@ class FakeQueues:
     def __init__(self) -> None:
         self.rights = Rights(Access(), "members")
         self.engine = QueueEngine(MemoryStore(), rights=self.rights)
+        self.keeping = Keeping(self.engine)
 
     def place(self, realm: str | None, peer: PeerId | None) -> Queues:
         if peer is not None:
             raise PeerNotFoundError(f"no address of {peer} is known")
-        return LocalQueues(self.engine, self.rights, realm or "")
+        return LocalQueues(self.keeping, self.rights, realm or "")

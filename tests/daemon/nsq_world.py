@@ -13,6 +13,7 @@ import trio.testing
 from dep2p.daemon.nsq import NsqServer
 from dep2p.daemon.nsq_connection import NsqConnection
 from dep2p.io.queue_engine import QueueEngine
+from dep2p.io.queue_keeping import Keeping
 from dep2p.protocols.nsq.limits import NsqLimits
 from dep2p.protocols.queue.options import QueueOptions
 from dep2p.storage.interface import QueueStore
@@ -131,7 +132,7 @@ async def nsq_world(
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(engine.run)
-            yield NsqWorld(NsqServer(engine, lambda: "", limits=limits), nursery)
+            yield NsqWorld(NsqServer(Keeping(engine), lambda: "", limits=limits), nursery)
             nursery.cancel_scope.cancel()
     finally:
         await engine.aclose()

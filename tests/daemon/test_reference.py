@@ -37,7 +37,7 @@ def test_every_metric_is_documented_and_every_documented_one_is_there(served: Se
     served.http.get("/v1/status")
     with served.http.stream("GET", "/v1/events"), served.http.stream("GET", "/v1/topics/chat/messages"):
         served.do(served.control.counts.update, ["lagged_events"])
-        served.do(served.control.node.queues.engine.book.create, "", "jobs", QueueOptions())
+        served.do(served.control.node.queues.keeping.engine.book.create, "", "jobs", QueueOptions())
         text = served.http.get("/metrics").text
     there = {name: kind for name, kind in re.findall(r"^# TYPE (dep2p_\w+) (\w+)$", text, re.M)}
     page = (ROOT / "docs/reference/metrics.md").read_text()

@@ -10,6 +10,7 @@ import trio
 from dep2p.identity import Identity
 from dep2p.io.queue_access import Access, Rights, Who
 from dep2p.io.queue_engine import EngineBounds, QueueEngine
+from dep2p.io.queue_keeping import Keeping
 from dep2p.io.queue_realm import RemoteQueues
 from dep2p.io.queue_service import QueueService
 from dep2p.limits import Limits
@@ -54,16 +55,24 @@ class QueueSide:
         self.peer = self.host.peer_id
         self.gate = FakeGate(self.host)
         self.rights = Rights(Access(), create)
-        self.engine = QueueEngine(store or MemoryStore(), rights=self.rights)
+        self._store = store or MemoryStore()
+        self.keeping = self.make_keeping()
         self.service = QueueService(
-            self.host, self.gate, REALM, limits, self.engine, self.rights, rng=Random(next(_seeds))
+            self.host, self.gate, REALM, limits, self.keeping, self.rights, rng=Random(next(_seeds))
         )
         self.queues = self.service.own()
 
+    def make_keeping(self) -> Keeping:
+        return Keeping(QueueEngine(self._store, rights=self.rights))
+
+    @property
+    def engine(self) -> QueueEngine:
+        return self.keeping.engine
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        await self.engine.open()
+        await self.keeping.open()
         async with trio.open_nursery() as nursery:
-            await nursery.start(self.engine.run)
+            await nursery.start(self.keeping.run)
             await self.service.run(task_status=task_status)
 
     def at(self, other: "QueueSide") -> RemoteQueues:

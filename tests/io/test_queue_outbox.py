@@ -12,6 +12,7 @@ import trio
 from dep2p.errors import QueueFullError, StoreError, StreamClosedError
 from dep2p.io.queue_access import Rights
 from dep2p.io.queue_engine import QueueEngine
+from dep2p.io.queue_keeping import Keeping
 from dep2p.io.queue_outbox import create_outbox, publish_in
 from dep2p.io.queue_places import Queues
 from dep2p.io.queue_realm import LocalQueues
@@ -24,7 +25,7 @@ class Shaky(LocalQueues):
     """Fails as told: before or after a batch was taken."""
 
     def __init__(self, engine: QueueEngine, rights: Rights) -> None:
-        super().__init__(engine, rights, REALM)
+        super().__init__(Keeping(engine), rights, REALM)
         self.before: list[Exception] = []
         self.after: list[Exception] = []
         self.numbers: list[int] = []
@@ -235,7 +236,7 @@ def test_a_malformed_message_is_refused_before_it_is_written(app: App) -> None:
 async def test_a_database_that_cannot_be_opened_is_told_at_once(tmp_path: Path) -> None:
     async with running_engine() as engine:
         with pytest.raises(sqlite3.OperationalError):
-            async with LocalQueues(engine, Rights.__new__(Rights), "").relay(tmp_path / "no" / "app.db"):
+            async with LocalQueues(Keeping(engine), Rights.__new__(Rights), "").relay(tmp_path / "no" / "app.db"):
                 pass
         with pytest.raises(ValueError, match="poll_s"):
-            LocalQueues(engine, Rights.__new__(Rights), "").relay(tmp_path / "app.db", poll_s=0)
+            LocalQueues(Keeping(engine), Rights.__new__(Rights), "").relay(tmp_path / "app.db", poll_s=0)

@@ -16,6 +16,7 @@ import trio
 
 from dep2p.io.queue_access import Access, Rights
 from dep2p.io.queue_engine import QueueEngine
+from dep2p.io.queue_keeping import Keeping
 from dep2p.io.queue_outbox import create_outbox, publish_in
 from dep2p.io.queue_realm import LocalQueues
 from dep2p.storage.sqlite import SqliteStore
@@ -31,6 +32,7 @@ import trio
 from dep2p.io.queue_access import Access, Rights
 from dep2p.io.queue_engine import QueueEngine
 from dep2p.io.queue_outbox import publish_in
+from dep2p.io.queue_keeping import Keeping
 from dep2p.io.queue_realm import LocalQueues
 from dep2p.storage.sqlite import SqliteStore
 from pathlib import Path
@@ -41,7 +43,7 @@ async def main(address, store, seed):
     await engine.open()
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
-        queues = LocalQueues(engine, Rights(Access(), "members"), "")
+        queues = LocalQueues(Keeping(engine), Rights(Access(), "members"), "")
         await queues.create("jobs")
         async with queues.relay(address, poll_s=0.001):
             await trio.to_thread.run_sync(work, address, rng)
@@ -86,7 +88,7 @@ async def _drained(address: str, store: Path) -> list[int]:
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(engine.run)
-            queues = LocalQueues(engine, Rights(Access(), "members"), "")
+            queues = LocalQueues(Keeping(engine), Rights(Access(), "members"), "")
             async with queues.relay(address, poll_s=0.01) as relay:
                 with trio.fail_after(120):
                     await relay.flush()
@@ -157,7 +159,7 @@ def test_a_transaction_of_postgresql_that_is_rolled_back_publishes_nothing(postg
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(engine.run)
-                queues = LocalQueues(engine, Rights(Access(), "members"), "")
+                queues = LocalQueues(Keeping(engine), Rights(Access(), "members"), "")
                 await queues.create("jobs")
                 async with queues.relay(postgres, table="other", poll_s=0.01) as relay:
                     with trio.fail_after(60):

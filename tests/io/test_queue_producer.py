@@ -20,6 +20,7 @@ from dep2p.errors import (
 )
 from dep2p.io.queue_access import Rights
 from dep2p.io.queue_engine import QueueEngine
+from dep2p.io.queue_keeping import Keeping
 from dep2p.io.queue_places import Queues
 from dep2p.io.queue_producer import Producer, ProducerSettings
 from dep2p.io.queue_realm import LocalQueues
@@ -35,7 +36,7 @@ class Shaky(LocalQueues):
     """A place that fails as told: the errors, one for each publish, before it works."""
 
     def __init__(self, engine: QueueEngine, rights: Rights) -> None:
-        super().__init__(engine, rights, REALM)
+        super().__init__(Keeping(engine), rights, REALM)
         self.errors: list[Dep2pError] = []
         self.batches: list[list[bytes]] = []
         self.times: list[float] = []
