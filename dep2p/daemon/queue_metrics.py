@@ -32,18 +32,16 @@ def _keeping(control: Control) -> Iterator[Metric]:
     here = GaugeMetricFamily("dep2p_queues_owner", "1 while this node keeps the queues of its store, 0: it stands by.")
     here.add_metric([], 1.0 if status["role"] == "owner" else 0.0)
     yield here
-    if not status["shared"]:
-        return
     for name, text in (
         ("term", "Of the node that keeps the queues; it rises with each takeover."),
         ("silent_s", "For how long that node had not renewed, when it was looked at last."),
     ):
         gauge = GaugeMetricFamily(f"dep2p_queues_owner_{name.replace('_s', '_seconds')}", text)
-        gauge.add_metric([], float(status[name]))
+        gauge.add_metric([], float(status.get(name, 0)))
         yield gauge
     turns = CounterMetricFamily("dep2p_queues_turns", "Its turns as the owner, and how they ended.", labels=["event"])
     for name in ("terms", "takeovers", "terms_lost", "looks_failed"):
-        turns.add_metric([name], float(status[name]))
+        turns.add_metric([name], float(status.get(name, 0)))
     yield turns
 
 
