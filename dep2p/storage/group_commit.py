@@ -295,5 +295,5 @@ class GroupCommit:
                         break
             except NotOwnerError as error:
                 logger.warning("what was not acknowledged is not written: %s", error)
-            await trio.to_thread.run_sync(self.store.close, limiter=self._limiter)
+            await self.read(self.store.close)
             self._writer.close()
