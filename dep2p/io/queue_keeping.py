@@ -226,10 +226,10 @@ class SharedKeeping(Keeping):
             await engine.open()
         except NotOwnerError as error:
             logger.info("another node was first: %s", error)
+            await engine.commits.abandon()
             return
         except BaseException:
-            with trio.CancelScope(shield=True):
-                await engine.call(store.close)  # if it has it, the next one need not wait for the lease
+            await engine.commits.abandon()  # if it has it, the next one need not wait for the lease
             raise
         lost: Dep2pError | None = None
         try:
@@ -244,8 +244,7 @@ class SharedKeeping(Keeping):
             if lost is not None:
                 self._end(engine, lost)
             if self._engine is not engine:  # else `aclose` writes what is left
-                with trio.CancelScope(shield=True):
-                    await engine.call(store.close)
+                await engine.commits.abandon()
         await self._look()
 
     async def _watch(self, engine: QueueEngine) -> None:

@@ -295,5 +295,14 @@ class GroupCommit:
                         break
             except NotOwnerError as error:
                 logger.warning("what was not acknowledged is not written: %s", error)
-            await self.read(self.store.close)
-            self._writer.close()
+            await self._let_go()
+
+    async def abandon(self) -> None:
+        """Close the store without writing what is left: it is another node's, or nothing was begun."""
+        self._is_closed = True
+        with trio.CancelScope(shield=True):
+            await self._let_go()
+
+    async def _let_go(self) -> None:
+        await self.read(self.store.close)
+        self._writer.close()

@@ -29,10 +29,8 @@ from dep2p.protocols.queue.records import (
 )
 from dep2p.storage.interface import nobody_waits
 from dep2p.storage.numbers import check_numbers
+from dep2p.storage.postgres_schema import SCHEMA_BEFORE, SCHEMA_VERSION, TABLES, TURNS
 
-SCHEMA_VERSION: Final = 2
-_SCHEMA_BEFORE: Final = 1
-"""It had no nodes that take turns; it is brought over."""
 RECONNECT_S: Final = 15.0
 """For so long a call waits for a server that went away."""
 _CONNECT_TIMEOUT_S: Final = 5
@@ -45,34 +43,6 @@ _TRIM_ROWS: Final = 4_000
 """Messages removed from the log in one commit; more of them go with later ones, so that no commit stalls."""
 
 _TERMS_KEPT: Final = 1_000
-
-_TURNS: Final = """
-alter table owner add column holder text not null default '', add column renewed_at timestamptz not null default now(),
-    add column lease_s double precision not null default 0;
-create table terms(epoch bigint primary key, holder text not null, since timestamptz not null, batch bigint not null);
-create table nodes(peer text primary key, seen_at timestamptz not null);
-update owner set version = 2;
-"""
-"""Whose turn it is. ``holder`` is empty when nobody's; ``batch`` of a term: the last one that was written before it."""
-_TABLES: Final = """
-create table owner(epoch bigint not null, batch bigint not null, version integer not null);
-insert into owner values (0, 0, 1);
-create table definitions(key text primary key, value bytea not null);
-create table messages(partition bigint not null, seq bigint not null, meta bytea not null, body bytea not null,
-    primary key (partition, seq));
-create table partitions(partition bigint primary key, last_seq bigint not null, trimmed bigint not null,
-    items bigint not null, bytes bigint not null);
-create table cursors(channel bigint not null, partition bigint not null, floor bigint not null,
-    handed_out bigint not null, primary key (channel, partition));
-create table done(channel bigint not null, partition bigint not null, low bigint not null, high bigint not null,
-    primary key (channel, partition, low));
-create table states(channel bigint not null, partition bigint not null, seq bigint not null,
-    attempts bigint not null, due_us bigint not null, history bytea not null, primary key (channel, partition, seq));
-create table dead(channel bigint not null, id bigint not null, partition bigint not null, seq bigint not null,
-    died_us bigint not null, attempts bigint not null, meta bytea not null, body bytea not null,
-    history bytea not null, primary key (channel, id));
-create table last_dead(channel bigint primary key, id bigint not null);
-"""
 
 T = TypeVar("T")
 Term = tuple[int, int]
@@ -130,11 +100,11 @@ class PostgresStore:
         """What is missing. Raises StoreError for those of another version."""
         if db.execute("select to_regclass(%s)", (f"{self._schema}.owner",)).fetchone() == (None,):
             db.execute(sql.SQL("create schema if not exists {}").format(sql.Identifier(self._schema)))
-            db.execute(_TABLES)
-            db.execute(_TURNS)
+            db.execute(TABLES)
+            db.execute(TURNS)
         version = db.execute("select version from owner").fetchone()
-        if version == (_SCHEMA_BEFORE,):
-            db.execute(_TURNS)
+        if version == (SCHEMA_BEFORE,):
+            db.execute(TURNS)
         elif version != (SCHEMA_VERSION,):
             raise StoreError(f"the queues in {self.place} are of another dep2p: use its version, or another schema")
 
