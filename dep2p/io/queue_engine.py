@@ -447,7 +447,7 @@ class QueueEngine(EngineLooking):
             "commits": store.commits,
             "fsyncs": store.fsyncs,
             "rows_written": store.rows_written,
-            "problem": self.commits.problem or self.read_problem,
+            "problem": self.commits.trouble or self.read_problem,
         }
 
 

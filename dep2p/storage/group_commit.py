@@ -20,6 +20,8 @@ logger = logging.getLogger("dep2p.storage")
 
 _RETRY_FIRST_S: Final = 0.1
 _RETRY_MAX_S: Final = 5.0
+_HANGS_S: Final = 5.0
+"""A commit that takes longer is said."""
 _SLOW_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 T = TypeVar("T")
@@ -76,6 +78,7 @@ class GroupCommit:
         self.is_kicked = False
         self._done = trio.Event()
         self._is_writing = False
+        self._started_s = 0.0
         self._is_closed = False
         self._is_full = False
         self._doubtful: StoreBatch | None = None
@@ -113,6 +116,14 @@ class GroupCommit:
                 self.kick()
                 await trio.sleep(retry_s)
                 retry_s = min(retry_s * 2, _RETRY_MAX_S)
+
+    @property
+    def trouble(self) -> str:
+        """`problem`, or that a disk or server does not answer: there is no error yet then."""
+        took_s = trio.current_time() - self._started_s if self._is_writing else 0.0
+        if self.problem or took_s < _HANGS_S:
+            return self.problem
+        return f"{self.store.place} does not answer: a commit has been under way for {took_s:.0f} s"
 
     @property
     def _is_due(self) -> bool:
@@ -153,7 +164,7 @@ class GroupCommit:
         is_alone, self._is_full = self._is_full, False
         batch, self._doubtful = self._doubtful or owner.take_changes(with_publishes=not is_alone), None
         self._is_writing = True
-        started_s = trio.current_time()
+        started_s = self._started_s = trio.current_time()
         may_go_on = True
         with trio.CancelScope(shield=True):
             error: StoreError | None = None
@@ -201,6 +212,8 @@ class GroupCommit:
 
     def _count(self, batch: StoreBatch, took_s: float) -> None:
         self._is_well()
+        if took_s >= _HANGS_S:
+            logger.warning("a commit took %.1f s: everybody waited for %s", took_s, self.store.place)
         if not batch.is_empty:
             self.counters["commits"] += 1
             self.counters["messages_committed"] += len(batch.appends)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from dep2p.protocols.queue.message import NewMessage
 from dep2p.protocols.queue.records import DeadRow, MessageRow, StoreBatch
 from dep2p.storage.memory import MemoryStore
 from dep2p.storage.sqlite import SqliteStore
+from tests.io.queues_support import running_engine
 from tests.protocols.queue_world import Taker, World
 
 
@@ -177,3 +179,42 @@ async def test_publishers_that_try_again_at_once_on_a_full_disk_do_not_stop_ackn
                     await trio.sleep(0.001)
             nursery.cancel_scope.cancel()
         await engine.aclose()
+
+
+async def test_a_store_that_does_not_answer_is_told_before_there_is_an_error(
+    tmp_path: Path, mock_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that hangs, and a disk, give no error: all there was to see was that nothing went on."""
+    store = HangingStore(tmp_path / "queues.sqlite")
+    async with running_engine(store) as engine, trio.open_nursery() as nursery:
+        await engine.create_queue("", "jobs")
+        store.hangs(trio.lowlevel.current_trio_token())
+        nursery.start_soon(engine.publish, "", "jobs", [NewMessage(b"x")])
+        await store.entered.wait()
+        mock_clock.jump(4.0)
+        assert engine.statistics()["problem"] == ""
+        mock_clock.jump(3.0)
+        assert "does not answer: a commit has been under way for 7 s" in engine.statistics()["problem"]
+        store.may_go_on.set()
+        await engine.flush()
+        assert engine.statistics()["problem"] == ""
+    assert "a commit took 7.0 s" in caplog.text
+
+
+class HangingStore(SqliteStore):
+    """Its commits stop, from `hangs` until ``may_go_on``."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.entered = trio.Event()
+        self.may_go_on = threading.Event()
+        self._token: trio.lowlevel.TrioToken | None = None
+
+    def hangs(self, token: trio.lowlevel.TrioToken) -> None:
+        self._token = token
+
+    def commit(self, batch: StoreBatch) -> None:
+        if self._token is not None:
+            self._token.run_sync_soon(lambda: self.entered.set())
+            assert self.may_go_on.wait(60)
+        super().commit(batch)
