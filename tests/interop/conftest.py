@@ -133,9 +133,13 @@ class JsPeer:
 
 
 @asynccontextmanager
-async def _js_peer() -> AsyncGenerator[JsPeer, None]:
+async def run_js(script: str, *options: str) -> AsyncGenerator[JsPeer, None]:
+    """A js node, as one of the scripts beside this file makes it."""
     process = await trio.lowlevel.open_process(
-        ["node", "--import", "./polyfill.mjs", "peer.mjs"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=FOLDER
+        ["node", "--import", "./polyfill.mjs", script, *options],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=FOLDER,
     )
     try:
         async with trio.open_nursery() as nursery:
@@ -164,7 +168,7 @@ def js_peer() -> OpenJsPeer:
         pytest.skip("node is not installed")
     if not (FOLDER / "node_modules").is_dir():
         pytest.skip("the js-libp2p peer is not installed: run `make interop-peer`")
-    return _js_peer
+    return lambda: run_js("peer.mjs")
 
 
 @asynccontextmanager

@@ -1,7 +1,6 @@
 """Public pub/sub against js-libp2p's GossipSub."""
 
 import shutil
-import subprocess
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -14,7 +13,7 @@ from dep2p import Message, Node, PublicPubSub, Subscription, Topic
 from dep2p.gossipsub.signing import SigningPolicy
 from dep2p.io.pubsub_wire import MESHSUB_1_1, MESHSUB_1_2
 from dep2p.types import PeerId
-from tests.interop.conftest import FOLDER, JsPeer
+from tests.interop.conftest import FOLDER, JsPeer, run_js
 
 pytestmark = [pytest.mark.interop, pytest.mark.real, pytest.mark.timeout(120)]
 
@@ -28,27 +27,8 @@ async def js_pubsub(*options: str) -> AsyncGenerator[JsPeer, None]:
         pytest.skip("node is not installed")
     if not (FOLDER / "node_modules/@libp2p/gossipsub").is_dir():
         pytest.skip("the js-libp2p peer is not installed: run `make interop-peer`")
-    process = await trio.lowlevel.open_process(
-        ["node", "--import", "./polyfill.mjs", "pubsub_peer.mjs", *options],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=FOLDER,
-    )
-    try:
-        async with trio.open_nursery() as nursery:
-            peer = JsPeer(process)
-            nursery.start_soon(peer.read_lines)
-            ready = await peer.line(event="ready")
-            peer.peer, peer.addr = ready["peer"], ready["addrs"][0]
-            yield peer
-            nursery.cancel_scope.cancel()
-    finally:
-        process.kill()
-        with trio.CancelScope(shield=True):
-            await process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    await pipe.aclose()
+    async with run_js("pubsub_peer.mjs", *options) as peer:
+        yield peer
 
 
 def our_node(**options: Any) -> AbstractAsyncContextManager[Node]:
