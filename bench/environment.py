@@ -68,12 +68,48 @@ def family() -> dict[int, float]:
                 fields = (place / "stat").read_text().rpartition(")")[2].split()
                 parents[int(place.name)] = int(fields[1])
                 used_s[int(place.name)] = sum(map(int, fields[11:15])) / _TICKS_PER_S
-    found = {os.getpid()}
-    while True:
-        more = {pid for pid, parent in parents.items() if parent in found} - found
-        if not more:
-            return {pid: used_s.get(pid, 0.0) for pid in found}
+    return {pid: used_s.get(pid, 0.0) for pid in _below(os.getpid(), parents)}
+
+
+class FamilyMeter:
+    """What processes below this one use, also those that nobody waits for: PySpark's daemon ignores how its workers
+    end, and the time of such a process is added to nobody's.
+    """
+
+    def __init__(self) -> None:
+        self._before = {pid: own_s for pid, (_, own_s) in _processes().items()}
+        self._used_s: dict[int, float] = {}
+
+    def look(self) -> None:
+        """To be called often: what a process uses after the last look before its end is not seen."""
+        known = _processes()
+        for pid in _below(os.getpid(), {pid: parent for pid, (parent, _) in known.items()}) - {os.getpid()}:
+            used_s = known[pid][1] - self._before.get(pid, 0.0)
+            self._used_s[pid] = max(used_s, self._used_s.get(pid, 0.0))
+
+    @property
+    def used_s(self) -> float:
+        """User and system seconds of all of them since this was made."""
+        return sum(self._used_s.values())
+
+
+def _processes() -> dict[int, tuple[int, float]]:
+    """All processes: parent and own seconds."""
+    found: dict[int, tuple[int, float]] = {}
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                fields = (place / "stat").read_text().rpartition(")")[2].split()
+                found[int(place.name)] = int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    return found
+
+
+def _below(pid: int, parents: dict[int, int]) -> set[int]:
+    """The process and all below it."""
+    found = {pid}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
+    return found
 
 
 def process_rss_kb(pid: int) -> float:

@@ -5,7 +5,8 @@ Ours is the whole analysis as `dep2p trace analyze` runs it on local[2], which f
 sides end with their tables in memory. Cold: a process from the raw files to the report, start and end of the JVM and
 compaction included, against a process of DuckDB that reads the same raw files. Session: from nothing to a Spark
 session, against Spark's own builder, where it can start this Java; with the class-data archive as well. Flat: CPU time
-of a warm report for an event, at several sizes. CPU times are of all processes of a side.
+of a warm report for an event, at several sizes; marginal: of an event more, from one size to the next. CPU times are of
+all processes of a side.
 """
 
 import contextlib
@@ -18,14 +19,14 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 from bench.compare import FULL, QUICK, Run
-from bench.environment import family, family_cpu_s, machine_cpu_s
+from bench.environment import FamilyMeter, family, family_cpu_s, machine_cpu_s
 from bench.processes import WorkerError
 from bench.report import Result, Sample
 
@@ -33,6 +34,7 @@ PEER: Final = "DuckDB, the same metrics in SQL"
 _ROOT: Final = Path(__file__).parent.parent
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _END_TIMEOUT_S: Final = 60.0
+_LOOK_S: Final = 0.05
 
 _OURS: Final = """
 import time; begun = time.perf_counter()
@@ -89,13 +91,20 @@ def _measure(run: Run, scratch: Path, events: int, sizes: Sequence[int]) -> list
             agree(other.ours(), other.theirs())
             flat.append(_flat(other, ours, theirs))
             shutil.rmtree(scratch / "other")
-        results += sorted(flat, key=lambda result: result.counts["events"])
+        results += with_marginal(flat)
     close_session(session)
 
     reported = [*("-m", "dep2p.spark_analytics", str(trace.raw), "--out", str(scratch / "report"))]
     reported += ["--master", "local[2]", "--memory", memory]
     read = ["-m", "bench.spark_peers", "duckdb-raw", str(trace.raw), str(trace.bucket_us), str(trace.fine_us)]
-    cold = _rounds(run, partial(_python, reported), partial(_python, read), 2 if full else 1)
+    cold: tuple[list[Sample], list[Sample]] = ([], [])
+    for _ in range(2 if full else 1):
+        for side, samples, arguments in (("dep2p", cold[0], reported), ("peer", cold[1], read)):
+            machine_s = machine_cpu_s()
+            samples.append(_run(arguments)[1])
+            seconds, cpu_s = samples[-1].value / 1000, (samples[-1].cpu_us or 0.0) / 1e6
+            run.load.add(seconds, machine_cpu_s() - machine_s, cpu_s)
+            _say(f"{side}, cold: {seconds:.2f} s, {cpu_s:.2f} s of CPU time")
     results.append(_result("spark/cold", PEER + ", from raw", *cold, events=trace.events))
     return results + _sessions(scratch, 5 if full else 1, archive=full)
 
@@ -119,9 +128,8 @@ def _sessions(scratch: Path, rounds: int, *, archive: bool) -> list[Result]:
 
 
 def _session(arguments: list[str], *, may_fail: bool = False) -> Sample:
-    used = family_cpu_s()
-    said = _python(arguments, may_fail=may_fail)
-    return Sample(float(said) * 1000 if said else 0.0, cpu_us=(family_cpu_s() - used) * 1e6)
+    said, sample = _run(arguments, may_fail=may_fail)
+    return Sample(float(said) * 1000 if said else 0.0, cpu_us=sample.cpu_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +148,13 @@ class _Trace:
         """Write and compact a trace; the first report of ours is made, too."""
         from bench.spark_trace import write_trace
         from dep2p.spark_analytics.analysis import analyse
-        from dep2p.spark_analytics.load import read_raw, to_silver, write_silver
+        from dep2p.spark_analytics.load import raw_files, write_silver
 
         begun = time.perf_counter()
         written = write_trace(place / "raw", events)
         _say(f"{written:,} events written in {time.perf_counter() - begun:.0f} s")
         begun, used = time.perf_counter(), family_cpu_s()
-        write_silver(to_silver(read_raw(session, [str(place / "raw")])), str(place / "silver"))
+        write_silver(raw_files(session, [str(place / "raw")]), str(place / "silver"))
         _say(f"silver in {time.perf_counter() - begun:.1f} s, {family_cpu_s() - used:.1f} s of CPU time")
         found = analyse(session, str(place / "silver"))
         fine = min(5_000_000, max(1_000_000, (found.last_t - found.first_t) // 720))
@@ -186,6 +194,23 @@ def _flat(trace: _Trace, ours: Sample, theirs: Sample) -> Result:
     wall_ms = {"wall_ms": round(ours.value), "peer_wall_ms": round(theirs.value)}
     name = f"spark/flat/{round(trace.events / 1e6)}"
     return Result(name, "us", PEER, mine, other, {"events": trace.events, **wall_ms})
+
+
+def with_marginal(flat: Sequence[Result]) -> list[Result]:
+    """Costs of an event at several sizes, the smallest first, each followed by what an event more costs on the way to
+    the next size: the same everywhere when only a constant makes small reports dearer.
+    """
+    flat = sorted(flat, key=lambda result: result.counts["events"])
+    found = [*flat[:1]]
+    for small, large in pairwise(flat):
+        sizes = [result.counts["events"] for result in (small, large)]
+        slopes = []
+        for before, after in ((small.ours, large.ours), (small.theirs, large.theirs)):
+            costs = [side[0].value * size for side, size in zip((before, after), sizes, strict=True)]
+            slopes.append([Sample((costs[1] - costs[0]) / (sizes[1] - sizes[0]))])
+        name = "-".join(str(round(size / 1e6)) for size in sizes)
+        found += [Result(f"spark/marginal/{name}", "us", PEER, *slopes, {"events": sizes[1] - sizes[0]}), large]
+    return found
 
 
 def agree(found: Any, connection: Any) -> None:
@@ -237,23 +262,32 @@ def _timed(run: Run, side: str, call: Callable[[], Any]) -> Sample:
     return Sample(seconds * 1000, cpu_us=cpu_s * 1e6)
 
 
-def _python(arguments: list[str], *, may_fail: bool = False) -> str:
+def _run(arguments: list[str], *, may_fail: bool = False) -> tuple[str, Sample]:
+    """Run Python until all that it started has ended: the last line that it wrote, and what all of it took."""
     _adopt_orphans()
-    before = family().keys()
-    done = subprocess.run([sys.executable, *arguments], cwd=_ROOT, capture_output=True, text=True, check=False)
+    before, begun, meter = family().keys(), time.perf_counter(), FamilyMeter()
+    child = subprocess.Popen(
+        [sys.executable, *arguments], cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while True:
+        try:
+            stdout, stderr = child.communicate(timeout=_LOOK_S)
+            break
+        except subprocess.TimeoutExpired:
+            meter.look()
     end = time.monotonic() + _END_TIMEOUT_S
     while more := family().keys() - before:  # the JVM outlives the process that started it; what it used counts
         for pid in more:
             with contextlib.suppress(ChildProcessError):  # below another one that must end first
+                meter.look()
                 os.waitpid(pid, os.WNOHANG)
         if time.monotonic() > end:
             raise WorkerError(f"processes of {arguments[:2]} did not end: {sorted(more)}")
         time.sleep(0.01)
-    if done.returncode != 0:
-        if may_fail:
-            return ""
-        raise WorkerError(f"{arguments[:2]} failed: {done.stderr[-1500:]}")
-    return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
+    if child.returncode != 0 and not may_fail:
+        raise WorkerError(f"{arguments[:2]} failed: {stderr[-1500:]}")
+    said = stdout.strip().splitlines()[-1] if stdout.strip() and child.returncode == 0 else ""
+    return said, Sample((time.perf_counter() - begun) * 1000, cpu_us=meter.used_s * 1e6)
 
 
 def _adopt_orphans() -> None:
