@@ -14,8 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -98,11 +99,10 @@ def _version(home: Path) -> str | None:
 
 def spark_home() -> Path:
     """Where PySpark's jars are. Raises `JavaError` without PySpark."""
-    try:
-        import pyspark
-    except ImportError:
-        raise JavaError("PySpark is not installed: pip install 'dep2p[spark]'") from None
-    return Path(pyspark.__file__).parent
+    found = find_spec("pyspark")  # not imported yet: that is done while the JVM starts
+    if found is None or found.origin is None:
+        raise JavaError("PySpark is not installed: pip install 'dep2p[spark]'")
+    return Path(found.origin).parent
 
 
 def _jars() -> list[str]:
@@ -156,12 +156,14 @@ def start_jvm(
     archive: Path | None = None,
     options: Sequence[str] = (),
     quiet: bool = True,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> "subprocess.Popen[bytes]":
     """Start Spark's JVM and let PySpark of this process use it. It ends with this process, whose pipe it reads.
 
     - ``memory``: heap, like ``2g``: it cannot be changed later.
     - ``quick``: the C1 compiler only. A small report is done sooner with it; much JSON takes four times as long.
     - ``archive``: of `make_archive`, ignored when it is not there.
+    - ``meanwhile``: is called once, while the JVM starts.
 
     Raises `JavaError`.
     """
@@ -200,6 +202,7 @@ def start_jvm(
         preexec_fn=_ignore_interrupts if os.name != "nt" else None,
     )
     try:
+        meanwhile()
         port, secret = _connection(process, info)
     except BaseException:
         _end(process)

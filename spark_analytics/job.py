@@ -16,7 +16,7 @@ from dep2p.spark_analytics.analysis import Analysis, AnalysisOptions, NothingToA
 from dep2p.spark_analytics.check import FileTrouble, troubles
 from dep2p.spark_analytics.finding import Finding
 from dep2p.spark_analytics.findings import findings
-from dep2p.spark_analytics.load import read_raw, to_silver, write_silver
+from dep2p.spark_analytics.load import is_local, raw_files, write_silver
 from dep2p.spark_analytics.report.page import page
 from dep2p.spark_analytics.summary import summary
 from dep2p.traces.files import trace_files
@@ -25,9 +25,9 @@ REPORT: Final = "report.html"
 SUMMARY: Final = "summary.json"
 FINDINGS: Final = "findings.json"
 _TROUBLES: Final = 20
-_SMALL_BYTES_MAX: Final = 8 << 20
-"""About half a million events. Reading JSON costs four times as much without the JVM's second compiler, which takes
-some 25 seconds of a core for itself in a report: that pays above this."""
+SMALL_BYTES_MAX: Final = 256 << 20
+"""About 18 million events. The JVM's second compiler takes some 15 seconds of a core for itself in a report: that pays
+above this."""
 
 
 class InputError(Exception):
@@ -49,17 +49,12 @@ class Result:
         return self.out / REPORT
 
 
-def is_local(place: str) -> bool:
-    """Whether a place is on this machine's disk rather than a URL for Spark (``s3a://…``)."""
-    return "://" not in place
-
-
 def is_small(places: Sequence[str]) -> bool:
     """Whether local input is so small that the JVM had better compile quickly than well (`SessionOptions.quick`)."""
     if not all(is_local(place) for place in places):
         return False
     with contextlib.suppress(FileNotFoundError):  # `check_places` says so
-        return sum(path.stat().st_size for path in trace_files(map(Path, places))) <= _SMALL_BYTES_MAX
+        return sum(path.stat().st_size for path in trace_files(map(Path, places))) <= SMALL_BYTES_MAX
     return True
 
 
@@ -98,7 +93,7 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     place = silver or str(out / "silver")
     say("compacting")
-    write_silver(to_silver(read_raw(spark, [os.path.abspath(p) if is_local(p) else p for p in places])), place)
+    write_silver(raw_files(spark, places), place)
     compacted = time.perf_counter() - started
     result = report(spark, place, out, options=options, title=title, say=say, file_troubles=found)
     if not keep_silver and silver is None:

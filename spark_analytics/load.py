@@ -1,15 +1,18 @@
 """Raw trace files → silver: typed Parquet with int64 keys, in five parts; and silver → DataFrames for the metrics."""
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from dep2p.spark_analytics.compact import WRITTEN_DDL, finisher, scratch_of, writer
+from dep2p.spark_analytics.decode import Layout, decoder
 from dep2p.traces.schema import KINDS, SCHEMA_VERSION, columns
 
 PARTS: Final[dict[str, tuple[str, ...]]] = {
@@ -42,120 +45,99 @@ NESTED: Final[dict[str, tuple[str, ...]]] = {
 }
 """Columns of one part only: a struct ``of_<part>`` in silver, so that the other parts pay for one null only."""
 
-_OFTEN: Final = ("duplicate", "deliver", "recv_rpc", "send_rpc", "publish")
-"""Kinds that most events are of: they are looked for first."""
-
 
 def code(kind: str) -> Column:
     """The number of a kind, as a literal."""
     return F.lit(KIND_CODES[kind]).cast("tinyint")
 
 
-def key(column: str | Column) -> Column:
-    """The int64 key of a text: a hash, so that it is the same in every batch, file and run."""
-    return F.xxhash64(F.col(column) if isinstance(column, str) else column)
+def layout() -> Layout:
+    """What the workers make of the files: fields that no metric reads are left out."""
+    types = {**columns(), **_COUNTED}
+
+    def fields(names: Sequence[str]) -> list[Any]:
+        return [pa.field(name, _arrow_type(types[name])) for name in names]
+
+    return Layout(
+        fields=fields([name for name in COMMON if name in types]),
+        order=COMMON,
+        nested={part: fields(names) for part, names in NESTED.items()},
+        counted=frozenset({"messages", "grafts", "prunes"}),
+        hashed=frozenset({"iwant", "idontwant"}),
+        summed={"ihave": "count"},
+        codes=KIND_CODES,
+        parts=[part for kind in KINDS for part, kinds in PARTS.items() if kind in kinds],
+        textless=("reject", "duplicate", "deliver"),  # the id is most of such an event: the publish has it
+    )
 
 
 _COUNTED: Final = {"messages": "ARRAY<STRUCT<size: BIGINT>>", "ihave": "ARRAY<STRUCT<count: BIGINT>>"}
 """What silver counts only is read with the fields that are summed: each field of each item costs."""
 
 
-def raw_ddl() -> str:
-    """The schema of the raw files, with a column for lines that are no JSON."""
-    return ", ".join(f"`{name}` {sql}" for name, sql in {**columns(), **_COUNTED, CORRUPT: "STRING"}.items())
+def _arrow_type(sql: str) -> Any:
+    if sql.startswith("ARRAY<"):
+        return pa.list_(_arrow_type(sql[6:-1]))
+    if sql.startswith("STRUCT<"):
+        named = (field.partition(": ") for field in sql[7:-1].split(", "))
+        return pa.struct([(name, _arrow_type(of)) for name, _, of in named])
+    return {"BIGINT": pa.int64(), "DOUBLE": pa.float64(), "STRING": pa.string()}[sql]
 
 
-_READ_OPTIONS: Final = {
-    "mode": "PERMISSIVE",
-    "columnNameOfCorruptRecord": CORRUPT,
-    "ignoreCorruptFiles": "true",  # a damaged file keeps what was read before the damage; the rest is missed by `seq`
-    "pathGlobFilter": GLOB,
-    "recursiveFileLookup": "true",
-}
+_READ_OPTIONS: Final = {"pathGlobFilter": GLOB, "recursiveFileLookup": "true"}
+_FILES_DDL: Final = "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY"
+_HERE: Final = ("path",)
+_THERE: Final = ("path", "content")
+"""Workers read local files themselves, piece by piece; what Spark alone reaches comes to them through Spark, whole."""
 
 
-def read_raw(spark: SparkSession, places: Sequence[str]) -> DataFrame:
-    """All events of the trace files in these directories, with ``source``, the path of the file, and ``file``."""
-    return _with_files(spark.read.schema(raw_ddl()).options(**_READ_OPTIONS).json(list(places)))
+def raw_files(spark: SparkSession, places: Sequence[str]) -> DataFrame:
+    """The trace files in these directories, for `write_silver`."""
+    here = [place for place in places if is_local(place)]
+    there = [place for place in places if not is_local(place)]
+    files = [
+        spark.read.format("binaryFile").options(**_READ_OPTIONS).load([*map(place_url, given)]).select(*wanted)
+        for given, wanted in ((here, _HERE), (there, _THERE))
+        if given
+    ]
+    return files[0] if len(files) == 1 else files[0].withColumn("content", F.lit(None)).unionByName(files[1])
 
 
-def stream_raw(spark: SparkSession, place: str, *, files_per_batch: int = 200) -> DataFrame:
+def follow_files(spark: SparkSession, place: str, *, files_per_batch: int = 200) -> DataFrame:
     """The same as a stream that follows a directory."""
-    reader = spark.readStream.schema(raw_ddl()).options(**_READ_OPTIONS)
-    return _with_files(reader.option("maxFilesPerTrigger", files_per_batch).json(place))
+    reader = spark.readStream.format("binaryFile").schema(_FILES_DDL).options(**_READ_OPTIONS)
+    files = reader.option("maxFilesPerTrigger", files_per_batch).load(place_url(place))
+    return files.select(*(_HERE if is_local(place) else _THERE))
 
 
-def _with_files(frame: DataFrame) -> DataFrame:
-    return frame.withColumns({"source": F.col("_metadata.file_path"), "file": F.col("_metadata.file_name")})
+def is_local(place: str) -> bool:
+    """Whether a place is a path that all workers have rather than a URL for Spark (``s3a://…``)."""
+    return "://" not in place
 
 
-def to_silver(raw: DataFrame) -> DataFrame:
-    """Raw events with keys, a part and the run; what no metric reads is left out. One pass, no shuffle.
+def place_url(place: str) -> str:
+    """A place as Spark takes it, whatever its default file system."""
+    return f"file:{os.path.abspath(place)}" if is_local(place) else place
 
-    The text of ``kind`` stays for kinds that are unknown here; ``k`` has its number for all others.
+
+def write_silver(files: DataFrame, place: str) -> None:
+    """Decode trace files and write (or write anew) silver below ``place``, a directory for each part. One pass.
+
+    Raises what Spark raises, and ``OSError`` when workers do not share a local place.
     """
-    k = F.col("k")
-    part = F.when(F.col("node").isNull() | F.col("t").isNull(), F.lit("bad"))
-    for name, kinds in PARTS.items():
-        part = part.when(_any_of(k, kinds), F.lit(name))
-    ids = {name: key(name) for name in ("node", "peer", "topic", "msg")}
-    known = k >= 0
-    fields = {
-        "message_bytes": F.col("message_bytes"),
-        "messages": F.size(F.coalesce("messages", F.array())),
-        "ihave": F.aggregate("ihave", F.lit(0).cast("bigint"), lambda total, item: total + item["count"]),
-        "iwant": F.transform("iwant", lambda msg: F.xxhash64(msg)),
-        "idontwant": F.transform("idontwant", lambda msg: F.xxhash64(msg)),
-        "grafts": F.size(F.coalesce("grafts", F.array())),
-        "prunes": F.size(F.coalesce("prunes", F.array())),
-    }
-    nested = {
-        f"of_{name}": F.when(_any_of(k, PARTS[name]), F.struct(*(fields.get(n, F.col(n)).alias(n) for n in names)))
-        for name, names in NESTED.items()
-    }
-    return raw.withColumn("k", _code(F.col("kind"))).select(
-        part.otherwise(F.lit("bad")).alias("part"),
-        "k",
-        F.coalesce(F.col("v"), F.lit(0)).alias("v"),
-        *(F.when(F.col(name).isNotNull(), value).alias(f"{name}_id") for name, value in ids.items()),
-        "seq",
-        "t",
-        run_of(F.col("file")).alias("run"),
-        key("source").alias("source_id"),
-        "source",
-        "node",
-        "peer",
-        "topic",
-        F.when(~_any_of(k, ("reject", "duplicate", "deliver")), F.col("msg")).alias("msg"),
-        F.when(~known, F.col("kind")).alias("kind"),
-        *("size", "reason", "validation_us"),
-        *(column.alias(name) for name, column in nested.items()),
-        CORRUPT,
-    )
-
-
-def run_of(file: Column) -> Column:
-    """``start_ns`` of ``<node>-<start_ns>-<number>.ndjson.zst``, 0 for others. Without regular expression: cheaper."""
-    number = F.substring_index(F.substring_index(file, "-", -1), ".", 1).try_cast("bigint")
-    start = F.substring_index(F.substring_index(file, "-", -2), "-", 1).try_cast("bigint")
-    return F.when(number.isNotNull(), F.greatest(F.coalesce(start, F.lit(0)), F.lit(0))).otherwise(F.lit(0))
-
-
-def _any_of(k: Column, kinds: Sequence[str]) -> Column:
-    return k.isin(*(KIND_CODES[kind] for kind in kinds))
-
-
-def _code(kind: Column) -> Column:
-    often = [*_OFTEN, *(name for name in KIND_CODES if name not in _OFTEN)]
-    known = F.when(kind == often[0], code(often[0]))
-    for name in often[1:]:
-        known = known.when(kind == name, code(name))
-    return known.otherwise(F.lit(-1).cast("tinyint"))
-
-
-def write_silver(silver: DataFrame, place: str) -> None:
-    """Write (or write anew) silver below ``place``, a directory for each part."""
-    silver.write.mode("overwrite").partitionBy("part").option("compression", "zstd").parquet(place)
+    if not is_local(place):
+        silver = files.mapInArrow(decoder(layout()), silver_ddl())
+        silver.write.mode("overwrite").partitionBy("part").option("compression", "zstd").parquet(place)
+        return
+    place = os.path.abspath(place)
+    scratch = scratch_of(place)
+    written = {row["file"] for row in files.mapInArrow(writer(layout(), scratch), WRITTEN_DDL).collect()}
+    finish = files.sparkSession.range(1).repartition(1).mapInArrow(finisher(scratch, place, written), "file STRING")
+    missing = written - {row["file"] for row in finish.collect()}
+    if missing:
+        raise OSError(
+            f"workers wrote {len(missing)} files below {place} that others do not see: give one that all reach"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,20 +180,19 @@ _PART: Final = re.compile(r"/part=(\w+)/")
 
 def silver_ddl() -> str:
     """The schema of silver."""
-    types = {name: sql for name, sql in columns().items()}
-    fixed = {
+    typed = {
+        **columns(),
         "k": "TINYINT",
         **dict.fromkeys(("node_id", "peer_id", "topic_id", "msg_id", "run", "source_id", "ihave"), "BIGINT"),
         **dict.fromkeys(("iwant", "idontwant"), "ARRAY<BIGINT>"),
         **dict.fromkeys(("messages", "grafts", "prunes"), "INT"),
         **dict.fromkeys(("source", CORRUPT, "part"), "STRING"),
     }
-    typed = {**types, **fixed}
     nested = {
         f"of_{part}": "STRUCT<" + ", ".join(f"`{name}`: {typed[name]}" for name in names) + ">"
         for part, names in NESTED.items()
     }
-    order = (*COMMON, *nested, CORRUPT, "part")
+    order = ("part", *COMMON, *nested, CORRUPT)
     return ", ".join(f"`{name}` {nested.get(name) or typed[name]}" for name in order)
 
 

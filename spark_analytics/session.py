@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dep2p.spark_analytics.java import archive_path, find_java, spark_home, start_jvm, stop_jvm
+from dep2p.spark_analytics.java import archive_path, find_java, start_jvm, stop_jvm
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,8 @@ def default_cache_dir() -> Path:
 
 def open_session(options: SessionOptions = SessionOptions()) -> Any:
     """A Spark session (``pyspark.sql.SparkSession``). Raises `JavaError`, and what Spark raises."""
-    if options.remote is None:
-        spark_home()  # a clear error without PySpark
-    _travel_by_value()
     if options.remote is not None:
+        _imports()
         from pyspark.sql import SparkSession
 
         return _configured(SparkSession.builder.remote(options.remote).getOrCreate(), options)
@@ -84,7 +82,9 @@ def open_session(options: SessionOptions = SessionOptions()) -> Any:
             quick=options.quick,
             archive=archive,
             quiet=not options.verbose,
+            meanwhile=_imports,
         )
+    _imports()
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder
@@ -93,13 +93,16 @@ def open_session(options: SessionOptions = SessionOptions()) -> Any:
     return builder.getOrCreate()
 
 
-def _travel_by_value() -> None:
-    """Let workers get the numpy code with the job, so that a cluster needs no dep2p on its nodes."""
+def _imports() -> None:
+    """What a session needs: half a second, while the JVM starts. And workers are to get our numpy code with the job, so
+    that a cluster needs no dep2p on its nodes.
+    """
+    import pyspark.sql  # noqa: F401
     from pyspark import cloudpickle
 
-    from dep2p.spark_analytics import mesh_samples, walk
+    from dep2p.spark_analytics import compact, decode, keys, mesh_samples, walk
 
-    for module in (walk, mesh_samples):
+    for module in (compact, decode, keys, mesh_samples, walk):
         cloudpickle.register_pickle_by_value(module)
 
 

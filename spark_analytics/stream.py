@@ -7,15 +7,15 @@ under the same id, with the same files. Readers take the batches that the checkp
 import os
 import time
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
 from dep2p.spark_analytics.analysis import AnalysisOptions
-from dep2p.spark_analytics.job import InputError, Result, check_places, is_local, report
-from dep2p.spark_analytics.load import stream_raw, to_silver
+from dep2p.spark_analytics.job import InputError, Result, check_places, report
+from dep2p.spark_analytics.load import follow_files, is_local, write_silver
 
 CHECKPOINT: Final = "checkpoint"
 SILVER: Final = "silver"
@@ -36,18 +36,14 @@ def committed(out: Path) -> list[int]:
 def start(spark: Any, places: Sequence[str], out: Path, *, once: bool, files_per_batch: int, trigger_s: float) -> Any:
     """Start the query that turns raw into silver. ``once``: take what is there, then end. Returns it."""
     out.mkdir(parents=True, exist_ok=True)
-    streams = [
-        stream_raw(spark, os.path.abspath(place) if is_local(place) else place, files_per_batch=files_per_batch)
-        for place in places
-    ]
-    silver = to_silver(reduce(DataFrame.unionByName, streams))
+    streams = [follow_files(spark, place, files_per_batch=files_per_batch) for place in places]
+    files = reduce(partial(DataFrame.unionByName, allowMissingColumns=True), streams)
     silver_dir = str(out / SILVER)
 
     def write(batch: DataFrame, number: int) -> None:
-        place = f"{silver_dir}/batch={number}"
-        batch.write.mode("overwrite").partitionBy("part").option("compression", "zstd").parquet(place)
+        write_silver(batch, f"{silver_dir}/batch={number}")
 
-    writer = silver.writeStream.foreachBatch(write).option("checkpointLocation", str(out / CHECKPOINT))
+    writer = files.writeStream.foreachBatch(write).option("checkpointLocation", str(out / CHECKPOINT))
     trigger = {"availableNow": True} if once else {"processingTime": f"{round(trigger_s * 1000)} milliseconds"}
     return writer.trigger(**trigger).queryName("dep2p-traces").start()
 

@@ -6,6 +6,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from dep2p.spark_analytics.decode import UNREADABLE
 from dep2p.spark_analytics.load import KIND_CODES, code
 
 
@@ -106,9 +107,12 @@ def clock_readings(node: DataFrame) -> DataFrame:
 
 
 def strangers(bad: DataFrame) -> DataFrame:
-    """(source, trouble, rows, example): lines that are no JSON, lack node or time, or are of a kind unknown here."""
+    """(source, trouble, rows, example): lines that are no JSON, lack node or time, or are of an unknown kind; files
+    that workers could not read.
+    """
     trouble = (
         F.when(F.col("_corrupt").isNotNull(), "no JSON")
+        .when(F.col("node").isNull() & F.col("reason").startswith(UNREADABLE), F.col("reason"))
         .when(F.col("node").isNull() | F.col("t").isNull(), "no event: node or t is missing")
         .otherwise(F.concat(F.lit("unknown kind "), F.coalesce("kind", F.lit("(none)"))))
     )

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 _NEEDS_SPARK = [
-    *("test_against_duckdb.py", "test_bad_input.py", "test_cluster.py", "test_live.py", "test_metrics.py"),
+    *(
+        "test_against_duckdb.py",
+        "test_bad_input.py",
+        "test_cluster.py",
+        "test_decode.py",
+        "test_live.py",
+        "test_metrics.py",
+    ),
     *("test_live_daemons.py", "test_passes.py", "test_session.py", "test_stream.py"),
 ]
 collect_ignore = _NEEDS_SPARK if find_spec("pyspark") is None else []

@@ -9,7 +9,7 @@ from bench.spark import agree
 from bench.spark_trace import write_trace
 from dep2p.spark_analytics import analysis
 from dep2p.spark_analytics.analysis import Analysis, analyse
-from dep2p.spark_analytics.load import read_raw, to_silver, write_silver
+from dep2p.spark_analytics.load import raw_files, write_silver
 from dep2p.traces.files import read_events, trace_files
 
 
@@ -43,7 +43,7 @@ def test_duckdb_finds_the_same_and_no_clock_is_corrected(
     from bench.spark_peers import duckdb_metrics
 
     silver = str(tmp_path / "silver")
-    write_silver(to_silver(read_raw(spark, [str(traces)])), silver)
+    write_silver(raw_files(spark, [str(traces)]), silver)
     asked: list[list[int]] = []
 
     def named(silver: Any, ids: list[int]) -> Any:

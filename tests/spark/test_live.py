@@ -10,7 +10,7 @@ from dep2p.io.trace_settings import TraceSettings
 from dep2p.spark_analytics.analysis import AnalysisOptions, analyse
 from dep2p.spark_analytics.findings import findings
 from dep2p.spark_analytics.job import check_places
-from dep2p.spark_analytics.load import read_raw, to_silver, write_silver
+from dep2p.spark_analytics.load import raw_files, write_silver
 from dep2p.spark_analytics.summary import summary
 from tests.io.pubsub_support import joined, pubsub_nodes, take, until
 
@@ -35,7 +35,7 @@ async def _traced(directory: Path, *, rpcs: bool) -> dict[str, dict[str, int]]:
 def test_the_report_of_live_nodes_has_their_own_numbers(spark: Any, tmp_path: Path) -> None:
     counted = trio.run(lambda: _traced(tmp_path / "traces", rpcs=True))
     assert check_places([str(tmp_path / "traces")]) == []
-    write_silver(to_silver(read_raw(spark, [str(tmp_path / "traces")])), str(tmp_path / "silver"))
+    write_silver(raw_files(spark, [str(tmp_path / "traces")]), str(tmp_path / "silver"))
     found = analyse(spark, str(tmp_path / "silver"), AnalysisOptions(settle_s=0.5))
     figures = summary(found)
     assert figures["nodes"] == 3 and figures["missing_events"] == 0 and len(found.tables["strangers"]) == 0
@@ -57,7 +57,7 @@ def test_the_report_of_live_nodes_has_their_own_numbers(spark: Any, tmp_path: Pa
 
 def test_without_rpcs_the_rest_of_the_report_is_the_same(spark: Any, tmp_path: Path) -> None:
     trio.run(lambda: _traced(tmp_path / "traces", rpcs=False))
-    write_silver(to_silver(read_raw(spark, [str(tmp_path / "traces")])), str(tmp_path / "silver"))
+    write_silver(raw_files(spark, [str(tmp_path / "traces")]), str(tmp_path / "silver"))
     found = analyse(spark, str(tmp_path / "silver"), AnalysisOptions(settle_s=0.5))
     figures = summary(found)
     assert figures["topics"][0]["reliability"] == 1.0 and figures["rpcs"] is None
@@ -81,7 +81,7 @@ async def _sampled(directory: Path, shares: tuple[float, ...]) -> None:
 @pytest.mark.parametrize(("shares", "word"), [((0.5, 0.5), "sampled"), ((1.0, 0.5), "mixed-samples")])
 def test_a_report_of_a_sample_says_so(spark: Any, tmp_path: Path, shares: tuple[float, ...], word: str) -> None:
     trio.run(lambda: _sampled(tmp_path / "traces", shares))
-    write_silver(to_silver(read_raw(spark, [str(tmp_path / "traces")])), str(tmp_path / "silver"))
+    write_silver(raw_files(spark, [str(tmp_path / "traces")]), str(tmp_path / "silver"))
     found = analyse(spark, str(tmp_path / "silver"), AnalysisOptions(settle_s=0.5))
     figures = summary(found)
     kinds = [item.kind for item in findings(found, figures)]

@@ -8,7 +8,7 @@ import pytest
 
 from dep2p.spark_analytics.analysis import Analysis, AnalysisOptions, analyse
 from dep2p.spark_analytics.job import check_places
-from dep2p.spark_analytics.load import read_raw, to_silver, write_silver
+from dep2p.spark_analytics.load import raw_files, write_silver
 from dep2p.spark_analytics.summary import summary
 from dep2p.testing import Scenario, simulate
 from dep2p.testing.simulator_faults import Churn, Partition
@@ -48,7 +48,7 @@ def case(request: pytest.FixtureRequest, spark: Any, tmp_path_factory: pytest.Te
     )
     write_apps(base / "traces", seed)
     assert check_places([str(base / "traces")]) == []
-    write_silver(to_silver(read_raw(spark, [str(base / "traces")])), str(base / "silver"))
+    write_silver(raw_files(spark, [str(base / "traces")]), str(base / "silver"))
     options = AnalysisOptions(correct_clocks=False)
     found = analyse(spark, str(base / "silver"), options)
     truth = Reference(load(base / "traces"), settle_us=found.settle_us, bucket_us=found.bucket_us)

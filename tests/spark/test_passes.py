@@ -5,11 +5,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from pyspark.sql import functions as F
 
 from dep2p.spark_analytics import mesh
 from dep2p.spark_analytics.analysis import analyse
-from dep2p.spark_analytics.load import KIND_CODES, read_raw, read_silver, run_of, to_silver, write_silver
+from dep2p.spark_analytics.load import KIND_CODES, raw_files, read_silver, write_silver
 from dep2p.spark_analytics.queries import COLUMNS, empty, first_queries, later_queries
 from dep2p.spark_analytics.sample import write_sample
 
@@ -18,7 +17,7 @@ from dep2p.spark_analytics.sample import write_sample
 def silver(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     place = tmp_path_factory.mktemp("sample")
     write_sample(place / "traces")
-    write_silver(to_silver(read_raw(spark, [str(place / "traces")])), str(place / "silver"))
+    write_silver(raw_files(spark, [str(place / "traces")]), str(place / "silver"))
     return str(place / "silver")
 
 
@@ -33,20 +32,6 @@ def test_empty_tables_have_the_columns_of_their_queries(spark: Any, silver: str)
         found = frame.toPandas()
         if len(found) and not found.isna().any(axis=None):
             assert [str(kind) for kind in empty(name).dtypes] == [str(kind) for kind in found.dtypes], name
-
-
-def test_the_run_is_in_the_name_of_the_file_else_it_is_0(spark: Any) -> None:
-    runs = {
-        "node-1577836800000000000-000001.ndjson.zst": 1577836800000000000,
-        "with-dashes-5-6.ndjson.zst": 5,
-        "renamed.ndjson.zst": 0,
-        "copy-of-7-x.ndjson.zst": 0,
-        "5.ndjson.zst": 0,
-        "node--3-x-1.ndjson.zst": 0,
-        "node-99999999999999999999-1.ndjson.zst": 0,
-    }
-    frame = spark.createDataFrame([(name,) for name in runs], "file STRING").withColumn("run", run_of(F.col("file")))
-    assert {row["file"]: row["run"] for row in frame.collect()} == runs
 
 
 def test_a_second_report_compiles_nearly_nothing(spark: Any, silver: str) -> None:

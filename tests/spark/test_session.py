@@ -9,7 +9,7 @@ import pytest
 
 from dep2p.spark_analytics import java
 from dep2p.spark_analytics.java import Java, JavaError, archive_path, find_java
-from dep2p.spark_analytics.job import is_small
+from dep2p.spark_analytics.job import SMALL_BYTES_MAX, is_small
 
 
 def _home(base: Path, version: str) -> Path:
@@ -57,7 +57,7 @@ def test_only_small_local_input_is_compiled_quickly(tmp_path: Path) -> None:
     trace.write_bytes(b"x")
     assert is_small([str(tmp_path)]) and is_small([str(tmp_path / "missing")])
     assert not is_small([str(tmp_path), "s3a://bucket/traces"])
-    os.truncate(trace, 8 * 1024 * 1024 + 1)
+    os.truncate(trace, SMALL_BYTES_MAX + 1)
     assert not is_small([str(tmp_path)])
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from dep2p.spark_analytics.analysis import AnalysisOptions
 from dep2p.spark_analytics.job import run
-from dep2p.spark_analytics.load import read_raw, to_silver, write_silver
+from dep2p.spark_analytics.load import raw_files, write_silver
 from dep2p.spark_analytics.stream import batch_place, committed, follow
 from dep2p.testing import Scenario, simulate
 from dep2p.traces.files import trace_files
@@ -68,7 +68,7 @@ def test_killed_in_the_middle_nothing_is_twice_or_missing(spark: Any, tmp_path: 
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
     assert _start(tmp_path / "traces", out).wait(_WAIT_S) == 0
-    write_silver(to_silver(read_raw(spark, [str(tmp_path / "traces")])), str(tmp_path / "silver"))
+    write_silver(raw_files(spark, [str(tmp_path / "traces")]), str(tmp_path / "silver"))
     places = [batch_place(out, number) for number in committed(out)]
     ours = spark.read.option("basePath", str(out / "silver")).parquet(*places)
     truth = spark.read.parquet(str(tmp_path / "silver"))
