@@ -1,9 +1,10 @@
 """A live run of traces: daemons in one realm on this machine, mixed traffic, one of them stopped a while, one killed.
 
-``python -m bench.live_trace --minutes 10 --out DIR`` starts twenty daemons that trace, lets them publish, ask, send
-reliably and queue, SIGSTOPs one of them for a minute, kills another with SIGKILL, and makes the report. Exit status 1
-when the report does not name both, at the times at which it was done, or says the same of a node to which nothing was
-done. Everything is on loopback. ``DIR`` gets the traces and the report, and must be new.
+``python -m bench.live_trace --minutes 10 --out DIR`` starts twenty daemons that trace, lets them publish, also
+reliably, ask, send reliably, push in sessions and queue, SIGSTOPs one of them for a minute, kills another with SIGKILL,
+and makes the report. Exit status 1 when the report does not name both, at the times at which it was done, or says the
+same of a node to which nothing was done. Everything is on loopback. ``DIR`` gets the traces and the report, and must be
+new.
 """
 
 import argparse
@@ -211,6 +212,17 @@ async def _traffic(
                 await job.finish()
                 scene.counts["jobs done"] += 1
 
+    async def serve(client: Client) -> None:
+        async with client.serve_sessions("feed", realm="team") as events:
+            async for event in events:
+                if not isinstance(event, Lagged):
+                    scene.counts[f"sessions {event.event}"] += 1
+
+    async def follow(client: Client) -> None:
+        async with client.open_session(daemons[0].peer, "feed", realm="team") as session:
+            async for _ in session:
+                scene.counts["pushes handled"] += 1
+
     async def every(period_s: float, what: str, work: Callable[[], Awaitable[object]]) -> None:
         while True:
             await trio.sleep(period_s * rng.uniform(0.7, 1.3))
@@ -225,7 +237,10 @@ async def _traffic(
         nursery.start_soon(guarded, "listen", partial(listen, client))
     for client in clients[1:3]:
         nursery.start_soon(guarded, "consume", partial(consume, client))
+    nursery.start_soon(guarded, "serve sessions", partial(serve, clients[0]))
     await trio.sleep(5)
+    for client in [*clients[8:11], clients[-3]]:  # the one that is stopped, too
+        nursery.start_soon(guarded, "session", partial(follow, client))
     peers = [daemon.peer for daemon in daemons]
     for client in clients[:4]:
         for topic in _TOPICS:
@@ -243,6 +258,17 @@ async def _traffic(
     for client in clients[4:8]:
         nursery.start_soon(every, 2.0, "requests", partial(ask, client))
         nursery.start_soon(every, 2.0, "reliable messages", partial(send, client))
+
+    async def push() -> None:
+        _, full = await clients[0].push_all_sessions("feed", b"w" * 200)
+        scene.counts["sessions that were full"] += len(full)
+
+    async def confirmed() -> None:
+        done = await clients[5].publish_reliably("news", b"v" * 300, critical_peers=peers[6:8], realm="team")
+        scene.counts["reliable publishes confirmed"] += not done.missing
+
+    nursery.start_soon(every, 1.0, "pushes", push)
+    nursery.start_soon(every, 3.0, "reliable publishes", confirmed)
     for client in clients[2:4]:
         put = partial(client.queue_put, "jobs", b"z" * 200, key="k", realm="team", peer=peers[0])
         nursery.start_soon(every, 1.0, "jobs", put)

@@ -204,12 +204,12 @@ def with_marginal(flat: Sequence[Result]) -> list[Result]:
     found = [*flat[:1]]
     for small, large in pairwise(flat):
         sizes = [result.counts["events"] for result in (small, large)]
-        slopes = []
-        for before, after in ((small.ours, large.ours), (small.theirs, large.theirs)):
-            costs = [side[0].value * size for side, size in zip((before, after), sizes, strict=True)]
-            slopes.append([Sample((costs[1] - costs[0]) / (sizes[1] - sizes[0]))])
+        mine, other = (
+            [Sample((sides[1][0].value * sizes[1] - sides[0][0].value * sizes[0]) / (sizes[1] - sizes[0]))]
+            for sides in ((small.ours, large.ours), (small.theirs, large.theirs))
+        )
         name = "-".join(str(round(size / 1e6)) for size in sizes)
-        found += [Result(f"spark/marginal/{name}", "us", PEER, *slopes, {"events": sizes[1] - sizes[0]}), large]
+        found += [Result(f"spark/marginal/{name}", "us", PEER, mine, other, {"events": sizes[1] - sizes[0]}), large]
     return found
 
 
