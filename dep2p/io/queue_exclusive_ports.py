@@ -7,10 +7,9 @@ from typing import Final
 import trio
 
 from dep2p.errors import Dep2pError, QueueConsumerClosedError, StreamClosedError
-from dep2p.io.link import LinkPool
 from dep2p.io.queue_exclusive import ExclusiveConsumer
 from dep2p.io.queue_items import Delivery
-from dep2p.io.queue_link import QueueLink
+from dep2p.io.queue_keepers import Way
 from dep2p.io.queue_member import KeptMember
 from dep2p.io.queue_remote import RemoteConsumer
 from dep2p.limits import Limits
@@ -18,7 +17,6 @@ from dep2p.protocols import queue_wire_exclusive as fenced
 from dep2p.protocols.queue.ordering.group import Lease
 from dep2p.protocols.queue.ordering.member import Heartbeat
 from dep2p.protocols.queue_wire import Delivered, Result, Settled
-from dep2p.types import PeerId
 
 _RECEIVE_ITEMS: Final = 256
 _TICKET_MAX: Final = 0xFFFF_FFFF
@@ -89,8 +87,7 @@ class RemotePort(RemoteConsumer):
 
     def __init__(
         self,
-        pool: LinkPool[QueueLink],
-        peer: PeerId,
+        way: Way,
         queue: str,
         channel: str,
         options: dict[str, object],
@@ -98,7 +95,7 @@ class RemotePort(RemoteConsumer):
         counters: Counter[str],
         member: bytes,
     ) -> None:
-        super().__init__(pool, peer, queue, channel, {**options, "x": member}, limits, counters)
+        super().__init__(way, queue, channel, {**options, "x": member}, limits, counters)
         self.consumer = ExclusiveConsumer(self, queue, channel, member, self.max_in_flight)
         self.consumer.counters = counters
         self._waiting: dict[int, Callable[[Settled | None], None]] = {}
@@ -182,7 +179,8 @@ class RemotePort(RemoteConsumer):
     def ended(self, error: Dep2pError) -> None:
         super().ended(error)
         self._lost.set()
-        self._life.cancel()
+        if self.error is not None:
+            self._life.cancel()
 
     def _forget(self, error: Dep2pError) -> None:
         super()._forget(error)

@@ -77,6 +77,10 @@ class Keeping:
         """See `QueueEngine`; over terms, too."""
         self._own.trace_to(log)
 
+    def keepers(self) -> dict[str, Any]:
+        """What other members are told: ``owner``, ``epoch``, and the ``nodes`` that share the store."""
+        return {"owner": "", "epoch": 0, "nodes": []}
+
     def status(self) -> dict[str, Any]:
         """For people and programs: who keeps the queues."""
         return {"shared": False, "role": "owner", "store": self._own.store.place}
@@ -291,6 +295,11 @@ class SharedKeeping(Keeping):
             if engine is not None:
                 await engine.aclose()
             await self._call(self._stores.close)
+
+    def keepers(self) -> dict[str, Any]:
+        engine = self._engine
+        owner = self.owner if engine is None or engine.is_held() else ""
+        return {"owner": owner, "epoch": self.epoch, "nodes": list(self.nodes)}
 
     def status(self) -> dict[str, Any]:
         seen = self._seen

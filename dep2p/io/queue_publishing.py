@@ -10,6 +10,7 @@ from dep2p.errors import (
     Dep2pError,
     MessageTooLargeError,
     NotMemberError,
+    NotOwnerError,
     OverloadedError,
     ProtocolError,
     ProtocolNotSupportedError,
@@ -18,13 +19,13 @@ from dep2p.errors import (
     StoreUnknownError,
     StreamClosedError,
 )
-from dep2p.io.link import LinkPool
+from dep2p.io.queue_keepers import Way
 from dep2p.io.queue_link import Answer, QueueLink
 from dep2p.limits import Limits
 from dep2p.protocols import queue_wire as wire
 from dep2p.protocols.queue.ordering.lines import key_of
 from dep2p.protocols.queue_wire import PUBLISHER_BYTES, Point, WireMessage
-from dep2p.types import PeerId, Rng
+from dep2p.types import Rng
 
 _BATCHES_IN_FLIGHT: Final = 8
 _BATCH_ITEMS: Final = 1_024
@@ -87,11 +88,8 @@ class _Batch:
 class PeerPublisher:
     """All that this node publishes to the queues of one member."""
 
-    def __init__(
-        self, pool: LinkPool[QueueLink], peer: PeerId, limits: Limits, counters: Counter[str], rng: Rng
-    ) -> None:
-        self._pool = pool
-        self._peer = peer
+    def __init__(self, way: Way, limits: Limits, counters: Counter[str], rng: Rng) -> None:
+        self.way = way
         self._limits = limits
         self._counters = counters
         self._publisher = rng.randbytes(PUBLISHER_BYTES)
@@ -143,7 +141,7 @@ class PeerPublisher:
             if refusal is not None:
                 raise refusal.with_traceback(None)
         raise RequestTimeoutError(
-            f"no answer to a publish within {timeout_s:g} s: whether {self._peer} has the message is not known"
+            f"no answer to a publish within {timeout_s:g} s: whether {self.way.peer} has the message is not known"
         )
 
     def _withdraw(self, batch: _Batch, part: _Part) -> None:
@@ -182,14 +180,16 @@ class PeerPublisher:
                 await self._wake.wait()
                 continue
             try:
-                link = await self._pool.get(self._peer, now + self._limits.dial_timeout_s)
+                link = await self.way.get(now + self._limits.dial_timeout_s)
                 await link.out.room(self._waiting[0].bytes if self._waiting else 0)
                 batch = self._next()
                 if batch is not None:  # else it was withdrawn meanwhile
                     self._send(link, batch)
                 retry_s = _RETRY_FIRST_S
             except _FATAL as error:
-                if not self._has_worked:  # else the node has just started, and may not know its members yet
+                if (
+                    not self._has_worked and not self.way.is_set
+                ):  # else the node has just started, and may not know its members yet
                     self._fail_all(error)
                 self._expire(error)
                 await trio.sleep(retry_s)
@@ -227,11 +227,15 @@ class PeerPublisher:
         link.expect(req_id, lambda answer: self._answered(batch, answer))
 
     def _answered(self, batch: _Batch, answer: Answer) -> None:
-        del self._in_flight[batch]
+        link = self._in_flight.pop(batch)
         error = answer.error
-        is_unknown = isinstance(error, StoreUnknownError) and trio.current_time() < batch.deadline_s
+        if isinstance(error, NotOwnerError):
+            self.way.refused(link, error)
+            self._paused_until_s = trio.current_time() + self.way.pause_s
+        is_unknown = isinstance(error, StoreUnknownError | NotOwnerError) and trio.current_time() < batch.deadline_s
         if isinstance(error, StreamClosedError) or is_unknown:
-            # The link is over, or the keeper's store is away: it goes again, in the old order, with the old numbers.
+            # The link is over, or the keeper's store is away or another's: it goes again, in the old order, with the
+            # old numbers.
             self._counters["publishes_sent_again"] += batch.items
             index = 0
             while index < len(self._waiting) and 0 < self._waiting[index].first_number < batch.first_number:
@@ -253,6 +257,7 @@ class PeerPublisher:
                 if answer.type != wire.PUBLISHED:
                     raise ProtocolError(f"queue frame 0x{answer.type:02x} in answer to a PUBLISH")
                 batch.points = wire.decode_published(answer.payload)
+                self.way.keepers.worked(link.peer)
                 if len(batch.points) != batch.items:
                     raise ProtocolError(f"{len(batch.points)} ids for {batch.items} messages")
                 self._end(batch, None)

@@ -10,6 +10,7 @@ from dep2p.errors import (
     ChannelNotFoundError,
     Dep2pError,
     NotMemberError,
+    NotOwnerError,
     ProtocolError,
     ProtocolNotSupportedError,
     QueueAccessError,
@@ -19,9 +20,9 @@ from dep2p.errors import (
     QueuePlacedError,
     StreamClosedError,
 )
-from dep2p.io.link import LinkPool
 from dep2p.io.queue_consumer import BATCH_ITEMS, Consumer
 from dep2p.io.queue_items import Delivery
+from dep2p.io.queue_keepers import Way
 from dep2p.io.queue_link import Answer, QueueLink
 from dep2p.limits import Limits
 from dep2p.protocols import queue_wire as wire
@@ -29,10 +30,11 @@ from dep2p.protocols.bounded_cbor import encode_canonical
 from dep2p.protocols.frame import encode_frame
 from dep2p.protocols.queue_wire import Delivered, QueueCode, Result, Settle, Settled
 from dep2p.protocols.queue_wire_exclusive import WireLease
-from dep2p.types import PeerId
 
 _RETRY_FIRST_S: Final = 0.05
 _RETRY_MAX_S: Final = 5.0
+_RETRY_OF_SET_S: Final = 1.0
+"""Of nodes that take over from each other."""
 _FATAL: Final = (
     NotMemberError,
     ProtocolNotSupportedError,
@@ -68,8 +70,7 @@ class RemoteConsumer(Consumer):
 
     def __init__(
         self,
-        pool: LinkPool[QueueLink],
-        peer: PeerId,
+        way: Way,
         queue: str,
         channel: str,
         options: dict[str, object],
@@ -82,8 +83,7 @@ class RemoteConsumer(Consumer):
         self.subscribed = trio.Event()
         """Set by the first answer, good or bad."""
         self._life = trio.CancelScope()
-        self._pool = pool
-        self._peer = peer
+        self._way = way
         self._options = options
         self._limits = limits
         self._counters = counters
@@ -142,7 +142,7 @@ class RemoteConsumer(Consumer):
         settled = confirmation.settled
         if settled is None:
             raise StreamClosedError(
-                f"the connection to {self._peer} was lost before it confirmed: the messages may come again"
+                f"the connection to {self._way.peer} was lost before it confirmed: the messages may come again"
             )
         mine = {(result.partition, result.seq): None for result in results}
         now = trio.current_time()
@@ -196,7 +196,8 @@ class RemoteConsumer(Consumer):
                         await self._send_results()
                     except _FATAL as error:
                         # A node that has just started may not know its members or protocols yet.
-                        if not (self._was_subscribed and isinstance(error, _OF_A_START)):
+                        is_able = self._was_subscribed or self._way.is_set
+                        if not (is_able and isinstance(error, _OF_A_START)):
                             self._close(error)
                             return
                         self._counters["consumers_reconnecting"] += 1
@@ -206,13 +207,13 @@ class RemoteConsumer(Consumer):
                         self._forget(error)
                     if self.error is not None:
                         return
-                    await trio.sleep(retry_s)
-                    retry_s = min(retry_s * 2, _RETRY_MAX_S)
+                    await trio.sleep(max(retry_s, self._way.pause_s))
+                    retry_s = min(retry_s * 2, _RETRY_OF_SET_S if self._way.is_set else _RETRY_MAX_S)
         finally:
             self._close(QueueConsumerClosedError("the consumer was closed"))
 
     async def _subscribe(self) -> None:
-        link = await self._pool.get(self._peer, trio.current_time() + self._limits.dial_timeout_s)
+        link = await self._way.get(trio.current_time() + self._limits.dial_timeout_s)
         req_id = link.new_id()
         answered = trio.Event()
         answers: list[Answer] = []
@@ -231,12 +232,17 @@ class RemoteConsumer(Consumer):
                 await answered.wait()
         except trio.TooSlowError:
             link.remove(req_id)
-            raise StreamClosedError(f"{self._peer} did not answer to a subscription") from None
+            self._way.keepers.failed(link.peer, trio.current_time())
+            raise StreamClosedError(f"{link.peer} did not answer to a subscription") from None
         finally:
             link.forget(req_id)
-        if answers[0].error is not None:
+        error = answers[0].error
+        if isinstance(error, NotOwnerError):
+            self._way.refused(link, error)
+        if error is not None:
             link.remove(req_id)
-            raise answers[0].error
+            raise error
+        self._way.keepers.worked(link.peer)
 
     async def _send_results(self) -> None:
         """Write results, those of one moment together, until the subscription is lost."""
@@ -297,8 +303,13 @@ class RemoteConsumer(Consumer):
         self._counters["results_refused"] += len(settled.refused)
 
     def ended(self, error: Dep2pError) -> None:
-        """The member has ended the subscription."""
-        self._close(error)
+        """The member has ended the subscription; when another node keeps the queue now, it goes on there."""
+        link = self._link
+        if isinstance(error, NotOwnerError) and link is not None:
+            self._way.refused(link, error)
+            self.lost(error)
+        else:
+            self._close(error)
 
     def lost(self, error: Dep2pError) -> None:
         """The link is over."""

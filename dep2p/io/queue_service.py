@@ -4,13 +4,12 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import trio
 
 from dep2p.errors import (
     Dep2pError,
-    ErrorCode,
     ProtocolError,
     QueueExistsError,
     QueueNotFoundError,
@@ -26,8 +25,9 @@ from dep2p.io.queue_engine import QueueEngine
 from dep2p.io.queue_exclusive_ports import RemotePort
 from dep2p.io.queue_home import QueueHome
 from dep2p.io.queue_items import new_messages
+from dep2p.io.queue_keepers import Ways, answer_of
 from dep2p.io.queue_keeping import Keeping
-from dep2p.io.queue_link import Answer, QueueLink
+from dep2p.io.queue_link import QueueLink
 from dep2p.io.queue_local import LocalConsumer
 from dep2p.io.queue_placed import PlacedQueue
 from dep2p.io.queue_placed_consumer import PlacedConsumer
@@ -89,6 +89,7 @@ class QueueService:
         """Of queues whose partitions are on several nodes."""
         self._placed: dict[tuple[PeerId, str], PlacedQueue] = {}
         self._pool: LinkPool[QueueLink] = LinkPool(gate, self.protocol, limits, self._counters, self._make_link)
+        self._ways = Ways(self._pool, host.peer_id, self._counters)
 
     # Life
 
@@ -101,6 +102,7 @@ class QueueService:
                 self._pool.serve_in(nursery)
                 self._host.set_stream_handler(self.protocol, self._accept)
                 nursery.start_soon(self.home.run)
+                nursery.start_soon(self._ways.run)
                 task_status.started()
                 while True:
                     await trio.sleep(_IDLE_CHECK_S)
@@ -136,10 +138,12 @@ class QueueService:
                 link.lose_membership()
 
     def _make_link(self, stream: ByteStream) -> QueueLink:
+        self._ways.linked()
         return QueueLink(stream, self._gate, self._limits, self._counters, self._pool.forget)
 
     def _end_idle_publishers(self) -> None:
-        for peer in [peer for peer, each in self._publishers.items() if each.is_idle and peer not in self._pool.links]:
+        links = self._pool.links
+        for peer in [peer for peer, each in self._publishers.items() if each.is_idle and each.way.at not in links]:
             self._publisher_scopes.pop(peer).cancel()
             del self._publishers[peer]
 
@@ -216,6 +220,8 @@ class QueueService:
 
     async def administer(self, peer: PeerId, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
         """See `QueueHost`."""
+        if op == "keepers":
+            return self._keeping.keepers()
         with self._keeping.term():
             return await self._administer(peer, op, fields)
 
@@ -337,7 +343,7 @@ class QueueService:
         if publisher is None:
             if self._nursery is None:
                 raise StreamClosedError("queues are not running")
-            publisher = PeerPublisher(self._pool, peer, self._limits, self._counters, self._rng)
+            publisher = PeerPublisher(self._ways.to(peer), self._limits, self._counters, self._rng)
             self._publishers[peer] = publisher
             self._nursery.start_soon(self._run_publisher, peer, publisher)
         timeout_s = self._limits.request_timeout_s if timeout_s is None else timeout_s
@@ -375,9 +381,9 @@ class QueueService:
         consumer: RemoteConsumer
         if exclusive:
             member = self._rng.randbytes(MEMBER_BYTES)
-            consumer = RemotePort(self._pool, peer, name, channel, options, self._limits, self._counters, member)
+            consumer = RemotePort(self._ways.to(peer), name, channel, options, self._limits, self._counters, member)
         else:
-            consumer = RemoteConsumer(self._pool, peer, name, channel, options, self._limits, self._counters)
+            consumer = RemoteConsumer(self._ways.to(peer), name, channel, options, self._limits, self._counters)
         self._consumers[consumer] = None
         nursery.start_soon(self._run_consumer, consumer)
         try:
@@ -407,18 +413,18 @@ class QueueService:
             raise ValueError(f"the request has {len(payload)} bytes: at most {wire.ADMIN_BYTES_MAX}")
         wait_s = fields.get("wait_s")  # the other side answers after that
         timeout_s = self._limits.request_timeout_s + (float(wait_s) if isinstance(wait_s, int | float) else 0.0)
-        return _answer(
-            await self._request(peer, timeout_s, lambda req_id: encode_frame(wire.ADMIN, payload, req_id=req_id))
+        return answer_of(
+            await self._ways.to(peer).request(
+                lambda req_id: encode_frame(wire.ADMIN, payload, req_id=req_id), timeout_s
+            )
         )
 
     async def publish_numbered(
         self, peer: PeerId, name: str, messages: Sequence[WireMessage], publisher: tuple[bytes, int]
     ) -> list[tuple[int, int]]:
         """To a member's queue, as a publisher of its own numbers; once, without another try."""
-        answer = await self._request(
-            peer,
-            self._limits.request_timeout_s,
-            lambda req_id: wire.encode_publish(req_id, name, *publisher, messages),
+        answer = await self._ways.to(peer).request(
+            lambda req_id: wire.encode_publish(req_id, name, *publisher, messages), self._limits.request_timeout_s
         )
         if answer.error is not None:
             raise answer.error
@@ -426,28 +432,6 @@ class QueueService:
         if len(points) != len(messages):
             raise ProtocolError(f"{len(points)} ids for {len(messages)} messages")
         return [*points]
-
-    async def _request(self, peer: PeerId, timeout_s: float, frame: Callable[[int], bytes]) -> Answer:
-        deadline_s = trio.current_time() + timeout_s
-        link = await self._pool.get(peer, deadline_s)
-        req_id = link.new_id()
-        answered = trio.Event()
-        answers: list[Answer] = []
-
-        def on_answer(answer: Answer) -> None:
-            answers.append(answer)
-            answered.set()
-
-        link.expect(req_id, on_answer)
-        try:
-            with trio.move_on_at(deadline_s) as scope:
-                await link.send(frame(req_id))
-                await answered.wait()
-        finally:
-            link.forget(req_id)
-        if scope.cancelled_caught:
-            raise RequestTimeoutError(f"{peer} did not answer within {timeout_s:g} s")
-        return answers[0]
 
     # Telling
 
@@ -463,18 +447,6 @@ class QueueService:
             "consumers": len(self._consumers),
             "placed_waiting": sum(each.waiting for each in self._placed.values()),
         }
-
-
-def _answer(answer: Answer) -> dict[str, Any]:
-    if answer.error is not None:
-        raise answer.error
-    try:
-        value: object = json.loads(answer.payload)
-    except (ValueError, RecursionError):
-        value = None
-    if answer.type != wire.ANSWER or not isinstance(value, dict):
-        raise ProtocolError("the answer is no object", ErrorCode.INVALID_REQUEST)
-    return cast(dict[str, Any], value)
 
 
 async def _close(consumer: Consumer) -> None:
