@@ -1,7 +1,8 @@
 """Order by key over real processes: consumers are killed and paused, partitions are added; every key keeps its order.
 
 A keeper, a producer in strict order and consumers in FIFO mode, each a process with a node of its own, over loopback.
-With ``--nodes`` the partitions are on nodes of their own, one of which is killed and started again, too.
+With ``--nodes`` the partitions are on nodes of their own, one of which is killed and started again, too. With
+``--takeover`` two keepers share a PostgreSQL store and take over from each other (bench/order_takeover.py).
 Each handler appends a line to one file; the lines of a key must be its numbers from 0 on, in order, and only the
 current one may be repeated. ``python -m bench.order_crash --help``; the report is one JSON object.
 """
@@ -27,6 +28,7 @@ from dep2p.errors import Dep2pError
 from dep2p.garbage import collect_seldom
 from dep2p.io.queue_places import Queues
 from dep2p.io.queue_push_consumer import PushedMessage
+from dep2p.io.queue_settings import QueueSettings
 from dep2p.node import Node
 from dep2p.realm.secret import Realm
 from dep2p.types import PeerId
@@ -95,6 +97,9 @@ class Lines:
 async def keep(arguments: argparse.Namespace) -> None:
     """The node with the queue: says its address, and expands when it is told to."""
     hosts = [each for each in arguments.hosts.split(",") if each]
+    if arguments.store:
+        await _keep_in_turn(arguments, hosts)
+        return
     async with Node.open(_realm(arguments.secret), data_dir=arguments.directory, bootstrap=hosts) as node:
         queues = node.queues.of(_REALM)
         nodes = [each.rpartition("/p2p/")[2] for each in hosts]
@@ -110,6 +115,28 @@ async def keep(arguments: argparse.Namespace) -> None:
         while line := await source.receive_some(1_024):
             await queues.ask("expand", {"queue": _QUEUE, "partitions": int(line)})
             _say({"partitions": int(line)})
+
+
+async def _keep_in_turn(arguments: argparse.Namespace, hosts: list[str]) -> None:
+    """One of the nodes that share a store: says who it is to each line that it is told."""
+    async with Node.open(
+        _realm(arguments.secret),
+        data_dir=arguments.directory,
+        listen=[f"/ip4/127.0.0.1/tcp/{arguments.port}"],
+        bootstrap=hosts,
+        queues=QueueSettings(store=arguments.store, standby=True),
+    ) as node:
+        queues = node.queues.of(_REALM)
+        if node.queues.keeper()["role"] == "owner":
+            await queues.create(_QUEUE, json.loads(arguments.options))
+        _say({"address": node.listen_addrs()[0]})
+        source = trio.lowlevel.FdStream(os.dup(0))
+        while await source.receive_some(1_024):
+            status = node.queues.keeper()
+            if status["role"] == "owner":
+                with contextlib.suppress(Dep2pError):
+                    status["messages"] = (await queues.info(_QUEUE))["messages"]
+            _say(status)
 
 
 async def host(arguments: argparse.Namespace) -> None:
@@ -178,7 +205,7 @@ def _say(fields: dict[str, Any]) -> None:
 # The run
 
 
-class _Process:
+class Process:
     """One role at work."""
 
     def __init__(self, role: str, **arguments: object) -> None:
@@ -219,18 +246,18 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     secret = os.urandom(32).hex()
     order = Order(arguments.keys, arguments.per_key)
     events: list[dict[str, Any]] = []
-    processes: list[_Process] = []
-    consumers: list[_Process] = []
-    hosts: list[tuple[_Process, dict[str, object]]] = []
-    paused: _Process | None = None
+    processes: list[Process] = []
+    consumers: list[Process] = []
+    hosts: list[tuple[Process, dict[str, object]]] = []
+    paused: Process | None = None
     host_until_s = 0.0
     began_s = time.monotonic()
 
-    def start(role: str, **more: object) -> _Process:
-        processes.append(_Process(role, secret=secret, **more))
+    def start(role: str, **more: object) -> Process:
+        processes.append(Process(role, secret=secret, **more))
         return processes[-1]
 
-    def busiest(but: _Process | None = None) -> _Process:
+    def busiest(but: Process | None = None) -> Process:
         """Whoever has handled most has a partition."""
         others = [each for each in consumers if each is not but]
         return max(others, key=lambda each: order.by_process.get(each.popen.pid, 0))
@@ -245,7 +272,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         try:
             addresses: list[str] = []
             for index in range(arguments.nodes):
-                where: dict[str, object] = {"directory": f"{directory}/host{index}", "port": _free_port()}
+                where: dict[str, object] = {"directory": f"{directory}/host{index}", "port": free_port()}
                 hosts.append((start("host", **where), where))
                 addresses.append(hosts[-1][0].hear()["address"])
             known = ",".join(addresses)
@@ -329,7 +356,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
         return int(free.getsockname()[1])
 
@@ -346,17 +373,26 @@ def main() -> int:
     parser.add_argument("--kill", type=int, default=1, help="1: one consumer is killed with -9")
     parser.add_argument("--nodes", type=int, default=0, help="nodes that keep the partitions; 0: the keeper alone")
     parser.add_argument("--host-away-s", type=float, default=5.0, help="one of them is killed with -9 for so long")
+    parser.add_argument(
+        "--takeover", type=int, default=0, help="so often a second keeper on the same PostgreSQL takes over"
+    )
+    parser.add_argument("--stop-s", type=float, default=25.0, help="an owner is stopped for so long, every other time")
     parser.add_argument("--settle-s", type=float, default=2.0, help="what comes so long after the end still counts")
     parser.add_argument("--timeout-s", type=float, default=1_800.0)
     parser.add_argument("--options", default="{}", help="of the queue, a JSON object")
-    for name in ("role", "secret", "address", "directory", "log", "hosts", "port"):
+    for name in ("role", "secret", "address", "directory", "log", "hosts", "port", "store"):
         parser.add_argument(f"--{name}", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.role:
         collect_seldom()
         trio.run({"keep": keep, "host": host, "produce": produce, "consume": consume}[arguments.role], arguments)
         return 0
-    report = run(arguments)
+    if arguments.takeover:
+        from bench.order_takeover import run as run_takeover  # it builds on this module
+
+        report = run_takeover(arguments)
+    else:
+        report = run(arguments)
     print(json.dumps(report, indent=2))
     return 0 if report["is_complete"] and not report["out_of_order"] else 1
 

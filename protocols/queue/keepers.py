@@ -18,14 +18,14 @@ class Keepers:
     """Known under the node that was named first."""
 
     def __init__(self, *nodes: str) -> None:
-        self.first = nodes[0]
-        self.owner = ""
+        self.first: str = nodes[0]
+        self.owner: str = ""
         """As last told; empty: not known, or there is none."""
         self.epoch = 0
         """Of the latest term that was heard of."""
         self._nodes: dict[str, float] = dict.fromkeys(nodes[:NODES_MAX], 0.0)
         """Until when each is better not asked."""
-        self._last = self.first
+        self._last: str = self.first
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ class Keepers:
         """Whom to ask: the owner, else the one that answered last, else another one."""
         if not self.is_set:
             return self.first
-        ranked = [*([self.owner] if self.owner else []), self._last, *self._nodes]
+        ranked: list[str] = [*([self.owner] if self.owner else []), self._last, *self._nodes]
         for node in ranked:
             if self._nodes[node] <= now:
                 return node

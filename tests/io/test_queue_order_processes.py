@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from bench.order_crash import Lines, Order, run
+from bench.order_takeover import run as run_takeover
+from bench.servers import NotInstalledError
+from tests.services.servers import missing
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 
@@ -64,3 +67,15 @@ def test_a_line_that_was_read_in_part_is_read_as_a_whole(tmp_path: Path) -> None
         more.write(b" 6\n")
     assert lines.take() == ["4 5 6"]
     lines.close()
+
+
+def test_every_key_keeps_its_order_while_two_keepers_take_over_from_each_other() -> None:
+    """One is killed with -9; the next one is stopped for longer than its lease, and wakes up replaced."""
+    try:
+        report = run_takeover(_arguments(takeover=2, stop_s=20.0, keys=40, per_key=60, consumers=2))
+    except NotInstalledError as error:
+        missing(str(error))
+    assert report["out_of_order"] == []
+    assert report["is_complete"], report
+    assert (report["term"], report["left_in_the_queue"]) == (3, 0), report
+    assert [each["what"] for each in report["events"]][-1] == "let it go on; it stands by"
