@@ -64,6 +64,10 @@ class NodeQueues(LocalQueues):
         """The realms (by id) for which queues are kept, and "" for this node's own."""
         return self._engine.namespaces()
 
+    def placed_values(self, realm: RealmChoice) -> dict[str, int]:
+        """Of queues on several members, in numbers: see `QueueService.placed_values`."""
+        return self._node.services(realm).queues.placed_values()
+
     @property
     def keeping(self) -> Keeping:
         """Whether this node keeps the queues of its store now, with the engine, for services beside this one."""

@@ -16,7 +16,18 @@ from dep2p.daemon.nsq_metrics import nsq_metrics
 from dep2p.daemon.queue_metrics import queue_metrics
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
-_PARTS: Final = ("host", "realm", "messaging", "public_pubsub", "pubsub", "delivery", "sessions", "clocks", "trace")
+_PARTS: Final = (
+    "host",
+    "realm",
+    "messaging",
+    "public_pubsub",
+    "pubsub",
+    "delivery",
+    "sessions",
+    "queues",
+    "clocks",
+    "trace",
+)
 _VALUES: Final = ("host_connections", "host_inbound_pending", "host_peers_known")
 """Among the node's counts, those that also fall."""
 

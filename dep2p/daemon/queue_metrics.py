@@ -1,9 +1,10 @@
 """Metrics of durable queues. Queues that nobody has used since the start are not loaded, and are only counted."""
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from dep2p.daemon.control import Control
 
@@ -45,9 +46,46 @@ def _keeping(control: Control) -> Iterator[Metric]:
     yield turns
 
 
+_PRODUCER_EVENTS: Final = (
+    "submitted",
+    "taken",
+    "failed_retry",
+    "failed_flow_control",
+    "failed_refused",
+    "held_back",
+    "moved",
+    "taken_elsewhere",
+    "left_their_line",
+    "given_up",
+    "withdrawn",
+    "failed_at_the_end",
+)
+_CONSUMER_EVENTS: Final = (
+    "arrived",
+    "done",
+    "failed",
+    "rejected",
+    "cancelled",
+    "confirmed",
+    "results_told_again",
+    "dead_lettered",
+    "dead_letters_told_again",
+    "lost",
+    "expired",
+    "released_waiting",
+    "partitions_lost",
+    "deliveries_not_taken",
+    "results_dropped_late",
+    "shares_lost",
+)
+"""They are there before the first one is counted; there may be others."""
+
+
 def queue_metrics(control: Control) -> Iterator[Metric]:
     """The families of one scrape."""
     yield from _keeping(control)
+    yield from _flows(control)
+    yield from _placed(control)
     engine = control.node.queues.keeping.engine_if_here
     if engine is None:
         return
@@ -107,3 +145,37 @@ def queue_metrics(control: Control) -> Iterator[Metric]:
         if name != "commits":
             events.add_metric([name], count)
     yield events
+
+
+def _flows(control: Control) -> Iterator[Metric]:
+    """Of producers and consumers of this node, wherever their queues are."""
+    flows = control.node.queues.keeping.flows
+    for kind, known in (("producer", _PRODUCER_EVENTS), ("consumer", _CONSUMER_EVENTS)):
+        events = CounterMetricFamily(f"dep2p_queue_{kind}_events", f"What {kind}s of this node did.", labels=["event"])
+        for name, count in sorted({**dict.fromkeys(known, 0), **flows.counts(kind)}.items()):
+            events.add_metric([name], count)
+        yield events
+        values = GaugeMetricFamily(f"dep2p_queue_{kind}_values", f"What {kind}s have at this moment.", labels=["name"])
+        for name, value in sorted({"at_work": 0.0, **flows.values(kind)}.items()):
+            values.add_metric([name], value)
+        yield values
+    family = HistogramMetricFamily(
+        "dep2p_queue_handover_seconds",
+        "Handing partitions of exclusive channels over, and taking them.",
+        labels=["step"],
+    )
+    found = flows.handovers()
+    for step, durations in (("give", found.given), ("take", found.taken)):
+        up_to = list(accumulate(durations.counts))
+        bounds = [*map(str, durations.BOUNDS_S), "+Inf"]
+        family.add_metric([step], list(zip(bounds, up_to, strict=True)), durations.sum_s)
+    yield family
+
+
+def _placed(control: Control) -> Iterator[Metric]:
+    """Of queues on several members: those that this node is the home of, and what waits for nodes that are away."""
+    family = GaugeMetricFamily("dep2p_queue_placed", "Queues on several members.", labels=["realm", "name"])
+    for realm in control.node.realms():
+        for name, value in control.node.queues.placed_values(realm.name).items():
+            family.add_metric([realm.name, name], value)
+    yield family

@@ -12,6 +12,7 @@ import trio
 
 from dep2p.errors import Dep2pError, QueueConsumerClosedError, StreamClosedError
 from dep2p.io.queue_consumer import BATCH_ITEMS, Consumer
+from dep2p.io.queue_flow_counts import Handovers
 from dep2p.io.queue_items import Delivery
 from dep2p.protocols.queue.ordering.group import Lease
 from dep2p.protocols.queue.ordering.member import Beat, Heartbeat, Lost, MemberCore, Revoked, State
@@ -91,6 +92,8 @@ class ExclusiveConsumer(Consumer):
         self.on_assigned: Callable[[], None] | None = None
         """Called after each word of the keeper's."""
         self.counters: Counter[str] = Counter()
+        self.handovers = Handovers()
+        self._revoked_at: dict[int, float] = {}
         self.error: Dep2pError | None = None
         self.core = MemberCore()
         self._port = port
@@ -235,6 +238,21 @@ class ExclusiveConsumer(Consumer):
             if hold.state in (State.HELD, State.DRAINING, State.RECONNECTED)
         }
 
+    flow_kind = "consumer"
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more comes."""
+        return self.error is not None
+
+    def flow_counts(self) -> dict[str, int]:
+        """Since it began."""
+        return dict(self.counters)
+
+    def flow_values(self) -> dict[str, float]:
+        """Of this moment."""
+        return {"partitions": len(self.partitions())}
+
     def lease_s_left(self) -> float:
         """0 or less: nothing may be worked on."""
         return self.core.lease_end - trio.current_time()
@@ -378,6 +396,8 @@ class ExclusiveConsumer(Consumer):
                 if self._leases:
                     end = core.lease_end
                     core.on_lease(self._leases.popleft(), trio.current_time())
+                    while core.taken_s:
+                        self.handovers.taken.add(core.taken_s.pop())
                     if core.lease_end != end:
                         self._extend()
                         self._wake.set()
@@ -386,12 +406,15 @@ class ExclusiveConsumer(Consumer):
                     if isinstance(effect, Beat):
                         self._beat()
                     elif isinstance(effect, Revoked):
+                        self._revoked_at[effect.partition] = trio.current_time()
                         self._revoke(effect.partition)
                     elif isinstance(effect, Lost):
                         self._lost(effect)
                     else:
                         self._flush()
                         self._port.unlock(effect.partition, effect.epoch)
+                        now = trio.current_time()
+                        self.handovers.given.add(now - self._revoked_at.pop(effect.partition, now))
         finally:
             self._is_stepping = False
         if not self._open:

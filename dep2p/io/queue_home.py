@@ -391,6 +391,14 @@ class QueueHome:
         if channel.is_paused:
             await self._shares.ask(place.node, "pause", {"queue": place.share, "channel": name})
 
+    def values(self) -> dict[str, int]:
+        """See `HomeLooking.values`; nothing while another node keeps the queues."""
+        engine = self._keeping.engine_if_here
+        if engine is None:
+            return self._looking.values([], 0)
+        queues = [each for key, each in engine.book.queues.items() if key[0] == self._realm_id and each.places]
+        return self._looking.values(queues, self._left.items)
+
     # Barriers
 
     async def run(self) -> None:

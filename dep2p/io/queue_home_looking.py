@@ -1,12 +1,12 @@
 """What the home of placed queues tells of them: it asks the nodes of their partitions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import trio
 
 from dep2p.errors import Dep2pError
-from dep2p.io.queue_home_shares import LOOK_S, Shares, whole
+from dep2p.io.queue_home_shares import LOOK_S, Shares, all_places, whole
 from dep2p.protocols.queue.ordering.placement import Place, Placement
 from dep2p.protocols.queue.queue import Queue
 
@@ -60,3 +60,16 @@ class HomeLooking:
                     if isinstance(lock, dict) and partition in places
                 ]
         return {**answer, "locks": held, "away": sorted(set(places) - set(found))}
+
+    def values(self, queues: Sequence[Queue], to_remove: int) -> dict[str, int]:
+        """What is under way, in numbers: queues, expansions (and creations) that are not complete, ranges that a
+        channel may not read yet, nodes, those that did not answer the last time, and what is to be removed."""
+        nodes = {place.node: None for queue in queues for place in all_places(queue).values()}
+        return {
+            "queues": len(queues),
+            "growing": sum(bool(queue.growing) for queue in queues),
+            "barriers": sum(bool(route.after) for queue in queues for route in queue.routes.routes),
+            "nodes": len(nodes),
+            "nodes_away": sum(node in self._shares.away for node in nodes),
+            "to_remove": to_remove,
+        }

@@ -13,6 +13,7 @@ import trio
 
 from dep2p.errors import Dep2pError, NotOwnerError, StoreError
 from dep2p.io.queue_engine import QueueEngine
+from dep2p.io.queue_flow_counts import FlowCounts
 from dep2p.io.trace_log import TraceLog
 from dep2p.protocols.queue.options import QueueOptions
 from dep2p.storage.interface import QueueStore
@@ -35,6 +36,8 @@ class Keeping:
 
     def __init__(self, engine: QueueEngine) -> None:
         self.defaults: QueueOptions = engine.defaults
+        self.flows = FlowCounts()
+        """The producers and consumers of this node's programs, wherever their queues are."""
         self._own = engine
 
     @property
@@ -96,6 +99,7 @@ class SharedKeeping(Keeping):
     ) -> None:
         """``own``: this node's peer id. ``make``: an engine on a store that is not open."""
         self.defaults = defaults
+        self.flows = FlowCounts()
         self.counters: Counter[str] = Counter()
         self._stores = stores
         self._peer = own

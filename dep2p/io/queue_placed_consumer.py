@@ -15,6 +15,7 @@ import trio
 from dep2p.errors import ChannelNotFoundError, Dep2pError, QueueConsumerClosedError, QueueNotFoundError
 from dep2p.io.queue_consumer import BATCH_ITEMS, Consumer
 from dep2p.io.queue_exclusive import ExclusiveConsumer, PartitionHold
+from dep2p.io.queue_flow_counts import Handovers
 from dep2p.io.queue_items import Delivery
 from dep2p.protocols.queue_wire import QueueCode, Result, Settle, Settled
 
@@ -39,6 +40,8 @@ class _Share:
         self._scope = trio.CancelScope()
         self._owner = owner
         self._local = 0
+        self._began_s: float | None = trio.current_time()
+        self.retired_s = 0.0
 
     def _until_retired(self) -> trio.CancelScope:
         self._scope = trio.CancelScope()
@@ -69,6 +72,9 @@ class _Share:
                 async with consumer:
                     self.consumer = consumer
                     consumer.on_revoke = self._on_revoke
+                    if isinstance(consumer, ExclusiveConsumer):
+                        consumer.on_assigned = self._on_assigned
+                        self._on_assigned()
                     with self._until_retired():
                         await self._receive(consumer)
                     if isinstance(consumer, ExclusiveConsumer):
@@ -80,6 +86,8 @@ class _Share:
                 logger.info("partition %d of %r: %s", self.partition, self._owner.queue, error)
             finally:
                 self.consumer = None
+                if isinstance(consumer, ExclusiveConsumer):
+                    self._owner.counters.update(consumer.counters)
             if not self.is_retiring:
                 self._owner.revoked(self, told=True)
                 with self._until_retired():
@@ -98,9 +106,16 @@ class _Share:
     def _on_revoke(self, _partition: int) -> None:
         self._owner.revoked(self, told=True)
 
+    def _on_assigned(self) -> None:
+        consumer = self.consumer
+        if self._began_s is not None and isinstance(consumer, ExclusiveConsumer) and consumer.partitions():
+            self._owner.handovers.taken.add(trio.current_time() - self._began_s)
+            self._began_s = None
+
     def retire(self) -> None:
         """It is to be handed over: nothing more is taken from it."""
         self.is_retiring = True
+        self.retired_s = trio.current_time()
         self._owner.revoked(self, told=True)
         self._scope.cancel()
 
@@ -126,6 +141,7 @@ class PlacedConsumer(Consumer):
         self.is_exclusive = isinstance(token, ExclusiveConsumer)
         self.error: Dep2pError | None = None
         self.counters: Counter[str] = Counter()
+        self.handovers = Handovers()
         self._token = token
         self._open_share = open_share
         self._partitions = partitions
@@ -204,6 +220,8 @@ class PlacedConsumer(Consumer):
         finally:
             del self._running[share]
             self._wake.set()
+            if share.retired_s and self.is_exclusive:
+                self.handovers.given.add(trio.current_time() - share.retired_s)
 
     async def aclose(self) -> None:
         """What is held goes to others at once: nobody may work on it any more."""
@@ -373,6 +391,25 @@ class PlacedConsumer(Consumer):
                         partition=share.partition, is_draining=hold.is_draining or share.is_retiring
                     )
         return found
+
+    flow_kind = "consumer"
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more comes."""
+        return self.error is not None
+
+    def flow_counts(self) -> dict[str, int]:
+        """Since it began."""
+        total = Counter(self.counters)
+        for share in self._running:
+            if isinstance(share.consumer, ExclusiveConsumer):
+                total.update(share.consumer.counters)
+        return dict(total)
+
+    def flow_values(self) -> dict[str, float]:
+        """Of this moment."""
+        return {"partitions": len(self.partitions())}
 
     def set_ready(self, max_in_flight: int) -> None:
         self.max_in_flight = max_in_flight

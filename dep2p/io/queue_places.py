@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from dep2p.io.queue_consumer import Consumer, Messages
+from dep2p.io.queue_flow_counts import FlowCounts
 from dep2p.io.queue_items import Attributes, encode_attributes, message_id
 from dep2p.io.queue_outbox import DEFAULT_TABLE, OutboxRelay, publish_in
 from dep2p.io.queue_producer import Producer, ProducerSettings
@@ -34,6 +35,11 @@ class Queues(ABC):
     Everything raises QueueAccessError where the owner does not allow it, and for another member's queues what a request
     raises: PeerNotFoundError, NotMemberError, RequestTimeoutError, StreamClosedError.
     """
+
+    @property
+    def flows(self) -> FlowCounts | None:
+        """Where the producers and consumers of this place are counted."""
+        return None
 
     @abstractmethod
     async def ask(self, op: str, fields: Mapping[str, object]) -> dict[str, Any]:

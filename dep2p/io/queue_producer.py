@@ -171,17 +171,30 @@ class Producer:
     def statistics(self) -> dict[str, Any]:
         """Counts since it began (`ProducerCore.counts`), and what waits now: messages, keys of which the first one has
         failed, and for how long the oldest try has been under way."""
+        return {**self.flow_counts(), **self.flow_values()}
+
+    flow_kind = "producer"
+    handovers = None
+
+    @property
+    def is_over(self) -> bool:
+        """It sends nothing more."""
+        return self._nursery is None
+
+    def flow_counts(self) -> dict[str, int]:
+        """Since it began."""
+        return {**self._core.counts, **self.counts}
+
+    def flow_values(self) -> dict[str, float]:
+        """Of this moment."""
         core = self._core
         now = trio.current_time()
-        oldest_s = min(self._began.values(), default=now)
         return {
-            **core.counts,
-            **self.counts,
             "waiting": core.items,
             "waiting_bytes": core.bytes,
             "keys": core.keys,
             "keys_waiting": core.waiting_lines,
-            "oldest_try_s": now - oldest_s,
+            "oldest_try_s": now - min(self._began.values(), default=now),
         }
 
     # Sending
@@ -276,6 +289,9 @@ class Producer:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
+                flows = self._places[0].flows
+                if flows is not None:
+                    flows.add(self)
                 nursery.start_soon(self._keep_time)
                 try:
                     yield self

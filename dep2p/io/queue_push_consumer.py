@@ -175,12 +175,26 @@ class PushConsumer:
 
     def statistics(self) -> dict[str, Any]:
         """Counts since it began (`PushCore.counts`), and what is here now."""
+        return {**self.flow_counts(), **self.flow_values()}
+
+    flow_kind = "consumer"
+    handovers = None
+
+    @property
+    def is_over(self) -> bool:
+        """It handles nothing more."""
+        return self._nursery is None
+
+    def flow_counts(self) -> dict[str, int]:
+        """Since it began."""
+        return {} if self._core is None else {**self._core.counts, **self.counts}
+
+    def flow_values(self) -> dict[str, float]:
+        """Of this moment."""
         core = self._core
         if core is None:
             return {}
         return {
-            **core.counts,
-            **self.counts,
             "running": core.running,
             "cached": core.items,
             "cached_bytes": core.bytes,
@@ -199,6 +213,8 @@ class PushConsumer:
             async with consumer:
                 async with trio.open_nursery() as nursery:
                     self._nursery = nursery
+                    if self._place.flows is not None:
+                        self._place.flows.add(self)
                     nursery.start_soon(self._receive_all, consumer)
                     nursery.start_soon(self._keep_time)
                     nursery.start_soon(self._renew_all, consumer)

@@ -9,8 +9,11 @@ from dep2p.io.queue_access import Right, Rights
 from dep2p.io.queue_admin import RIGHTS, perform
 from dep2p.io.queue_consumer import Consumer
 from dep2p.io.queue_engine import QueueEngine
+from dep2p.io.queue_exclusive import ExclusiveConsumer
+from dep2p.io.queue_flow_counts import FlowCounts
 from dep2p.io.queue_items import new_messages, parse_message_id
 from dep2p.io.queue_keeping import Keeping
+from dep2p.io.queue_placed_consumer import PlacedConsumer
 from dep2p.io.queue_places import Queues
 from dep2p.protocols.queue_wire import WireMessage
 from dep2p.types import PeerId, RealmId
@@ -74,8 +77,9 @@ class RealmQueues(Queues):
         filter_text: str,
         exclusive: bool = False,
     ) -> Consumer:
+        consumer: Consumer
         try:
-            return await self.open_subscription(
+            consumer = await self.open_subscription(
                 name,
                 channel,
                 max_in_flight=max_in_flight,
@@ -88,14 +92,17 @@ class RealmQueues(Queues):
         except QueuePlacedError:
             if self._service is None:
                 raise
-        return await self._service.placed(self.peer, name).open_consumer(
-            channel,
-            max_in_flight=max_in_flight,
-            from_start=from_start,
-            bytes_max=bytes_max,
-            filter_text=filter_text,
-            exclusive=exclusive,
-        )
+            consumer = await self._service.placed(self.peer, name).open_consumer(
+                channel,
+                max_in_flight=max_in_flight,
+                from_start=from_start,
+                bytes_max=bytes_max,
+                filter_text=filter_text,
+                exclusive=exclusive,
+            )
+        if self.flows is not None and isinstance(consumer, ExclusiveConsumer | PlacedConsumer):
+            self.flows.add(consumer)
+        return consumer
 
     def is_elsewhere(self, name: str, order_key: str, message_id: str) -> bool:
         placed = None if self._service is None else self._service.known_placed(self.peer, name)
@@ -108,6 +115,10 @@ class RemoteQueues(RealmQueues):
     def __init__(self, service: "QueueService", peer: PeerId) -> None:
         self._service: QueueService = service  # pyright: ignore[reportIncompatibleVariableOverride]
         self.peer: PeerId = peer  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @property
+    def flows(self) -> FlowCounts:
+        return self._service.flows
 
     async def ask(self, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
         return await self._service.ask(self.peer, op, fields)
@@ -174,6 +185,10 @@ class LocalQueues(RealmQueues):
     def _require(self, name: str, right: Right) -> None:
         if self._as_member is not None:
             self._rights.require(RealmId(self._namespace), name, self._as_member, right)
+
+    @property
+    def flows(self) -> FlowCounts:
+        return self._keeping.flows
 
     async def ask(self, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
         if op not in RIGHTS:

@@ -23,6 +23,7 @@ from dep2p.io.queue_admin import RIGHTS, perform
 from dep2p.io.queue_consumer import Consumer
 from dep2p.io.queue_engine import QueueEngine
 from dep2p.io.queue_exclusive_ports import RemotePort
+from dep2p.io.queue_flow_counts import FlowCounts
 from dep2p.io.queue_home import QueueHome
 from dep2p.io.queue_items import new_messages
 from dep2p.io.queue_keepers import Ways, answer_of
@@ -435,9 +436,19 @@ class QueueService:
 
     # Telling
 
+    @property
+    def flows(self) -> FlowCounts:
+        """Those of the node."""
+        return self._keeping.flows
+
     def counters(self) -> dict[str, int]:
         """Monotonic counts by name."""
         return dict(self._counters)
+
+    def placed_values(self) -> dict[str, int]:
+        """Of queues on several nodes: `QueueHome.values`, and ``waiting_in_line`` for nodes that are away."""
+        waiting = sum(each.waiting for each in self._placed.values())
+        return {**self.home.values(), "waiting_in_line": waiting}
 
     def stats(self) -> object:
         """What is going on now."""
@@ -445,7 +456,7 @@ class QueueService:
             "links_served": len(self._served),
             "consumers_served": sum(link.subscriptions for link in self._served),
             "consumers": len(self._consumers),
-            "placed_waiting": sum(each.waiting for each in self._placed.values()),
+            "placed": self.placed_values(),
         }
 
 

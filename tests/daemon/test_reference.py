@@ -44,7 +44,7 @@ def test_every_metric_is_documented_and_every_documented_one_is_there(served: Se
     rows = re.findall(r"^\| `(dep2p_\w+)` \| (\w+) \| ([^|]*)\|", page, re.M)
     assert {name: kind for name, kind, _ in rows} == there
     for name, _, labels in rows:
-        samples = re.findall(rf"^{name}\{{([^}}]*)\}}", text, re.M)
+        samples = re.findall(rf"^{name}(?:_count)?\{{([^}}]*)\}}", text, re.M)
         documented = re.findall(r"`(\w+)`", labels)
         assert samples or not documented, f"{name} has no sample to compare"
         for sample in samples:

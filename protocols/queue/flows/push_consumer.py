@@ -232,6 +232,8 @@ class PushCore:
 
     def _settle(self, entry: Entry, fate: Settle, effects: list[Effect], reason: str = "") -> None:
         entry.fate, entry.reason = fate, reason
+        if fate is Settle.REJECT:
+            self.counts["dead_lettered"] += 1
         effects.append(Tell(entry, fate, self.is_fifo))
         if not self.is_fifo:
             self._remove(entry)
@@ -256,6 +258,8 @@ class PushCore:
         else:
             entry.settle_tries += 1
             self.counts["results_told_again"] += 1
+            if entry.fate is Settle.REJECT:
+                self.counts["dead_letters_told_again"] += 1
             self._retry_at(entry, now + SETTLE_RETRY_S)
         return self._go_on(now, effects)
 

@@ -69,12 +69,14 @@ Effect = Revoked | Lost | Unlock | Beat
 class Hold:
     """A partition, as this consumer knows it."""
 
-    __slots__ = ("epoch", "open", "since", "state")
+    __slots__ = ("epoch", "open", "since", "state", "wanted_at")
 
     def __init__(self) -> None:
         self.state = State.WANTED
         self.epoch = 0
         self.since = 0.0
+        self.wanted_at: float | None = None
+        """When it was allocated, until it is held for the first time."""
         self.open = 0
         """Deliveries that are in work here."""
 
@@ -89,6 +91,8 @@ class MemberCore:
         self.version = 0
         self.holds: dict[int, Hold] = {}
         self.effects: list[Effect] = []
+        self.taken_s: list[float] = []
+        """For how long partitions were waited for that are held since the last look; the owner clears it."""
         self.is_joined = False
         """The keeper has answered once."""
         self._assigned: dict[int, None] = {}
@@ -150,6 +154,7 @@ class MemberCore:
         hold = self.holds.get(partition)
         if hold is None:
             hold = self.holds[partition] = Hold()
+            hold.wanted_at = now
             hold.open = self._still_open(partition)
             hold.state = State.ENDING if hold.open else State.WANTED
             if not hold.open:
@@ -157,6 +162,9 @@ class MemberCore:
         if hold.state is State.WANTED:
             if epoch > self._over.get(partition, 0):
                 hold.state, hold.epoch, hold.since = State.HELD, epoch, now
+                if hold.wanted_at is not None:
+                    self.taken_s.append(now - hold.wanted_at)
+                    hold.wanted_at = None
         elif hold.state in (State.HELD, State.RECONNECTED) and epoch != hold.epoch:
             self._lose(partition, hold)
 
