@@ -48,11 +48,15 @@ class NodeQueues(LocalQueues):
         """Those that this node keeps for a realm. Raises NotInRealmError."""
         return self._node.services(realm).queues.own()
 
-    def at(self, peer: PeerId, *, realm: RealmChoice = None) -> Queues:
-        """Those that a member of a realm keeps; this node's own for its own id. Raises NotInRealmError."""
-        if peer == self._node.peer_id:
+    def at(self, peer: PeerId, *others: PeerId, realm: RealmChoice = None) -> Queues:
+        """Those that a member of a realm keeps; this node's own for its own id. Raises NotInRealmError.
+
+        ``others``: nodes that share its store, of which one may keep the queues now (docs/howto/takeover.md). They are
+        heard of from it, too: name them so that they are found while it is away.
+        """
+        if peer == self._node.peer_id or peer in self._keeping.nodes:
             return self.of(realm)
-        return self._node.services(realm).queues.at(peer)
+        return self._node.services(realm).queues.at(peer, *others)
 
     def place(self, realm: RealmChoice, peer: PeerId | None) -> Queues:
         """By what a caller names: neither, a realm, or a peer (in the only realm, when none is named)."""

@@ -19,10 +19,11 @@ from dep2p.errors import (
     QueueNotFoundError,
     QueuePlacedError,
 )
-from dep2p.io.queue_access import Rights, Who, parse_access
+from dep2p.io.queue_access import Rights, parse_access
 from dep2p.io.queue_engine import QueueEngine
 from dep2p.io.queue_home_left import Left
 from dep2p.io.queue_home_looking import HomeLooking
+from dep2p.io.queue_home_set import SetTold, nodes_of_set, who_of
 from dep2p.io.queue_home_shares import LOOK_S, Asker, Shares, all_places, no_fields, whole
 from dep2p.io.queue_keeping import Keeping
 from dep2p.protocols.queue.names import is_ephemeral
@@ -50,6 +51,7 @@ class QueueHome:
         self._own = own
         self._shares = Shares(at)
         self._looking = HomeLooking(self._shares)
+        self._set_told = SetTold(keeping, realm_id, own, self._shares, self._alone, self._access)
         self._left = Left(keeping, realm_id, self._shares, self._alone)
         self._wake = trio.Event()
         self._steps: dict[tuple[str, str], None] = {}
@@ -283,7 +285,7 @@ class QueueHome:
         return [self._own if each == "home" else str(parse_peer_id(each)) for each in nodes]
 
     async def _reach_others(self, shares: Mapping[str, str]) -> None:
-        await self._shares.reach({node: share for node, share in shares.items() if node != self._own})
+        await self._shares.reach({node: share for node, share in shares.items() if node not in self._set})
 
     async def _make_share(self, queue: Queue, place: Place, low: int, high: int) -> None:
         options = {**options_as_dict(queue.options), "partitions": 1}
@@ -294,17 +296,16 @@ class QueueHome:
     def _access(self, queue: Queue, node: str) -> dict[str, object]:
         access = self._rights.of(self._realm_id, queue.name)
         return {
-            "publish": self._who(access.publish, node),
-            "consume": self._who(access.consume, node),
+            "publish": who_of(access.publish, self._set),
+            "consume": who_of(access.consume, self._set),
             # Its home alone makes it smaller, and deletes it.
-            "administer": [self._own],
+            "administer": self._set,
         }
 
-    def _who(self, who: Who, node: str) -> object:
-        """The same people, seen from another node."""
-        if who == "members":
-            return who
-        return [self._own] if isinstance(who, str) else [*dict.fromkeys([self._own, *who])]
+    @property
+    def _set(self) -> list[str]:
+        """This node, and those that may be the home instead of it, since they share its store."""
+        return nodes_of_set(self._keeping, self._own)
 
     # Expansion
 
@@ -418,6 +419,8 @@ class QueueHome:
         """In one term."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._left.run)
+            if self._keeping.is_shared:
+                nursery.start_soon(self._set_told.run)
             while True:
                 self._wake = trio.Event()
                 placed = [key for key, found in self._engine.book.queues.items() if found.places]

@@ -40,7 +40,14 @@ _PAUSE_MIN_S: Final = 0.05
 class Way:
     """To the queues of one member, named by it."""
 
-    def __init__(self, pool: LinkPool[QueueLink], own: PeerId, peer: PeerId, counters: Counter[str]) -> None:
+    def __init__(
+        self,
+        pool: LinkPool[QueueLink],
+        own: PeerId,
+        peer: PeerId,
+        counters: Counter[str],
+        keeps: Callable[[], bool],
+    ) -> None:
         self.peer = peer
         """As it was named."""
         self.keepers = Keepers(peer)
@@ -50,6 +57,12 @@ class Way:
         self._pool = pool
         self._own = own
         self._counters = counters
+        self._keeps = keeps
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this node, one of them, keeps the queues itself now."""
+        return self._own in self.keepers.nodes and self._keeps()
 
     @property
     def is_set(self) -> bool:
@@ -74,9 +87,13 @@ class Way:
     async def get(self, deadline_s: float) -> QueueLink:
         """A link to that one. Raises what `LinkPool.get` raises, and NotOwnerError when it is this node itself."""
         self.used_s = trio.current_time()
+        if self.is_here:
+            raise NotOwnerError("this node keeps these queues itself now: ask for its own", self._own)
+        if self.at == self._own:  # it stands by
+            self.keepers.failed(self._own, trio.current_time())
         peer = self.at
         if peer == self._own:
-            raise NotOwnerError("this node keeps these queues itself now: ask for its own", peer, self.keepers.epoch)
+            raise StreamClosedError("the other nodes that share the store cannot be reached just now")
         if self.is_set:
             deadline_s = min(deadline_s, trio.current_time() + _LINK_S)
         try:
@@ -107,7 +124,7 @@ class Way:
                 else:
                     self.keepers.worked(link.peer)
                     return answer
-            if not self.is_set or self.at == self._own or trio.current_time() + self.pause_s >= deadline_s:
+            if not self.is_set or self.is_here or trio.current_time() + self.pause_s >= deadline_s:
                 raise answer.error
             await trio.sleep(self.pause_s)
 
@@ -115,10 +132,14 @@ class Way:
 class Ways:
     """To all members whose queues are used here."""
 
-    def __init__(self, pool: LinkPool[QueueLink], own: PeerId, counters: Counter[str]) -> None:
+    def __init__(
+        self, pool: LinkPool[QueueLink], own: PeerId, counters: Counter[str], keeps: Callable[[], bool]
+    ) -> None:
+        """``keeps``: whether this node keeps queues that it shares with others."""
         self._pool = pool
         self._own = own
         self._counters = counters
+        self._keeps = keeps
         self._ways: dict[PeerId, Way] = {}
         self._wake = trio.Event()
 
@@ -128,7 +149,7 @@ class Ways:
         if way is None:
             if len(self._ways) >= _WAYS_MAX:
                 del self._ways[next(iter(self._ways))]
-            way = self._ways[peer] = Way(self._pool, self._own, peer, self._counters)
+            way = self._ways[peer] = Way(self._pool, self._own, peer, self._counters, self._keeps)
         return way
 
     def linked(self) -> None:

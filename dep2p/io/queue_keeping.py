@@ -51,9 +51,19 @@ class Keeping:
         return self._own
 
     @property
+    def is_here(self) -> bool:
+        """Whether this node keeps them now."""
+        return self.engine_if_here is not None
+
+    @property
     def nodes(self) -> tuple[str, ...]:
         """Peer ids of those that share the store, this one too; empty when it is not shared."""
         return ()
+
+    @property
+    def owner(self) -> str:
+        """Peer id of the node that keeps the queues, as last heard; empty when that is not known."""
+        return ""
 
     @contextmanager
     def term(self) -> Generator[QueueEngine, None, None]:
@@ -132,7 +142,6 @@ class SharedKeeping(Keeping):
 
     @property
     def owner(self) -> str:
-        """Peer id of the node that keeps the queues, as last heard; empty when none does."""
         return self._peer if self._engine is not None else self._seen.peer
 
     @property

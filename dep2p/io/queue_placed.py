@@ -74,7 +74,7 @@ class PlacedQueue:
     def __init__(
         self,
         name: str,
-        home_peer: str,
+        homes: Callable[[], Sequence[str]],
         home: HomeQueues,
         at: Callable[[str], "RealmQueues"],
         is_up: Callable[[str], bool],
@@ -84,7 +84,7 @@ class PlacedQueue:
         self.name = name
         self.waiting = 0
         """Messages in line for nodes that are away."""
-        self._home_peer = home_peer
+        self._homes = homes
         self._home = home
         self._at = at
         self._is_up = is_up
@@ -108,7 +108,7 @@ class PlacedQueue:
                 if "placement" not in answer:
                     raise QueueNotFoundError(f"the queue {self.name!r} is on several nodes no more: it was made anew")
                 # One request at a time: a lower version is of a queue that was made anew.
-                self._placement = Placement.of_home(answer["placement"], self.name, self._home_peer)
+                self._placement = Placement.of_home(answer["placement"], self.name, *self._homes())
             return self._placement
 
     def is_elsewhere(self, key: str, partition: int) -> bool:

@@ -194,6 +194,8 @@ class PeerPublisher:
                 self._expire(error)
                 await trio.sleep(retry_s)
             except Dep2pError as error:
+                if self.way.is_here:
+                    self._fail_all(error)
                 self._expire(error)
                 await trio.sleep(retry_s)
                 retry_s = min(retry_s * 2, _RETRY_MAX_S)
@@ -278,7 +280,9 @@ class PeerPublisher:
 
     def _fail_all(self, error: Dep2pError) -> None:
         for batch in list(self._waiting):
-            self._drop(batch, error)
+            was_sent = batch.first_number != 0
+            unknown = StoreUnknownError(f"whether {self.way.peer} has taken this is not known: {error}")
+            self._drop(batch, unknown if was_sent else error)
 
     def _drop(self, batch: _Batch, error: Dep2pError) -> None:
         self._waiting.remove(batch)

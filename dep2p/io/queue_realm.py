@@ -182,6 +182,11 @@ class LocalQueues(RealmQueues):
     def _engine(self) -> QueueEngine:
         return self._keeping.engine
 
+    @property
+    def _elsewhere(self) -> "RemoteQueues | None":
+        """While this node stands by: the same queues at their owner, which it reaches as a member of the realm."""
+        return None if self._service is None else self._service.elsewhere()
+
     def _require(self, name: str, right: Right) -> None:
         if self._as_member is not None:
             self._rights.require(RealmId(self._namespace), name, self._as_member, right)
@@ -193,6 +198,9 @@ class LocalQueues(RealmQueues):
     async def ask(self, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
         if op not in RIGHTS:
             raise ValueError(f"no operation {op!r} on queues")
+        other = self._elsewhere
+        if other is not None:
+            return await other.ask(op, fields)
         if self._service is not None:
             return await self._service.perform_own(op, fields)
         with self._keeping.term() as engine:
@@ -201,12 +209,18 @@ class LocalQueues(RealmQueues):
     async def publish_plain(
         self, name: str, messages: Sequence[WireMessage], timeout_s: float | None
     ) -> list[tuple[int, int]]:
+        other = self._elsewhere
+        if other is not None:
+            return await other.publish_plain(name, messages, timeout_s)
         self._require(name, Right.PUBLISH)
         return await self._engine.publish(self._namespace, name, new_messages(messages), timeout_s=timeout_s)
 
     async def publish_numbered(
         self, name: str, messages: Sequence[WireMessage], publisher: tuple[bytes, int]
     ) -> list[tuple[int, int]]:
+        other = self._elsewhere
+        if other is not None:
+            return await other.publish_numbered(name, messages, publisher)
         return await self._engine.publish(
             self._namespace, name, new_messages(messages), timeout_s=0.0, publisher=publisher
         )
@@ -223,6 +237,18 @@ class LocalQueues(RealmQueues):
         exclusive: bool,
         of_placed: bool,
     ) -> Consumer:
+        other = self._elsewhere
+        if other is not None:
+            return await other.open_subscription(
+                name,
+                channel,
+                max_in_flight=max_in_flight,
+                from_start=from_start,
+                bytes_max=bytes_max,
+                filter_text=filter_text,
+                exclusive=exclusive,
+                of_placed=of_placed,
+            )
         self._require(name, Right.CONSUME)
         if exclusive:
             return await self._engine.subscribe_exclusive(

@@ -196,6 +196,7 @@ class RemoteConsumer(Consumer):
                         await self._send_results()
                     except _FATAL as error:
                         # A node that has just started may not know its members or protocols yet.
+                        # Nor when there are others.
                         is_able = self._was_subscribed or self._way.is_set
                         if not (is_able and isinstance(error, _OF_A_START)):
                             self._close(error)
@@ -203,6 +204,9 @@ class RemoteConsumer(Consumer):
                         self._counters["consumers_reconnecting"] += 1
                         self._forget(error)
                     except Dep2pError as error:
+                        if self._way.is_here:
+                            self._close(error)
+                            return
                         self._counters["consumers_reconnecting"] += 1
                         self._forget(error)
                     if self.error is not None:

@@ -90,7 +90,7 @@ class QueueService:
         """Of queues whose partitions are on several nodes."""
         self._placed: dict[tuple[PeerId, str], PlacedQueue] = {}
         self._pool: LinkPool[QueueLink] = LinkPool(gate, self.protocol, limits, self._counters, self._make_link)
-        self._ways = Ways(self._pool, host.peer_id, self._counters)
+        self._ways = Ways(self._pool, host.peer_id, self._counters, lambda: keeping.is_shared and keeping.is_here)
 
     # Life
 
@@ -187,7 +187,7 @@ class QueueService:
     ) -> None:
         """See `QueueHost`."""
         engine = self._engine
-        self._rights.require(self._realm_id, name, peer, Right.PUBLISH)
+        self._require(name, peer, Right.PUBLISH)
         engine.publish_soon(self._realm_id, name, new_messages(messages), publisher, on_done)
 
     async def subscribe(
@@ -205,7 +205,7 @@ class QueueService:
     ) -> LocalConsumer:
         """See `QueueHost`."""
         engine = self._engine
-        self._rights.require(self._realm_id, name, peer, Right.CONSUME)
+        self._require(name, peer, Right.CONSUME)
         return await engine.subscribe(
             self._realm_id,
             name,
@@ -234,7 +234,7 @@ class QueueService:
         if right is Right.CREATE:
             self._require_create(fields, peer)
         elif isinstance(name, str) and right is not Right.LOOK:
-            self._rights.require(self._realm_id, name, peer, right)
+            self._require(name, peer, right)
             if op == "delete":
                 try:
                     self._require_own_share(fields, peer)
@@ -242,11 +242,16 @@ class QueueService:
                     raise QueueNotFoundError(str(error)) from None
         return await self._perform(op, fields, f"peer {peer}", peer)
 
+    def _require(self, name: str, peer: PeerId, right: Right) -> None:
+        """The nodes that share the store are its owners alike."""
+        if peer not in self._keeping.nodes:
+            self._rights.require(self._realm_id, name, peer, right)
+
     def _require_create(self, fields: Mapping[str, object], peer: PeerId | None) -> None:
         """Also the one for whom the home of a placed queue asks may make queues here. None: this node asks."""
         asker = fields.get("for")
         for each in (peer, None if asker is None else parse_peer_id(str(asker))):
-            if each is not None and each != self._host.peer_id:
+            if each is not None and not self._is_own(each):
                 self._rights.require_create(self._realm_id, each, fields, is_there=self._is_there(fields))
         self._require_own_share(fields, peer)
 
@@ -281,6 +286,16 @@ class QueueService:
 
     # Asking others
 
+    def elsewhere(self) -> "RemoteQueues | None":
+        """While another node that shares the store keeps the queues: those are its."""
+        if self._keeping.is_here:
+            return None
+        others = [each for each in (self._keeping.owner, *self._keeping.nodes) if each not in ("", self._host.peer_id)]
+        if not others:
+            return None
+        self._ways.to(PeerId(others[0])).keepers.add([*others, self._host.peer_id])
+        return self.at(PeerId(others[0]))
+
     def own(self) -> LocalQueues:
         """The queues that this node keeps for the realm."""
         return LocalQueues(self._keeping, self._rights, self._realm_id, self)
@@ -294,30 +309,52 @@ class QueueService:
 
     def _place(self, node: str) -> Queues:
         peer = parse_peer_id(node)
-        return self.own() if peer == self._host.peer_id else self.at(peer)
+        return self.own() if self._is_own(peer) else self.at(peer)
+
+    def _is_own(self, peer: PeerId) -> bool:
+        """Also one that shares the store: what it kept, this node keeps in its place."""
+        return peer == self._host.peer_id or peer in self._keeping.nodes
 
     def _share_at(self, node: str) -> RealmQueues:
         """Of a placed queue, of any home: here, too, this node is a member like others."""
         peer = parse_peer_id(node)
-        if peer != self._host.peer_id:
+        if not self._is_own(peer):
             return self.at(peer)
-        return LocalQueues(self._keeping, self._rights, self._realm_id, self, as_member=peer)
+        return LocalQueues(self._keeping, self._rights, self._realm_id, self, as_member=self._host.peer_id)
 
     def _is_up(self, node: str) -> bool:
         peer = parse_peer_id(node)
-        return peer == self._host.peer_id or self._gate.verified_connection(peer) is not None
+        if self._is_own(peer):
+            return self._keeping.is_here or self._is_up_at(self._keeping.owner)
+        return self._is_up_at(self._ways.to(peer).at)
+
+    def _is_up_at(self, peer: str) -> bool:
+        return bool(peer) and self._gate.verified_connection(PeerId(peer)) is not None
 
     def placed(self, peer: PeerId | None, name: str) -> PlacedQueue:
         """A queue whose partitions are on several nodes, by its home; None: this node."""
         peer = peer or self._host.peer_id
         found = self._placed.get((peer, name))
         if found is None:
-            home = self.own() if peer == self._host.peer_id else self.at(peer)
-            found = PlacedQueue(name, peer, home, self._share_at, self._is_up, self._counters, self._start_placed)
+            home = self.own() if self._is_own(peer) else self.at(peer)
+            found = PlacedQueue(
+                name,
+                lambda: self._homes(peer),
+                home,
+                self._share_at,
+                self._is_up,
+                self._counters,
+                self._start_placed,
+            )
             while len(self._placed) >= _PLACED_MAX:
                 del self._placed[next(iter(self._placed))]
             self._placed[peer, name] = found
         return found
+
+    def _homes(self, peer: PeerId) -> Sequence[str]:
+        if self._is_own(peer):
+            return [*dict.fromkeys([peer, *self._keeping.nodes])]
+        return self._ways.to(peer).keepers.nodes
 
     def known_placed(self, peer: PeerId | None, name: str) -> PlacedQueue | None:
         """One that was used here before."""
@@ -332,8 +369,10 @@ class QueueService:
             raise StreamClosedError("queues are not running")
         self._nursery.start_soon(consumer.run)
 
-    def at(self, peer: PeerId) -> RemoteQueues:
-        """The queues that another member keeps."""
+    def at(self, peer: PeerId, *others: PeerId) -> RemoteQueues:
+        """The queues that another member keeps, or one of ``others``, which share its store."""
+        if others:
+            self._ways.to(peer).keepers.add(others)
         return RemoteQueues(self, peer)
 
     async def publish(

@@ -116,8 +116,9 @@ class Placement:
             raise ProtocolError(f"no placement: {error}") from None
 
     @classmethod
-    def of_home(cls, value: Mapping[str, Any], queue: str, home: str) -> "Placement":
-        """As another node gave it, who may want anything: the shares of that queue of that home, and nothing else.
+    def of_home(cls, value: Mapping[str, Any], queue: str, *homes: str) -> "Placement":
+        """As another node gave it, who may want anything: the shares of that queue of that home (or of those that
+        are homes in turn, since they share a store), and nothing else.
 
         Raises ProtocolError.
         """
@@ -127,8 +128,8 @@ class Placement:
                 if len(node) > _NODE_CHARS_MAX:
                     raise ValueError("a node that is no peer id")
                 parse_peer_id(node)
-                if partition > _PARTITION_MAX or share != share_name(queue, partition, home):
-                    raise ValueError(f"{share[:80]!r} is no partition of the queue {queue[:80]!r} at {home}")
+                if partition > _PARTITION_MAX or share not in [share_name(queue, partition, home) for home in homes]:
+                    raise ValueError(f"{share[:80]!r} is no partition of the queue {queue[:80]!r} at {homes[0]}")
         except ValueError as error:
             raise ProtocolError(f"no placement: {error}") from None
         return found

@@ -1,0 +1,97 @@
+"""Queues on several nodes whose home is one of several on a store, and programs of a node that stands by."""
+
+import pytest
+import trio
+import trio.testing
+
+from dep2p.errors import NotOwnerError, QueueAccessError
+from dep2p.io.queue_push_consumer import PushedMessage
+from dep2p.limits import Limits
+from tests.io.takeover_support import set_of_nodes
+
+Clock = trio.testing.MockClock
+LIMITS = Limits(request_timeout_s=60.0)
+
+
+async def _handled(place: object, count: int) -> dict[str, list[int]]:
+    """What a FIFO consumer is given, until it has so many."""
+    found: dict[str, list[int]] = {}
+    total = 0
+    done = trio.Event()
+
+    async def handle(message: PushedMessage) -> None:
+        nonlocal total
+        found.setdefault(message.key, []).append(int(message.body))
+        total += 1
+        if total == count:
+            done.set()
+        await trio.lowlevel.checkpoint()
+
+    with trio.fail_after(300):
+        async with place.consumer("jobs", "g", handle, mode="fifo", from_start=True):  # type: ignore[attr-defined]  # pyright: ignore
+            await done.wait()
+    return found
+
+
+async def test_a_placed_queue_has_its_home_and_its_partitions_at_the_next_owner(autojump_clock: Clock) -> None:
+    async with set_of_nodes(2, 3, limits=LIMITS) as ([a, b], [share, other, member]):
+        await trio.sleep(10)  # each has heard of the other
+        await a.queues.create("jobs", {"partitions": 4, "order": "strict"}, nodes=[a.peer, share.peer])
+        place = member.at(a)
+        for number in range(10):
+            for key in range(8):
+                await place.publish("jobs", b"%d" % number, order_key=f"k{key}")
+        a.die()
+        await b.until_owner()
+        for number in range(10, 20):
+            for key in range(8):
+                await place.publish("jobs", b"%d" % number, order_key=f"k{key}")
+        added = await place.expand("jobs", 6, nodes=[other.peer, b.peer])  # the old shares obey the new home
+        assert len(added) == 2
+        for number in range(20, 30):
+            for key in range(8):
+                await place.publish("jobs", b"%d" % number, order_key=f"k{key}")
+        found = await _handled(place, 240)
+        assert found == {f"k{key}": list(range(30)) for key in range(8)}
+        route = await place.route("jobs")
+        assert {each["is_up"] for each in route["partitions"]} == {True}
+        assert await place.delete("jobs") == []
+        assert await share.queues.listing() == []
+        assert await other.queues.listing() == []
+
+
+async def test_shares_made_before_there_was_another_node_learn_of_it(autojump_clock: Clock) -> None:
+    async with set_of_nodes(1, 1, limits=LIMITS) as ([a], [share]):
+        owner_only: dict[str, str] = {"publish": "owner", "consume": "owner", "administer": "owner"}
+        await a.queues.create("jobs", {"partitions": 2}, nodes=[share.peer], access=owner_only)
+        (name, _) = [each["name"] for each in await share.queues.listing()]
+        assert (await share.queues.info(name))["access"]["administer"] == [a.peer]
+        late = "12D3KooWGF3PZd2mXoURctJ2pECg78hdjPMWCm7uVyrATqJErX8h"
+        a.server.nodes[late] = None
+        await trio.sleep(20)
+        access = (await share.queues.info(name))["access"]
+        for right in ("administer", "publish", "consume"):
+            assert sorted(access[right]) == sorted([a.peer, late])
+
+
+async def test_programs_of_a_node_that_stands_by_are_served_by_the_owner(autojump_clock: Clock) -> None:
+    async with set_of_nodes(2, 1, limits=LIMITS) as ([a, b], [member]):
+        await trio.sleep(10)
+        owner_only: dict[str, str] = {"publish": "owner", "consume": "owner", "administer": "owner"}
+        await b.queues.create("jobs", access=owner_only)
+        assert await b.queues.publish("jobs", b"1") == "0000010000000001"
+        assert [each["name"] for each in await b.queues.listing()] == ["jobs"]
+        async with b.queues.consume("jobs", "c") as messages:
+            with trio.fail_after(30):
+                message = await messages.__anext__()
+                await message.finish(durable=True)
+        assert (await a.queues.info("jobs"))["messages"] == 0
+        with pytest.raises(QueueAccessError):  # who is of no such set is a member like others
+            await member.at(a).publish("jobs", b"2")
+        async with b.queues.consume("jobs", "c") as messages:
+            a.die()
+            with pytest.raises(NotOwnerError, match="this node keeps these queues itself now"), trio.fail_after(120):
+                await messages.__anext__()
+        await b.until_owner()
+        await b.queues.publish("jobs", b"3")
+        assert (await b.queues.info("jobs"))["messages"] == 1
