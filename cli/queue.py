@@ -238,6 +238,8 @@ def _notes(message: dict[str, Any], now_s: float) -> str:
         notes.append(f"due in {duration(due_s - now_s)}")
     if message.get("state"):
         notes.append(str(message["state"]))
+    if message.get("node"):
+        notes.append(f"partition={message['partition']} at {message['node']}")
     return printable(" ".join(notes)) or "-"
 
 

@@ -97,6 +97,8 @@ def show_dead(
         return
     if not raw:
         run.say(f"message     {each['message_id']}")
+        if each.get("node"):
+            run.say(f"partition   {each['partition']} at {printable(str(each['node']))}")
         run.say(f"published   {_stamp(float(each['published_s']))}")
         run.say(f"died        {_stamp(float(each['died_s']))} after {each['attempts']} attempts")
         for number, reason in enumerate(each["reasons"], 1):

@@ -40,12 +40,12 @@ RIGHTS: Final[Mapping[str, Right]] = {
 }
 """The operations, and what each needs of a member."""
 
-_COUNT_MAX: Final = 1_000
+COUNT_MAX: Final = 1_000
 _HANDLES_MAX: Final = 256
 _ATTEMPT_ID_CHARS: Final = 64
 _INVISIBLE_MAX_S: Final = 10 * 365 * 86_400.0
 """The queue cuts it (``msg_timeout_max_s``)."""
-_ANSWER_BYTES: Final = 524_288
+ANSWER_BYTES: Final = 524_288
 """About so much of messages goes into one answer."""
 
 
@@ -189,18 +189,21 @@ async def _empty(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) ->
 
 
 async def _peek(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
-    count = asked.integer("count", 10, _COUNT_MAX)
+    count = asked.integer("count", 10, COUNT_MAX)
     found = await engine.peek(
-        ns, asked.text("queue"), asked.optional_text("channel"), items_max=count, bytes_max=_ANSWER_BYTES
+        ns, asked.text("queue"), asked.optional_text("channel"), items_max=count, bytes_max=ANSWER_BYTES
     )
     return {"messages": [_message(each) for each in found]}
 
 
 async def _export(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
     after = asked.text("after")
-    count = max(1, asked.integer("count", 100, _COUNT_MAX))
+    count = max(1, asked.integer("count", 100, COUNT_MAX))
     position = parse_message_id(after) if after else None
-    found = await engine.read_log(ns, asked.text("queue"), after=position, items_max=count, bytes_max=_ANSWER_BYTES)
+    after_seq = asked.integer("after_seq", 0, 2**40)
+    if after_seq:  # of a share, whose own number of its partition its home does not know
+        position = ((await engine.loaded(ns, asked.text("queue"))).partition_ids[0], after_seq)
+    found = await engine.read_log(ns, asked.text("queue"), after=position, items_max=count, bytes_max=ANSWER_BYTES)
     last = message_id(found[-1].partition, found[-1].seq) if found else ""
     return {"messages": [_message(each) for each in found], "after": last}
 
@@ -211,13 +214,15 @@ async def _dead(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> 
         asked.text("queue"),
         asked.text("channel"),
         after_id=asked.integer("after", 0, 10**17),
-        items_max=max(1, asked.integer("count", 100, _COUNT_MAX)),
+        items_max=max(1, asked.integer("count", 100, COUNT_MAX)),
     )
     letters: list[dict[str, Any]] = []
     size = 0
+    more = len(found) >= max(1, asked.integer("count", 100, COUNT_MAX))
     for each in found:
         size += len(each.message.body)
-        if letters and size > _ANSWER_BYTES:
+        if letters and size > ANSWER_BYTES:
+            more = True
             break
         message = _message(each.message)
         letters.append(
@@ -230,7 +235,7 @@ async def _dead(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> 
                 "reasons": list(each.reasons),
             }
         )
-    return {"dead": letters}
+    return {"dead": letters, "more": more}
 
 
 async def _replay(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import trio
 from dep2p.errors import (
     Dep2pError,
     NotOwnerError,
-    ProtocolError,
     QueueExistsError,
     QueueNotFoundError,
     QueuePlacedError,
@@ -23,8 +22,9 @@ from dep2p.io.queue_access import Rights, parse_access
 from dep2p.io.queue_engine import QueueEngine
 from dep2p.io.queue_home_left import Left
 from dep2p.io.queue_home_looking import HomeLooking
+from dep2p.io.queue_home_messages import HomeMessages
 from dep2p.io.queue_home_set import SetTold, nodes_of_set, who_of
-from dep2p.io.queue_home_shares import LOOK_S, Asker, Shares, all_places, no_fields, whole
+from dep2p.io.queue_home_shares import Asker, Shares, all_places, no_fields, whole
 from dep2p.io.queue_keeping import Keeping
 from dep2p.protocols.queue.names import is_ephemeral
 from dep2p.protocols.queue.options import options_as_dict
@@ -52,6 +52,7 @@ class QueueHome:
         self._shares = Shares(at)
         self._looking = HomeLooking(self._shares)
         self._set_told = SetTold(keeping, realm_id, own, self._shares, self._alone, self._access)
+        self._messages = HomeMessages(self._shares)
         self._left = Left(keeping, realm_id, self._shares, self._alone)
         self._wake = trio.Event()
         self._steps: dict[tuple[str, str], None] = {}
@@ -101,6 +102,8 @@ class QueueHome:
             return {**await plain(op, fields), "placed": [_shown(*each) for each in sorted(queue.places.items())]}
         if op in ("consumers", "locks"):
             return await self._looking.group(queue, fields, await plain(op, fields))
+        if op in HomeMessages.OPS:
+            return await self._messages.perform(op, queue, fields)
         name_of_channel = fields.get("channel")
         if op == "create_channel" and isinstance(name_of_channel, str) and name_of_channel in queue.channels:
             return await plain(op, fields)  # the same channel, or refused by what differs; the shares have it
@@ -201,7 +204,12 @@ class QueueHome:
         if fields.get("access") is not None:
             options = {**options_as_dict(queue.options), "partitions": 1}
             await self._shares.ask_all(
-                queue, "create", lambda place: {"options": options, "access": self._access(queue, place.node)}
+                queue,
+                "create",
+                lambda place: {
+                    "options": options,
+                    "access": self._access(queue, place.node),
+                },
             )
         return {**answer, "placed": [_shown(*each) for each in sorted(queue.places.items())]}
 
@@ -465,29 +473,7 @@ class QueueHome:
             async with self._alone(queue.name):
                 _require_there(queue)
                 await self._grow(queue)
-        floors: dict[str, dict[int, int]] = {name: {} for name in queue.channels}
-        wrong: list[Exception] = []
-
-        async def look(partition: int, place: Place) -> None:
-            try:
-                with trio.fail_after(LOOK_S):
-                    known = (await self._shares.ask(place.node, "floors", {"queue": place.share})).get("floors")
-                if not isinstance(known, dict):
-                    raise ProtocolError(f"the node {place.node} answered without floors")
-                found = cast(dict[str, Any], known)
-                for name in floors:
-                    if name in found:
-                        floors[name][partition] = whole(found, name)
-            except ProtocolError as error:
-                wrong.append(error)
-            except (Dep2pError, trio.TooSlowError):
-                pass  # nothing is known: the barrier stands
-
-        async with trio.open_nursery() as nursery:
-            for partition in {barrier.partition: None for route in queue.routes.routes for barrier in route.after}:
-                nursery.start_soon(look, partition, queue.places[partition])
-        if wrong:
-            raise wrong[0]
+        floors = await self._looking.floors(queue)
         _require_there(queue)
         self._engine.book.at(self._engine.wall_us())
         queue.passed({name: _floor(each) for name, each in floors.items()})

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import trio
 
-from dep2p.errors import Dep2pError
+from dep2p.errors import Dep2pError, ProtocolError
 from dep2p.io.queue_home_shares import LOOK_S, Shares, all_places, whole
 from dep2p.protocols.queue.ordering.placement import Place, Placement
 from dep2p.protocols.queue.queue import Queue
@@ -60,6 +60,34 @@ class HomeLooking:
                     if isinstance(lock, dict) and partition in places
                 ]
         return {**answer, "locks": held, "away": sorted(set(places) - set(found))}
+
+    async def floors(self, queue: Queue) -> dict[str, dict[int, int]]:
+        """By channel and partition: up to where everything is done. Of partitions with barriers, as far as their nodes
+        are there. Raises ProtocolError for an answer that is none."""
+        floors: dict[str, dict[int, int]] = {name: {} for name in queue.channels}
+        wrong: list[Exception] = []
+
+        async def look(partition: int, place: Place) -> None:
+            try:
+                with trio.fail_after(LOOK_S):
+                    known = (await self._shares.ask(place.node, "floors", {"queue": place.share})).get("floors")
+                if not isinstance(known, dict):
+                    raise ProtocolError(f"the node {place.node} answered without floors")
+                found = cast(dict[str, Any], known)
+                for name in floors:
+                    if name in found:
+                        floors[name][partition] = whole(found, name)
+            except ProtocolError as error:
+                wrong.append(error)
+            except (Dep2pError, trio.TooSlowError):
+                pass  # nothing is known: the barrier stands
+
+        async with trio.open_nursery() as nursery:
+            for partition in {barrier.partition: None for route in queue.routes.routes for barrier in route.after}:
+                nursery.start_soon(look, partition, queue.places[partition])
+        if wrong:
+            raise wrong[0]
+        return floors
 
     def values(self, queues: Sequence[Queue], to_remove: int) -> dict[str, int]:
         """What is under way, in numbers: queues, expansions (and creations) that are not complete, ranges that a

@@ -23,7 +23,7 @@ LOOK_S: Final = 2.0
 _ASKS_PER_NODE: Final = 8
 """At once; a link takes 16 of them, and others use it, too."""
 _WHOLE_MAX: Final = 2**53
-_AWAY: Final = (NotMemberError, PeerNotFoundError, RequestTimeoutError, StreamClosedError)
+AWAY: Final = (NotMemberError, PeerNotFoundError, RequestTimeoutError, StreamClosedError)
 
 
 class Asker(Protocol):
@@ -51,7 +51,7 @@ class Shares:
                 answer = await self._at(node).ask(op, fields)
             self.away.pop(node, None)
             return answer
-        except _AWAY as error:
+        except AWAY as error:
             self.away[node] = None
             raise type(error)(f"the node {node}: {error}") from error
         finally:

@@ -24,6 +24,7 @@ from dep2p.io.queue_placed_consumer import PlacedConsumer
 from dep2p.io.queue_places import Queues
 from dep2p.limits import Limits
 from dep2p.protocols.queue.names import logical_partition
+from dep2p.protocols.queue_wire import WireMessage
 from dep2p.storage.memory import MemoryStore
 from dep2p.testing.memory import MemoryNetwork
 from tests.io.queues_support import QueueSide, queue_sides
@@ -452,9 +453,9 @@ async def test_what_is_refused(autojump_clock: trio.testing.MockClock) -> None:
         await make(home.queues, [one], 2)
         place = user.at(home)
         with pytest.raises(QueuePlacedError, match=r"jobs\.1"):
-            await place.peek("jobs")
+            await place.simple_consumer("jobs", "c").receive(1)
         with pytest.raises(QueuePlacedError):
-            await place.dead("jobs", "c")
+            await place.publish_numbered("jobs", [WireMessage(b"", b"x")], (b"p" * 16, 1))
         route = await place.route("jobs")
         foreign = route["partitions"][1]["share"]
         (key,) = [
