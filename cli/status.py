@@ -96,6 +96,7 @@ def render(fields: dict[str, Any], run: Invocation) -> str:
     if nsq:
         places = [str(nsq.get(each)) for each in ("listen", "http") if nsq.get(each)]
         lines.append(f"NSQ       {', '.join(places)}      Clients  {nsq.get('connections', 0)}")
+    lines += _keeper(fields.get("queues") or {}, run)
     lines += [f"{run.paint('Problem', 'red')}   {printable(str(problem))}" for problem in fields.get("problems") or ()]
     if realms:
         rows = [
@@ -111,6 +112,23 @@ def render(fields: dict[str, Any], run: Invocation) -> str:
     else:
         lines += ["", "in no realm yet: dep2p realm new NAME, or dep2p realm join INVITE"]
     return "\n".join(lines)
+
+
+def _keeper(queues: dict[str, Any], run: Invocation) -> list[str]:
+    """Who keeps the queues, where several nodes share their store."""
+    if not queues.get("shared"):
+        return []
+    others = [short_peer(str(each)) for each in queues.get("nodes") or () if each != queues.get("owner")]
+    if queues.get("role") == "owner":
+        what = f"this node keeps them (term {queues.get('term')}); standing by: {', '.join(others) or 'none'}"
+    elif queues.get("owner"):
+        what = f"standing by: {short_peer(str(queues['owner']))} keeps them (term {queues.get('term')})"
+    else:
+        what = run.paint("no node keeps them just now", "yellow")
+    lines = [f"Queues    {what}"]
+    if queues.get("problem"):
+        lines.append(f"{run.paint('Problem', 'red')}   {printable(str(queues['problem']))}")
+    return lines
 
 
 def register(app: typer.Typer) -> None:

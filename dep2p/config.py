@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, cast
 from dep2p.config_checks import check
 from dep2p.config_nsq import NsqConfig
 from dep2p.config_pubsub import check_router_keys
-from dep2p.config_queues import QueuesConfig
+from dep2p.config_queues import QueuesConfig, check_standby
 from dep2p.config_trace import TraceConfig, check_trace_keys
 from dep2p.config_values import Key, as_toml, from_text, from_toml, keys_of, nearest
 from dep2p.errors import ConfigError
@@ -407,6 +407,7 @@ def _check_relations(config: Config) -> None:
             f"{origins['node.dht']}: [node] dht: the DHT needs someone to ask first. Name a peer in [node] bootstrap, "
             "or set dht = false."
         )
+    check_standby(config.queues, origins)
     if config.pubsub.public_signing != "strict_sign" and not config.pubsub.public:
         raise ConfigError(
             f"{origins['pubsub.public_signing']}: [pubsub] public_signing: there is no public network to sign on. Set "

@@ -1,6 +1,6 @@
 """[queues]: where durable queues are kept, and what holds for those whose maker says nothing else."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -49,6 +49,16 @@ def check_store(value: object, where: str) -> None:
         raise ConfigError(
             f'{where}: "{text[:80]}" is no store. Write "auto", "memory", the path of a file, or an address that '
             "starts with postgresql:// or redis://."
+        )
+
+
+def check_standby(chosen: QueuesConfig, origins: Mapping[str, str]) -> None:
+    """Raises :class:`ConfigError` when nodes shall take turns with a store that they cannot share."""
+    if chosen.standby and not chosen.store.startswith(("postgresql://", "postgres://")):
+        raise ConfigError(
+            f"{origins['queues.standby']}: [queues] standby: nodes that stand by for each other share a store in "
+            'PostgreSQL. Set store = "postgresql://USER:PASSWORD@HOST/NAME" in [queues], the same on each of them, or '
+            "standby = false."
         )
 
 

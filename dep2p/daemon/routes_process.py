@@ -66,6 +66,7 @@ async def status(control: Control, _request: Request) -> ASGIApp:
             "streams": len(control.streams),
             "subscriptions": control.subscriptions.by_kind(),
             "in_flight": control.lifecycle.in_flight,
+            "queues": node.queues.keeping.status(),
             "nsq": None if control.nsq is None else control.nsq.status(),
             "problems": control.problems,
             "messaging": plain(stats.get("realms", {})),

@@ -24,6 +24,26 @@ def test_status_text(cli: Callable[..., Any], fake: Any) -> None:
     ).replace("Hown", fake.answers["status"]["peer_id"][-4:])
 
 
+def test_status_says_who_keeps_queues_that_several_nodes_share(cli: Callable[..., Any], fake: Any) -> None:
+    queues: dict[str, Any] = {
+        "shared": True,
+        "role": "owner",
+        "owner": ANN,
+        "term": 3,
+        "nodes": [ANN, BOB],
+        "problem": "",
+    }
+    fake.answers["status"] = {**fake.answers["status"], "queues": queues}
+    assert f"\nQueues    this node keeps them (term 3); standing by: 12D3KooW…{BOB[-4:]}\n" in cli("status").out
+    fake.answers["status"] = {**fake.answers["status"], "queues": {**queues, "role": "standby", "owner": BOB}}
+    assert f"\nQueues    standing by: 12D3KooW…{BOB[-4:]} keeps them (term 3)\n" in cli("status").out
+    nobody = {**queues, "role": "standby", "owner": "", "problem": "the server is away"}
+    fake.answers["status"] = {**fake.answers["status"], "queues": nobody}
+    assert "\nQueues    no node keeps them just now\nProblem   the server is away\n" in cli("status").out
+    fake.answers["status"] = {**fake.answers["status"], "queues": {"shared": False, "role": "owner"}}
+    assert "Queues" not in cli("status").out
+
+
 def test_status_json_is_what_the_daemon_says(cli: Callable[..., Any], fake: Any) -> None:
     assert cli("status", "--json").json == fake.answers["status"]
 

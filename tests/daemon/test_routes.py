@@ -44,6 +44,7 @@ def test_status_has_what_people_look_for(served: Served) -> None:
     assert [realm["name"] for realm in status["realms"]] == ["team"]
     assert status["state"] == "running"
     assert status["listen"] and status["pid"] and status["version"]
+    assert (status["queues"]["shared"], status["queues"]["role"]) == (False, "owner")
 
 
 def test_configuration_has_origins(served: Served) -> None:
