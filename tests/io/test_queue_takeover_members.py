@@ -126,6 +126,20 @@ async def test_a_publish_whose_answer_was_lost_with_the_owner_is_taken_once(auto
         assert (await b.queues.info("jobs"))["messages"] == 3
 
 
+async def test_a_member_that_begins_while_the_first_node_is_away_finds_the_others_that_it_names(
+    autojump_clock: Clock,
+) -> None:
+    async with set_of_nodes(2, 1, limits=LIMITS) as ([a, b], [member]):
+        await a.queues.create("jobs")
+        a.die()
+        place = member.service.at(a.peer, b.peer)
+        with trio.fail_after(60):
+            await place.publish("jobs", b"1")
+            async with place.consume("jobs", "c") as messages:
+                assert (await messages.__anext__()).body == b"1"
+        assert b.is_owner
+
+
 async def test_while_nobody_keeps_them_a_request_waits_and_ends_with_its_time(autojump_clock: Clock) -> None:
     limits = Limits(request_timeout_s=5.0)
     async with set_of_nodes(2, 1, limits=limits) as ([a, b], [member]):
