@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from dep2p.spark_analytics import clocks, mesh, propagation, traffic, walk
+from dep2p.spark_analytics import app, clocks, mesh, propagation, traffic, walk
 from dep2p.spark_analytics.load import KIND_CODES, Silver, corrected, names_of, read_silver
 from dep2p.spark_analytics.queries import Query, empty, first_queries, later_queries
 
@@ -118,6 +118,7 @@ def analyse(
                 found.clocks_from = "delays"
                 tables = pass_.trees(offsets)
         tables |= pass_.meshes(offsets)
+        tables |= pass_.pushes(offsets)
         tables |= rest.result()
     tables |= {"copies": first.copies, "rpcs": first.rpcs, "runs": runs, "activity": first.activity}
     if len(first.rpcs) and not len(tables["idontwant"]):
@@ -304,6 +305,14 @@ class _Pass:
         samples = mesh.sampled(self.spark, sessions, subscribed, traced, self.found.bucket_us)
         tables = {"subscriptions": subscribed, "mesh_sessions": sessions, "churn": mesh.churn(changes)}
         return tables | _mesh_tables(samples)
+
+    def pushes(self, offsets: dict[int, int]) -> dict[str, pd.DataFrame]:
+        """How long pushes of sessions took, by clocks that are corrected by ``offsets``."""
+        if "session" not in self.first.kinds:
+            return {"push_latency": empty("push_latency")}
+        found = _arrow(app.push_latency(corrected(self.silver.app, offsets))).to_pandas()
+        keys = ["from_id", "to_id", "latency_us"]
+        return {"push_latency": found.groupby(keys, as_index=False)["pushes"].sum()}
 
 
 def _mesh_tables(samples: pd.DataFrame) -> dict[str, pd.DataFrame]:

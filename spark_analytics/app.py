@@ -6,6 +6,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
+from dep2p.spark_analytics import pushes
 from dep2p.spark_analytics.load import code
 
 
@@ -185,6 +186,29 @@ def streams(app: DataFrame) -> DataFrame:
         F.count(F.lit(1)).alias("streams"),
         *(F.sum(F.coalesce(name, F.lit(0))).cast("bigint").alias(name) for name in ("bytes_in", "bytes_out")),
         F.avg("duration_us").alias("mean_us"),
+    )
+
+
+def push_latency(app: DataFrame) -> DataFrame:
+    """(from_id, to_id, latency_us, pushes): from a push's first sending to its receipt, in buckets, by one clock.
+
+    Partial sums: rows with the same keys are to be added.
+    """
+    is_client = F.col("side") == "out"
+    rows = app.where((F.col("k") == code("session")) & F.col("session").isNotNull() & F.col("peer_id").isNotNull())
+    told = F.col("state").isin("sent", "received")
+    return (
+        rows.where(F.col("epoch").isNotNull() | told)
+        .select(
+            F.xxhash64("session").alias("session_id"),
+            F.when(is_client, F.col("peer_id")).otherwise(F.col("node_id")).alias("server_id"),
+            F.when(is_client, F.col("node_id")).otherwise(F.col("peer_id")).alias("client_id"),
+            is_client.alias("received"),
+            *("t", "seq", "epoch", "position"),
+            F.when(told, F.col("count")).alias("count"),
+        )
+        .repartition("session_id")
+        .mapInArrow(pushes.matcher(), pushes.DDL)
     )
 
 

@@ -27,7 +27,7 @@ def findings(found: Analysis, figures: dict[str, Any]) -> list[Finding]:
         *_drops(found, figures),
         *_scores(found),
         *of_apps(found, figures),
-        *of_trace(found),
+        *of_trace(found, figures),
     ]
     order = {"bad": 0, "look": 1, "note": 2}
     return sorted(result, key=lambda item: order[item.level])

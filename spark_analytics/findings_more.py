@@ -71,7 +71,16 @@ def of_apps(found: Analysis, figures: dict[str, Any]) -> list[Finding]:
     return capped(result, "findings about apps")
 
 
-def of_trace(found: Analysis) -> list[Finding]:
+def _about(estimated: dict[str, Any]) -> str:
+    known = [
+        f"{estimated[name]['count']:,} {name.replace('_', ' ')}"
+        for name in ("messages", "reliable_messages", "queued_messages", "deliveries", "duplicates")
+        if name in estimated
+    ]
+    return f"; about {', '.join(known)} in all, estimated" if known else ""
+
+
+def of_trace(found: Analysis, figures: dict[str, Any]) -> list[Finding]:
     """What is wrong with the trace itself."""
     result: list[Finding] = []
     for node, ahead in sorted(found.offsets.items(), key=lambda item: -abs(item[1])):
@@ -112,7 +121,7 @@ def of_trace(found: Analysis) -> list[Finding]:
         ],
         "nodes",
     )
-    samples = found.tables["samples"]
+    samples, estimated = found.tables["samples"], figures["estimated"]
     if len(samples) > 1:
         shares = ", ".join(f"{row.share:.3g} at {int(row.nodes)}" for row in samples.itertuples(index=False))
         result.append(
@@ -124,14 +133,16 @@ def of_trace(found: Analysis) -> list[Finding]:
                 evidence={"shares": samples["share"].tolist(), "nodes": samples["nodes"].tolist()},
             )
         )
-    elif len(samples) and samples["share"].iloc[0] < 1:
+    elif estimated:
         result.append(
             Finding(
                 "note",
                 "sampled",
-                f"the nodes traced {samples['share'].iloc[0]:.3g} of the messages, the same ones everywhere: counts of "
-                "messages are of those",
-                evidence={"share": float(samples["share"].iloc[0])},
+                f"the nodes traced {estimated['share']:.3g} of the messages, the same ones everywhere. Of those alone "
+                "are all counts of published, reliable and queued messages, their deliveries, copies, rejects, order "
+                f"violations and RPCs{_about(estimated)}. Latencies, ratios, hops, meshes, requests, streams and "
+                "sessions are not changed by it",
+                evidence={"share": estimated["share"]},
             )
         )
     for row in found.tables["lost_events"].itertuples(index=False):

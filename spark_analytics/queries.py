@@ -25,6 +25,7 @@ COLUMNS: Final[dict[str, str]] = {
     "order_violations": _CHANNEL + ", violations bigint, keys bigint",
     "requests": "name string, side string, outcome string, duration_us bigint, requests bigint",
     "answers": "peer_id bigint, asked bigint, failed bigint, mean_us double",
+    "push_latency": "from_id bigint, to_id bigint, latency_us bigint, pushes bigint",
     "session_changes": "session string, node_id bigint, peer_id bigint, side string, state string, times bigint, "
     "items bigint",
     "streams": "name string, side string, state string, streams bigint, bytes_in bigint, bytes_out bigint, "

@@ -100,9 +100,9 @@ def _imports() -> None:
     import pyspark.sql  # noqa: F401
     from pyspark import cloudpickle
 
-    from dep2p.spark_analytics import compact, decode, keys, mesh_samples, walk
+    from dep2p.spark_analytics import compact, decode, keys, mesh_samples, pushes, walk
 
-    for module in (compact, decode, keys, mesh_samples, walk):
+    for module in (compact, decode, keys, mesh_samples, pushes, walk):
         cloudpickle.register_pickle_by_value(module)
 
 

@@ -1,5 +1,6 @@
 """From tables to the figures of a run, topic by topic and in total: what JSON output and `compare` work on."""
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -199,6 +200,7 @@ def app_figures(found: Analysis) -> dict[str, Any]:
         for (name, side), rows in requests.groupby(["name", "side"])
     ]
     result["streams"] = [row._asdict() for row in tables["streams"].fillna({"mean_us": 0}).itertuples(index=False)]
+    result["pushes"] = {"latency_ms": histogram(tables["push_latency"], "latency_us", "pushes")}
     changes = tables["session_changes"]
     result["sessions"] = {
         state: {"times": int(rows["times"].sum()), "items": int(rows["items"].sum())}
@@ -207,11 +209,42 @@ def app_figures(found: Analysis) -> dict[str, Any]:
     return result
 
 
+def estimate(count: int, share: float) -> dict[str, int]:
+    """How many there are in all when ``count`` were kept, each with the probability ``share``; 95 % of the time within
+    ``error`` of that, if they were kept independently of each other.
+    """
+    return {"count": round(count / share), "error": round(1.96 * math.sqrt(count * (1 - share)) / share)}
+
+
+def in_all(found: Analysis, figures: dict[str, Any]) -> dict[str, Any] | None:
+    """What counts of a sample make in all, estimated; None when all was traced, or not the same share everywhere."""
+    samples = found.tables["samples"]
+    if len(samples) != 1 or samples["share"].iloc[0] >= 1:
+        return None
+    share, topics = float(samples["share"].iloc[0]), figures["topics"]
+    messages = {
+        "messages": sum(topic["messages"] for topic in topics),
+        "reliable_messages": figures["delivery"]["messages"] if "delivery" in figures else 0,
+        "queued_messages": sum(queue["messages"] for queue in figures["queues"]),
+    }
+    # Copies of a message are kept or left out together: how far off their counts are depends on how they spread.
+    copies = {
+        "deliveries": sum(topic["deliveries"] for topic in topics),
+        "duplicates": int(found.tables["copies"]["duplicates"].sum()),
+    }
+    return {
+        "share": share,
+        **{name: estimate(count, share) for name, count in messages.items() if count},
+        **{name: {"count": round(count / share)} for name, count in copies.items() if count},
+        "topics": [{"topic": topic["topic"], **estimate(topic["messages"], share)} for topic in topics],
+    }
+
+
 def summary(found: Analysis) -> dict[str, Any]:
     """All figures as one JSON object."""
     runs = found.tables["runs"]
     samples = found.tables["samples"]
-    return {
+    figures = {
         "schema": SCHEMA,
         "from_us": found.first_t,
         "to_us": found.last_t,
@@ -228,3 +261,4 @@ def summary(found: Analysis) -> dict[str, Any]:
         "rpcs": rpc_figures(found),
         **app_figures(found),
     }
+    return figures | {"estimated": in_all(found, figures)}

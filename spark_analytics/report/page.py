@@ -17,7 +17,7 @@ _STYLE: Final = """
 *{box-sizing:border-box}body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);margin:0 auto;
 max-width:1240px;padding:24px}h1{font-size:24px;margin:0}h2{font-size:18px;margin:36px 0 10px}
 h3{font-size:15px;margin:0 0 2px}.sub{color:var(--soft);margin:2px 0 18px}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:10px}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(130px,1fr));gap:10px}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 12px}
 .tile b{display:block;font-size:21px;font-weight:600}.tile span{color:var(--soft);font-size:13px}
 .grid2{display:grid;grid-template-columns:repeat(auto-fit,minmax(500px,1fr));gap:16px}
@@ -99,7 +99,7 @@ def _tiles(figures: dict[str, Any]) -> str:
     copies = sum((topic["duplicates_per_delivery"] or 0) * topic["deliveries"] for topic in topics)
     slowest = max(topics, key=lambda topic: (topic["latency_ms"] or {"p99": -1})["p99"], default=None)
     latency = slowest["latency_ms"] if slowest else None
-    rpcs = figures["rpcs"]
+    rpcs, estimated = figures["rpcs"], figures["estimated"] or {}
     tiles = [
         (
             f"{figures['nodes']:,}",
@@ -107,7 +107,8 @@ def _tiles(figures: dict[str, Any]) -> str:
         ),
         (
             f"{sum(topic['messages'] for topic in topics):,}",
-            f"messages on {len(topics):,} topic{'s' if len(topics) != 1 else ''}",
+            (f"traced messages of about {estimated['messages']['count']:,}" if "messages" in estimated else "messages")
+            + f" on {len(topics):,} topic{'s' if len(topics) != 1 else ''}",
         ),
         (_share(reached / expected if expected else None), f"delivered, of {expected:,} due"),
         (_ms(latency["p50"]) if latency else "–", "latency p50" + (", slowest topic" if len(topics) > 1 else "")),
@@ -144,10 +145,11 @@ def _evidence(evidence: dict[str, Any]) -> str:
 
 
 def _tables(found: Analysis, figures: dict[str, Any]) -> list[str]:
+    estimated = {each["topic"]: each["count"] for each in (figures["estimated"] or {"topics": []})["topics"]}
     topics = [
         (
             topic["topic"],
-            f"{topic['messages']:,}",
+            f"{topic['messages']:,}" + (f" (≈ {estimated[topic['topic']]:,})" if estimated else ""),
             f"{topic['deliveries']:,}",
             _share(topic["reliability"]),
             *(_ms((topic["latency_ms"] or {}).get(name)) for name in ("p50", "p90", "p99", "max")),
@@ -230,6 +232,10 @@ def _tables(found: Analysis, figures: dict[str, Any]) -> list[str]:
     if figures["sessions"]:
         changes = [(state, f"{each['times']:,}", f"{each['items']:,}") for state, each in figures["sessions"].items()]
         result.append(_table("Sessions", ("what", "times", "pushes"), changes))
+    taken = figures["pushes"]["latency_ms"]
+    if taken:
+        row = (f"{taken['n']:,}", *(_ms(taken[name]) for name in ("p50", "p90", "p99")))
+        result.append(_table("Pushes, from sending to receipt", ("pushes", "p50", "p90", "p99"), [row]))
     if figures["streams"]:
         streams = [
             (

@@ -1,6 +1,5 @@
 """The plots of the page, section by section: (name, what it shows, SVG)."""
 
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import numpy as np
@@ -17,24 +16,23 @@ _GOOD: Final = ((178, 34, 34), (240, 196, 90), (34, 139, 84))
 _HOT: Final = ((247, 247, 252), (98, 150, 220), (60, 60, 140), (190, 40, 90))
 
 
+_SHOWN_FROM: Final = 0.001
+"""The share at which curves begin: a single value near zero would stretch a logarithmic axis by decades."""
+
+
 def _cdf(table: pd.DataFrame, value: str, count: str) -> list[tuple[float, float]]:
     grouped = table.groupby(value)[count].sum().sort_index()
     share = grouped.cumsum() / grouped.sum()
     points = [(float(x) / 1000, float(y)) for x, y in share.items()]
+    points = [point for point in points if point[1] >= _SHOWN_FROM]
     if len(points) > 300:
         keep = np.unique(np.linspace(0, len(points) - 1, 300).astype(int))
         points = [points[n] for n in keep]
     return points
 
 
-def _time(found: Analysis) -> Any:
-    base = found.first_t
-
-    def text(seconds: float) -> str:
-        at = datetime.fromtimestamp(base / 1e6 + seconds, UTC)
-        return f"{at:%H:%M:%S}" if found.last_t - found.first_t < 7_200_000_000 else f"{at:%d. %H:%M}"
-
-    return text
+def _time(found: Analysis) -> svg.Clock:
+    return svg.Clock(found.first_t / 1e6, found.last_t - found.first_t >= 7_200_000_000)
 
 
 def _at(found: Analysis, bucket: float) -> float:
@@ -292,6 +290,20 @@ def apps(found: Analysis) -> list[tuple[str, str, str]]:
                     log_x=True,
                     y_range=(0, 1),
                 ),
+            )
+        )
+    pushes = tables["push_latency"]
+    if len(pushes):
+        busiest = pushes.groupby("sender")["pushes"].sum().sort_values(ascending=False).index[:8]
+        lines = [
+            Series(short(server), _cdf(pushes[pushes["sender"] == server], "latency_us", "pushes"))
+            for server in busiest
+        ]
+        cards.append(
+            (
+                "Pushes of sessions",
+                "time from a push's first sending to its receipt, by server",
+                svg.plot(lines, x_label="ms", y_label="share of pushes", log_x=True, y_range=(0, 1)),
             )
         )
     times = tables["queue_times"]

@@ -7,6 +7,7 @@ import struct
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
 COLOURS: Final = ("#2f6fde", "#d9822b", "#2a9d6f", "#b5489c", "#7a68d8", "#c0483f", "#5b8a97", "#8a7a2d")
@@ -61,6 +62,31 @@ def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     return [round(n * step, 12) for n in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Texts of seconds since ``base_s`` (Unix epoch, UTC), and ticks at round times of the day."""
+
+    base_s: float
+    with_days: bool = False
+
+    def __call__(self, seconds: float) -> str:
+        at = datetime.fromtimestamp(self.base_s + seconds, UTC)
+        return f"{at:%d. %H:%M}" if self.with_days else f"{at:%H:%M:%S}"
+
+    def ticks(self, low: float, high: float, wanted: int = 6) -> list[float]:
+        """Of the smallest round step of which no more fit than wanted."""
+        step = next((step for step in _STEPS_S if (high - low) / step <= wanted), 86_400.0 * math.ceil(high / 86_400))
+        first = math.ceil((self.base_s + low) / step)
+        last = math.floor((self.base_s + high) / step)
+        return [n * step - self.base_s for n in range(first, last + 1)] or [low]
+
+
+_STEPS_S: Final = (
+    *(0.001, 0.01, 0.1, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800),
+    *(3600, 7200, 10_800, 21_600, 43_200, 86_400, 7 * 86_400),
+)
+
+
 def log_ticks(low: float, high: float) -> list[float]:
     """1, 2, 5 in each decade between two positive values."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -107,7 +133,10 @@ def plot(
     def at_y(y: float) -> float:
         return HEIGHT - _BOTTOM - (min(max(y, bottom), top) - bottom) / (top - bottom) * (HEIGHT - _TOP - _BOTTOM)
 
-    parts = [_axes(at_x, at_y, log_ticks(left, right) if log_x else ticks(left, right, 6), ticks(bottom, top), x_text)]
+    across = log_ticks(left, right) if log_x else ticks(left, right, 6)
+    if isinstance(x_text, Clock):
+        across = x_text.ticks(left, right)
+    parts = [_axes(at_x, at_y, across, ticks(bottom, top), x_text)]
     for number_, band in enumerate(bands):
         upper = [f"{at_x(x):.1f},{at_y(high):.1f}" for x, _, high in band.points]
         lower = [f"{at_x(x):.1f},{at_y(low):.1f}" for x, low, _ in reversed(band.points)]

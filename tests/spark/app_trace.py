@@ -50,12 +50,8 @@ def write_apps(directory: Path, seed: int) -> None:
         counts = rng.randrange(10), rng.randrange(10_000), rng.randrange(10_000)
         state = rng.choice(("closed", "reset"))
         events[node].append(schema.Stream(V, node, 0, t + counts[0], peer, name, side, state, *counts))
-    for number in range(40):
-        node, peer = rng.sample(NODES, 2)
-        state = rng.choice(("opened", "resumed", "lost", "skipped", "sent", "resent", "acknowledged", "received"))
-        t = START_US + rng.randrange(20_000_000)
-        count = None if state in ("opened", "resumed", "lost") else rng.randrange(5)
-        events[node].append(schema.Session(V, node, 0, t, f"s{number % 4}", peer, "out", state, count=count))
+    for number in range(12):
+        _pushed(rng, events, number)
     for node in NODES:
         write_node(directory, node, events[node], start_us=START_US)
 
@@ -80,6 +76,38 @@ def _reliable(rng: Random, events: dict[str, list[Event]], number: int) -> None:
             state = "received" if not copy else "repeated"
             at = t + rng.randrange(500, 900_000)
             events[peer].append(schema.Delivery(V, peer, 0, at, msg, node, state, position=position))
+
+
+def _pushed(rng: Random, events: dict[str, list[Event]], number: int) -> None:
+    """A session with runs of pushes, some sent again, some never received; half of them go over to another epoch."""
+    server, client = rng.sample(NODES, 2)
+    session, t = f"s{number}", START_US + rng.randrange(10_000_000)
+
+    def add(node: str, at: int, state: str, position: int, count: int | None = None, epoch: int | None = None) -> None:
+        peer, side = (client, "in") if node == server else (server, "out")
+        events[node].append(
+            schema.Session(V, node, 0, at, session, peer, side, state, epoch=epoch, position=position, count=count)
+        )
+
+    for epoch in range(1, rng.choice((2, 3))):
+        add(server, t, "opened", 0, epoch=epoch)
+        add(client, t + 7, "opened" if epoch == 1 else "reset", 0, epoch=epoch)
+        sent = received = 0
+        at = t
+        for _ in range(rng.randrange(1, 12)):
+            t += rng.randrange(10, 90_000)
+            sent += (count := rng.randrange(1, 9))
+            add(server, t, "sent", sent, count)
+            if rng.random() < 0.2:
+                add(server, t + 1, "resent", sent, count)
+            at = max(at, t) + rng.randrange(1, 40_000)
+            if rng.random() < 0.7 and (more := rng.randrange(sent - received + 1)):
+                received += more
+                add(client, at, "received", received, more)
+                add(server, at + 5, "acknowledged", received, more)
+        t = at + 100_000
+    for node, state in ((client, "lost"), (client, "resumed"), (client, "skipped"), (server, "closed")):
+        add(node, t + rng.randrange(9), state, 0, count=1 if state == "skipped" else None)
 
 
 def _queued(rng: Random, events: dict[str, list[Event]], number: int) -> None:

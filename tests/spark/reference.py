@@ -343,6 +343,23 @@ class Reference:
             found[e["state"]][1] += e.get("count", 0)
         return {state: (times, items) for state, (times, items) in found.items()}
 
+    def push_latency(self) -> Counter[tuple[str, str, int]]:
+        """(server, client, µs) → pushes, one by one."""
+        epochs: dict[tuple[str, str], int] = {}
+        sent: dict[tuple[Any, ...], int] = {}
+        got: dict[tuple[Any, ...], int] = {}
+        for e in sorted(self.of["session"], key=lambda e: (e["t"], e["seq"])):
+            end = (e["session"], e["node"])
+            if "epoch" in e:
+                epochs[end] = e["epoch"]
+            if e["state"] not in ("sent", "received"):
+                continue
+            link = (e["node"], e["peer"]) if e["side"] == "in" else (e["peer"], e["node"])
+            of = sent if e["side"] == "in" else got
+            for number in range(e["position"] - e["count"] + 1, e["position"] + 1):
+                of.setdefault((*link, e["session"], epochs[end], number), e["t"])
+        return Counter((key[0], key[1], rounded(max(0, t - sent[key]))) for key, t in got.items() if key in sent)
+
     def scores(self) -> dict[str, tuple[int, float, float]]:
         """Peer → raters, mean, lowest."""
         given: dict[str, list[tuple[str, float]]] = defaultdict(list)

@@ -1,17 +1,21 @@
 """A report of live nodes: the numbers in it are those that the nodes counted themselves."""
 
+import zlib
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import trio
 
+from dep2p.io.trace_log import sample_below
 from dep2p.io.trace_settings import TraceSettings
 from dep2p.spark_analytics.analysis import AnalysisOptions, analyse
 from dep2p.spark_analytics.findings import findings
 from dep2p.spark_analytics.job import check_places
 from dep2p.spark_analytics.load import raw_files, write_silver
-from dep2p.spark_analytics.summary import summary
+from dep2p.spark_analytics.report.page import page
+from dep2p.spark_analytics.summary import estimate, summary
 from tests.io.pubsub_support import joined, pubsub_nodes, take, until
 
 MESSAGES = 60
@@ -87,7 +91,24 @@ def test_a_report_of_a_sample_says_so(spark: Any, tmp_path: Path, shares: tuple[
     kinds = [item.kind for item in findings(found, figures)]
     assert figures["sample"] == 0.5 and word in kinds and len({"sampled", "mixed-samples"} & {*kinds}) == 1
     (topic,) = figures["topics"]
+    assert (figures["estimated"] is not None) == (word == "sampled")
     if word == "sampled":
+        (said,) = [item.text for item in findings(found, figures) if item.kind == "sampled"]
+        assert figures["estimated"]["messages"]["count"] == 2 * topic["messages"]
+        assert figures["estimated"]["topics"] == [{"topic": topic["topic"], **figures["estimated"]["messages"]}]
+        assert f"about {2 * topic['messages']:,} messages, {2 * topic['deliveries']:,} deliveries" in said
+        assert f"of about {2 * topic['messages']:,}" in page(found, figures, [], title="t", made_by="m")
         assert 0 < topic["messages"] < MESSAGES and topic["reliability"] == 1.0
     else:
         assert topic["messages"] == MESSAGES and topic["reliability"] < 1.0
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 0.9])
+def test_what_is_estimated_is_right_within_the_error_19_times_of_20(share: float) -> None:
+    right = 0
+    for seed in range(400):
+        rng = Random(seed)
+        kept = sum(zlib.crc32(rng.randbytes(20)) < sample_below(share) for _ in range(3_000))
+        found = estimate(kept, share)
+        right += abs(found["count"] - 3_000) <= found["error"]
+    assert 0.91 < right / 400 < 0.985

@@ -227,6 +227,10 @@ def test_requests_sessions_and_scores(case: Case) -> None:
     assert Counter({row[:4]: row[4] for row in found}) == case.truth.requests()
     sessions = {state: (value["times"], value["items"]) for state, value in case.figures["sessions"].items()}
     assert sessions == case.truth.sessions()
+    found = case.found.tables["push_latency"]
+    pushes = {(row.sender, row.receiver, row.latency_us): row.pushes for row in found.itertuples(index=False)}
+    assert pushes == case.truth.push_latency()
+    assert case.figures["pushes"]["latency_ms"]["n"] == sum(pushes.values()) > 200
     assert {
         (each["name"], each["side"], each["state"]): (each["streams"], each["bytes_in"], each["bytes_out"])
         for each in case.figures["streams"]
