@@ -105,8 +105,20 @@ def spark_home() -> Path:
     return Path(found.origin).parent
 
 
-def _jars() -> list[str]:
-    return sorted(map(str, (spark_home() / "jars").glob("*.jar")))
+_ELSEWHERE: Final = re.compile(
+    r"((spark-)?(hive(?!-storage)|kubernetes|mllib|graphx|repl|connect|yarn)|datanucleus|derby|jdo|javax\.jdo|HikariCP|"
+    r"libfb303|libthrift|ST4|antlr-runtime|opencsv|super-csv|oro|jpam|stax|vertx|volcano|zjsonpatch|breeze|spire|algebra|"
+    r"arpack|blas|lapack|JLargeArrays|JTransforms|jersey|scala-compiler)[-_]"
+)
+"""Names of jars that a session in this process never uses: Hive, Kubernetes, YARN, machine learning, the web page.
+Opening them was two of the five CPU seconds of its start.
+"""
+
+
+def jars(*, lean: bool) -> list[str]:
+    """Spark's jars in a fixed order; ``lean``: those that a session in this process may use."""
+    found = sorted(map(str, (spark_home() / "jars").glob("*.jar")))
+    return [jar for jar in found if not (lean and _ELSEWHERE.match(os.path.basename(jar)))]
 
 
 # The class-data archive -----------------------------------------------------------------------------------------------
@@ -114,7 +126,7 @@ def _jars() -> list[str]:
 
 def archive_path(java: Java, cache_dir: Path) -> Path:
     """Where the class-data archive of this Java with these jars is, or would be."""
-    key = hashlib.sha256("\n".join([str(java.home), java.version, *_jars()]).encode()).hexdigest()[:16]
+    key = hashlib.sha256("\n".join([str(java.home), java.version, *jars(lean=True)]).encode()).hexdigest()[:16]
     return cache_dir / f"spark-{key}.jsa"
 
 
@@ -135,7 +147,7 @@ def make_archive(java: Java, cache_dir: Path, *, training: Sequence[str]) -> Pat
         new = path.with_suffix(".new")
         command = [
             *(str(java.program), "-Xshare:dump", f"-XX:SharedClassListFile={classes}"),
-            *(f"-XX:SharedArchiveFile={new}", "-XX:TieredStopAtLevel=1", "-cp", os.pathsep.join(_jars())),
+            *(f"-XX:SharedArchiveFile={new}", "-XX:TieredStopAtLevel=1", "-cp", os.pathsep.join(jars(lean=True))),
         ]
         dumped = subprocess.run(command, capture_output=True, text=True, check=False)
         if dumped.returncode != 0 or not new.exists():
@@ -162,7 +174,7 @@ def start_jvm(
 
     - ``memory``: heap, like ``2g``: it cannot be changed later.
     - ``quick``: the C1 compiler only. A small report is done sooner with it; much JSON takes four times as long.
-    - ``archive``: of `make_archive`, ignored when it is not there.
+    - ``archive``: of `make_archive`, ignored when it is not there, and for other masters than local ones.
     - ``meanwhile``: is called once, while the JVM starts.
 
     Raises `JavaError`.
@@ -170,10 +182,11 @@ def start_jvm(
     scratch = Path(tempfile.mkdtemp(prefix="dep2p-spark-"))
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     info = scratch / "connection"
-    command = [*_launch(java, memory), f"-Djava.io.tmpdir={scratch}", "-XX:-UsePerfData"]
+    lean = conf.get("spark.master", "").startswith("local")
+    command = [*_launch(java, memory, lean=lean), f"-Djava.io.tmpdir={scratch}", "-XX:-UsePerfData"]
     if quick:
         command.append("-XX:TieredStopAtLevel=1")
-    if archive is not None and archive.exists():
+    if archive is not None and archive.exists() and lean:
         command += [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto"]
     class_list = os.environ.get("DEP2P_SPARK_CLASS_LIST")
     if class_list:
@@ -233,8 +246,8 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-def _launch(java: Java, memory: str) -> list[str]:
-    command = [str(java.program), "-cp", os.pathsep.join(_jars()), f"-Xmx{memory}", "-XX:+UseSerialGC"]
+def _launch(java: Java, memory: str, *, lean: bool) -> list[str]:
+    command = [str(java.program), "-cp", os.pathsep.join(jars(lean=lean)), f"-Xmx{memory}", "-XX:+UseSerialGC"]
     # Spark generates methods of more than 8,000 bytecodes for wide aggregates, which the JVM would only interpret.
     command.append("-XX:-DontCompileHugeMethods")
     command.append("-XX:MetaspaceSize=256m")  # Spark's classes: without it the first of them cost whole collections
@@ -245,7 +258,7 @@ def _launch(java: Java, memory: str) -> list[str]:
 
 def command_of(java: Java, main_class: str, *arguments: str, memory: str = "1g") -> list[str]:
     """How to start another program of Spark's on this Java, such as the master or a worker of a cluster."""
-    return [*_launch(java, memory), main_class, *arguments]
+    return [*_launch(java, memory, lean=False), main_class, *arguments]
 
 
 def executor_home(java: Java, scratch: Path) -> Path:

@@ -1,5 +1,6 @@
 """The page: figures, findings and plots of one analysis, in one HTML file that fetches nothing."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -9,6 +10,8 @@ from dep2p.spark_analytics.report import sections
 from dep2p.spark_analytics.report.svg import escape
 
 _ROWS: Final = 30
+_OF_A_KIND: Final = 4
+"""Findings of a kind that are shown at once: a partition alone makes dozens of nodes lossy."""
 
 _STYLE: Final = """
 :root{--ink:#1c2430;--soft:#5a6675;--line:#dfe4ea;--paper:#fff;--card:#f7f9fb;--bad:#b3261e;--look:#a86200;--note:#3d6b8f}
@@ -16,7 +19,8 @@ _STYLE: Final = """
 --bad:#ff8a80;--look:#ffc266;--note:#8fc1e8}}
 *{box-sizing:border-box}body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);margin:0 auto;
 max-width:1240px;padding:24px}h1{font-size:24px;margin:0}h2{font-size:18px;margin:36px 0 10px}
-h3{font-size:15px;margin:0 0 2px}.sub{color:var(--soft);margin:2px 0 18px}
+h3{font-size:15px;margin:0 0 2px}details{margin:8px 0}
+summary{cursor:pointer;color:var(--soft)}.sub{color:var(--soft);margin:2px 0 18px}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(130px,1fr));gap:10px}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 12px}
 .tile b{display:block;font-size:21px;font-weight:600}.tile span{color:var(--soft);font-size:13px}
@@ -48,7 +52,7 @@ def page(found: Analysis, figures: dict[str, Any], findings: Sequence[Finding], 
         f"<h1>{escape(title)}</h1><p class=sub>{escape(sub)}</p>",
         _tiles(figures),
         "<h2 id=findings>Findings</h2>",
-        _findings(findings),
+        listed(findings),
         "<h2 id=spread>How messages spread</h2>",
         _grid(sections.propagation(found, figures)),
         "<h2 id=mesh>Mesh</h2>",
@@ -123,12 +127,26 @@ def _tiles(figures: dict[str, Any]) -> str:
     return f"<div class=tiles>{cells}</div>"
 
 
-def _findings(findings: Sequence[Finding]) -> str:
+def listed(findings: Sequence[Finding]) -> str:
+    """The findings as tables: the first of each kind, the others behind a click."""
     if not findings:
         return "<p>Nothing that needs a look: everything was delivered, no node was silent, no mesh was parted.</p>"
-    words = {"bad": "bad", "look": "look", "note": "note"}
+    seen: Counter[str] = Counter()
+    shown: list[Finding] = []
+    more: list[Finding] = []
+    for item in findings:
+        seen[item.kind] += 1
+        (shown if seen[item.kind] <= _OF_A_KIND else more).append(item)
+    found = _finding_table(shown)
+    if more:
+        kinds = ", ".join(dict.fromkeys(item.kind for item in more))
+        found += f"<details><summary>{len(more):,} more: {escape(kinds)}</summary>{_finding_table(more)}</details>"
+    return found
+
+
+def _finding_table(findings: Sequence[Finding]) -> str:
     rows = "".join(
-        f"<tr><td class={item.level}>{words[item.level]}</td><td>{escape(item.kind)}</td><td>{escape(item.text)}</td>"
+        f"<tr><td class={item.level}>{item.level}</td><td>{escape(item.kind)}</td><td>{escape(item.text)}</td>"
         f"<td><code>{escape(_evidence(item.evidence))}</code></td></tr>"
         for item in findings
     )

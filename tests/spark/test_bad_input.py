@@ -12,6 +12,7 @@ import zstandard
 from dep2p.spark_analytics.analysis import AnalysisOptions
 from dep2p.spark_analytics.finding import Finding
 from dep2p.spark_analytics.job import InputError, Result, check_places, run
+from dep2p.spark_analytics.report.page import listed
 from dep2p.testing import Scenario, simulate
 from dep2p.traces import schema
 from dep2p.traces.files import FileName, parse_file_name, read_events, scan_frames, trace_files
@@ -185,6 +186,14 @@ def test_the_report_stands_alone(result: Result) -> None:
     findings = json.loads((result.out / "findings.json").read_text())
     assert {item["kind"] for item in findings} >= {"cut", "clock", "silent"}
     assert not (result.out / "silver").exists()
+
+
+def test_of_many_findings_of_a_kind_most_are_behind_a_click() -> None:
+    many = [Finding("bad", "lossy", f"node {number} <b>") for number in range(30)]
+    shown = listed([*many, Finding("look", "slow", "another")])
+    open_, closed = shown.split("<details>")
+    assert "node 3 &lt;b&gt;" in open_ and "another" in open_ and "node 4" not in open_
+    assert "26 more: lossy" in closed and "node 29" in closed and "<details>" not in listed(many[:4])
 
 
 def test_names_in_traces_cannot_inject_into_the_page(spark: Any, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dep2p.spark_analytics import java
-from dep2p.spark_analytics.java import Java, JavaError, archive_path, find_java
+from dep2p.spark_analytics.java import Java, JavaError, archive_path, find_java, jars
 from dep2p.spark_analytics.job import SMALL_BYTES_MAX, is_small
 
 
@@ -42,6 +42,16 @@ def test_the_archive_belongs_to_one_java_and_one_set_of_jars(tmp_path: Path) -> 
     one = archive_path(Java(tmp_path / "a", "21", "x"), tmp_path)
     assert one != archive_path(Java(tmp_path / "a", "22", "x"), tmp_path)
     assert one == archive_path(Java(tmp_path / "a", "21", "y"), tmp_path)
+
+
+def test_a_session_in_this_process_opens_no_jars_of_what_it_never_uses() -> None:
+    whole, lean = ({Path(jar).name for jar in jars(lean=each)} for each in (False, True))
+    left_out = whole - lean
+    assert len(whole) > 250 and len(left_out) > 80
+    for word in ("spark-hive_", "hive-exec", "kubernetes-client", "spark-yarn", "spark-mllib_", "jersey-server"):
+        assert any(name.startswith(word) for name in left_out), word
+    for word in ("spark-core_", "spark-sql_", "spark-catalyst_", "spark-streaming_", "hive-storage-api", "antlr4"):
+        assert any(name.startswith(word) for name in lean), word
 
 
 def test_a_jvm_that_ends_at_once_is_an_error(tmp_path: Path) -> None:
