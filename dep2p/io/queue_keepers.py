@@ -171,10 +171,10 @@ class Ways:
                 await self._wake.wait()
 
     async def _watch(self, way: Way, link: QueueLink | None) -> None:
-        is_owner, is_silent = False, True
+        is_owner, is_unsure = False, True
         if link is not None:
             way.asked = link
-            is_owner, is_silent = await self._ask(way, link)
+            is_owner, is_unsure = await self._ask(way, link)
         if not way.is_set or is_owner:
             return
         # Those who stand by know it from the store, whatever the owner is about.
@@ -183,11 +183,11 @@ class Ways:
                 if node != self._own and (link is None or node != link.peer):
                     nursery.start_soon(self._ask_other, way, PeerId(node))
         owner = way.keepers.owner
-        if link is not None and link.error is None and is_silent and owner not in ("", link.peer):
-            logger.warning("%s does not answer, and the node %s keeps its queues now", link.peer, owner)
+        if link is not None and link.error is None and is_unsure and owner not in ("", link.peer):
+            logger.warning("the node %s keeps the queues that %s kept; members go there", owner, link.peer)
             self._counters["keepers_left"] += 1
             # What waits for its answer goes to the new one, with the same numbers.
-            link.end(StreamClosedError(f"{link.peer} does not answer, and {owner} keeps its queues now"), abort=True)
+            link.end(StreamClosedError(f"the node {owner} keeps the queues that {link.peer} kept"), abort=True)
 
     async def _ask_other(self, way: Way, node: PeerId) -> None:
         try:
@@ -197,7 +197,7 @@ class Ways:
         await self._ask(way, link)
 
     async def _ask(self, way: Way, link: QueueLink) -> tuple[bool, bool]:
-        """Whether it is the owner, or of no set; and whether it does not answer."""
+        """Whether it is the owner, or of no set; and whether it does not know who is, or does not answer."""
         payload = json.dumps({"op": "keepers"}).encode()
 
         def frame(req_id: int) -> bytes:
@@ -217,7 +217,7 @@ class Ways:
             return not way.is_set, False  # it is of a version that knows of no such sets, or the link is over
         known = _known([str(each) for each in cast(list[object], nodes)])
         way.keepers.told(owner if owner in known else "", epoch, known)
-        return owner == link.peer or not known, False
+        return owner == link.peer or not known, bool(known) and not owner
 
 
 def _known(nodes: Sequence[str]) -> tuple[str, ...]:

@@ -160,6 +160,47 @@ async def test_while_nobody_keeps_them_a_request_waits_and_ends_with_its_time(au
             await place.publish("jobs", b"x")
 
 
+@pytest.mark.parametrize("exclusive", [False, True])
+@pytest.mark.parametrize("comes_back", [False, True])
+async def test_a_consumer_goes_on_at_the_next_owner_though_its_link_to_the_one_before_lives(
+    autojump_clock: Clock, exclusive: bool, comes_back: bool
+) -> None:
+    """One that cannot reach the server any more, and one that comes back and ends the subscription."""
+    async with set_of_nodes(2, 1, limits=LIMITS) as ([a, b], [member]):
+        await a.queues.create("jobs", {"lease_s": 3.0})
+        place = member.at(a)
+        async with place.consume("jobs", "c", exclusive=exclusive) as messages:
+            await _until_known(member, a)
+            a.freeze()
+            await b.until_owner()
+            if comes_back:
+                a.thaw()
+            await b.queues.publish("jobs", b"1", order_key="k")
+            with trio.fail_after(30):
+                message = await messages.__anext__()
+                await message.finish(durable=True)
+        assert (await b.queues.info("jobs"))["messages"] == 0
+
+
+async def test_a_subscription_that_the_owner_ends_is_made_again_at_the_next_one(autojump_clock: Clock) -> None:
+    """It hears of its loss before the member has looked."""
+    async with set_of_nodes(2, 1, limits=LIMITS) as ([a, b], [member]):
+        await a.queues.create("jobs")
+        place = member.at(a)
+        async with place.consume("jobs", "c") as messages:
+            await _until_known(member, a)
+            a.server.epoch, a.server.holder = 2, b.peer
+            lost = a.server.other()
+            a.server.holder = ""  # the other one takes it in a moment
+            a.keeping.engine.lose(lost)
+            await b.until_owner()
+            await b.queues.publish("jobs", b"1")
+            with trio.fail_after(30):
+                message = await messages.__anext__()
+                await message.finish(durable=True)
+        assert member.count("consumers_reconnecting") >= 1
+
+
 async def test_a_node_of_no_set_is_asked_once_for_others(autojump_clock: Clock) -> None:
     async with set_of_nodes(1, 2) as (_, [keeper, member]):
         await keeper.queues.create("jobs")
