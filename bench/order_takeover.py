@@ -109,7 +109,7 @@ def _run(arguments: argparse.Namespace, store: str, directory: str) -> dict[str,
                 ((index + 1) / (arguments.takeover + 1), "kill" if index % 2 == 0 else "stop")
                 for index in range(arguments.takeover)
             ]
-            while not order.is_complete:
+            while rounds or not order.is_complete:  # each of them happens, however fast the messages were
                 take()
                 if rounds and order.handled >= rounds[0][0] * total:
                     _share, how = rounds.pop(0)
@@ -162,7 +162,7 @@ def _run(arguments: argparse.Namespace, store: str, directory: str) -> dict[str,
         "repeats_of_the_current_message": order.repeats,
         "out_of_order": order.wrong[:20],
         "is_complete": order.is_complete,
-        "acknowledged": sent.get("acked", sent),
+        "acknowledged": sent.get("taken"),
         "left_in_the_queue": status.get("messages"),
         "term": status.get("term"),
         "elapsed_s": round(elapsed_s, 2),
