@@ -140,7 +140,7 @@ def test_partitions_on_two_members_by_the_command_line(people: Two) -> None:
     seen = [json.loads(line)["text"] for line in lines.splitlines()]
     for key in ("a", "b", "c", "d"):
         assert [text for text in seen if text.startswith(key)] == [f"{key} {number}" for number in range(3)]
-    assert "D5210" in bob.run("queue", "peek", "placed", *there, expect=6).stderr
+    assert "D5210" in bob.run("queue", "receive", "placed", "bill", *there, expect=6).stderr
     share = found[1]["share"]
     assert ann.json("queue", "info", share, "--realm", "team", "--peer", bob.peer_id)["name"] == share
     ann.run("queue", "locks", "placed", "bill", "--realm", "team")
