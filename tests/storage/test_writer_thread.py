@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import trio
 
+from dep2p.storage import writer_thread
 from dep2p.storage.writer_thread import WriterThread
 
 
@@ -32,15 +33,27 @@ class Steps:
         self.may_end.set()
 
 
-@pytest.mark.parametrize("tells", [True, False])
-async def test_what_is_left_to_do_is_done_while_the_thread_waits(tells: bool) -> None:
-    """Also when it does not say that it waits."""
+async def test_what_is_left_to_do_is_done_when_the_thread_says_that_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_thread, "_MEANWHILE_S", 60.0)
     thread, steps = WriterThread("test"), Steps()
     with trio.fail_after(30):
         for _ in range(3):
             steps.may_end.clear()
-            await thread.run(steps.work(thread, tells=tells), steps.meanwhile)
+            await thread.run(steps.work(thread, tells=True), steps.meanwhile)
     assert steps.seen == ["work", "meanwhile", "end"] * 3
+    thread.close()
+
+
+async def test_what_is_left_to_do_is_done_also_when_the_thread_does_not_say_that_it_waits() -> None:
+    """It may not even have begun by then."""
+    thread, steps = WriterThread("test"), Steps()
+    with trio.fail_after(30):
+        for _ in range(3):
+            steps.may_end.clear()
+            await thread.run(steps.work(thread, tells=False), steps.meanwhile)
+    turns = [steps.seen[at : at + 3] for at in range(0, 9, 3)]
+    assert [sorted(turn[:2]) for turn in turns] == [["meanwhile", "work"]] * 3
+    assert [turn[2] for turn in turns] == ["end"] * 3
     thread.close()
 
 
@@ -80,7 +93,8 @@ async def test_an_error_of_what_is_done_meanwhile_is_raised_when_the_work_has_en
     with trio.fail_after(30):
         with pytest.raises(KeyError, match="meanwhile"):
             await thread.run(steps.work(thread, tells=tells), fail)
-        assert steps.seen == ["work", "meanwhile", "end"]
+        assert steps.seen[-1] == "end"
+        assert sorted(steps.seen) == ["end", "meanwhile", "work"]
         await thread.run(lambda: steps.seen.append("next"))
     assert steps.seen[3:] == ["next"]
     thread.close()
