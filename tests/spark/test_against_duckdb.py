@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench.spark import agree
+from bench.spark import agree, registered
 from bench.spark_trace import write_trace
 from dep2p.spark_analytics import analysis
 from dep2p.spark_analytics.analysis import Analysis, analyse
@@ -40,7 +40,7 @@ def test_duckdb_finds_the_same_and_no_clock_is_corrected(
     import pandas as pd
 
     pytest.importorskip("duckdb")
-    from bench.spark_peers import duckdb_metrics
+    from bench.spark_peers import RESULTS, duckdb_metrics
 
     silver = str(tmp_path / "silver")
     write_silver(raw_files(spark, [str(traces)]), silver)
@@ -55,9 +55,19 @@ def test_duckdb_finds_the_same_and_no_clock_is_corrected(
     assert asked == [], "nodes name all peers: an id that nobody names has lost bits on its way"
     assert found.offsets == {}
     agree(found, duckdb_metrics(silver, raw=False, bucket_us=found.bucket_us, fine_us=5_000_000))
+    pytest.importorskip("polars")
+    from bench.spark_polars import polars_metrics
+
+    theirs = polars_metrics(silver, bucket_us=found.bucket_us, fine_us=5_000_000)
+    agree(found, registered(theirs), "Polars")
+    other = duckdb_metrics(silver, raw=False, bucket_us=found.bucket_us, fine_us=5_000_000)
+    rows = {name: other.execute(f"SELECT count(*) FROM {name}").fetchone() for name in RESULTS}
+    assert {name: (table.height,) for name, table in theirs.items()} == rows
     wrong = Analysis(**{name: getattr(found, name) for name in Analysis.__slots__})
     wrong.tables = {**found.tables, "links": found.tables["links"].iloc[1:]}
-    with pytest.raises(Exception, match="disagree about links"):
+    with pytest.raises(Exception, match="Polars disagree about links"):
+        agree(wrong, registered(theirs), "Polars")
+    with pytest.raises(Exception, match="DuckDB disagree about links"):
         agree(wrong, duckdb_metrics(silver, raw=False, bucket_us=found.bucket_us, fine_us=5_000_000))
 
 
