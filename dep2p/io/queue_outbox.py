@@ -5,6 +5,9 @@ relay takes rows, numbers them in the same database, publishes each batch under 
 was published and not removed (a crash between the two) is published again under the same number, which the queue
 answers with the ids of the first time: every committed row becomes exactly one message. Why not one transaction over
 both: docs/decisions/0021-client-flows.md.
+
+Numbers are known to the node that took them. So the destination of a batch for a queue on several nodes is kept beside
+its number, and it changes only when nothing was taken there: its keys have moved away, or the node was never reached.
 """
 
 import inspect
@@ -25,10 +28,13 @@ from dep2p.errors import (
     Dep2pError,
     MessageTooLargeError,
     OverloadedError,
+    PeerNotFoundError,
     ProtocolError,
     QueueAccessError,
     QueueFullError,
+    QueueMovedError,
     QueueNotFoundError,
+    QueuePlacedError,
     StoreLockedError,
 )
 from dep2p.io.queue_items import Attributes, encode_attributes
@@ -50,17 +56,19 @@ _RETRY: Final = Backoff(0.1, 10.0)
 _BUSY_TIMEOUT_S: Final = 5.0
 _REFUSED: Final = (MessageTooLargeError, ProtocolError, QueueAccessError, QueueNotFoundError, ValueError)
 """For one message of a batch, at least; another try would meet the same."""
+_PLACED_MAX: Final = 1_024
+"""Queues that are known to be on several nodes; the others are found out again."""
 _ERROR_CHARS: Final = 500
 
 _SQLITE: Final = (
     "create table if not exists {t} (id integer primary key autoincrement, queue text not null, "
-    "attributes blob not null, body blob not null, batch integer, error text)",
+    "attributes blob not null, body blob not null, batch integer, error text, destination text not null default '')",
     "create table if not exists {t}_relay (one integer primary key check (one = 1), publisher blob not null, "
     "next integer not null, owner blob not null)",
 )
 _POSTGRES: Final = (
     "create table if not exists {t} (id bigint generated always as identity primary key, queue text not null, "
-    "attributes bytea not null, body bytea not null, batch bigint, error text)",
+    "attributes bytea not null, body bytea not null, batch bigint, error text, destination text not null default '')",
     "create table if not exists {t}_relay (one integer primary key check (one = 1), publisher bytea not null, "
     "next bigint not null, owner bytea not null)",
 )
@@ -82,6 +90,7 @@ _DIALECTS: Final = {
 
 def create_outbox(connection: Any, *, table: str = DEFAULT_TABLE) -> None:
     """Make the outbox's two tables in the app's database, if they are not there; in the connection's transaction.
+    Tables of an earlier version get what they lack.
 
     ``connection``: of `sqlite3` or `psycopg`. Raises ``ValueError`` (another kind of connection, the table's name), and
     what the database raises.
@@ -89,6 +98,9 @@ def create_outbox(connection: Any, *, table: str = DEFAULT_TABLE) -> None:
     dialect = _dialect(connection)
     for statement in dialect.tables:
         connection.execute(statement.format(t=_checked(table)))
+    columns = [column[0] for column in connection.execute(f"select * from {table} limit 0").description]
+    if "destination" not in columns:
+        connection.execute(f"alter table {table} add column destination text not null default ''")
 
 
 def publish_in(
@@ -146,6 +158,8 @@ class _Batch:
     number: int
     """Of its first message, for the queue."""
     queue: str
+    destination: str
+    """Where it was sent, or is to be sent, and nowhere else; "": to the queue, which is on one node."""
     ids: list[int]
     messages: list[WireMessage]
 
@@ -208,17 +222,38 @@ class _OutboxDatabase:
 
     def set_apart(self, batch: _Batch, error: str) -> None:
         """The queue refuses it: a single message stays in the table with its error, others go one by one."""
+        if len(batch.ids) > 1:
+            self._renumber([([each], batch.destination) for each in batch.ids])
+            return
+        with self._step():
+            self._claim()
+            self._run(
+                f"update {self._table} set batch = null, destination = '', error = ? where id = ?",
+                error[:_ERROR_CHARS],
+                batch.ids[0],
+            )
+
+    def send_to(self, batch: _Batch, destinations: Sequence[str]) -> list[int]:
+        """It was not taken, and goes there: what has one destination is a batch of its own now. Gives their numbers."""
+        groups: dict[str, list[int]] = {}
+        for each, destination in zip(batch.ids, destinations, strict=True):
+            groups.setdefault(destination, []).append(each)
+        return self._renumber([(ids, destination) for destination, ids in groups.items()])
+
+    def _renumber(self, batches: Sequence[tuple[Sequence[int], str]]) -> list[int]:
+        """New numbers, higher than all before, in that order."""
+        numbers: list[int] = []
         with self._step():
             number = self._claim()
-            if len(batch.ids) == 1:
-                self._run(
-                    f"update {self._table} set batch = null, error = ? where id = ?", error[:_ERROR_CHARS], batch.ids[0]
-                )
-                return
-            for each in batch.ids:
-                self._run(f"update {self._table} set batch = ? where id = ?", number, each)
-                number += 1
+            for ids, destination in batches:
+                numbers.append(number)
+                for each in ids:
+                    self._run(
+                        f"update {self._table} set batch = ?, destination = ? where id = ?", number, destination, each
+                    )
+                number += len(ids)
             self._run(f"update {self._table}_relay set next = ? where one = 1", number)
+        return numbers
 
     def _has_work(self) -> bool:
         return self._run(f"select 1 from {self._table} where error is null limit 1").fetchone() is not None
@@ -235,10 +270,10 @@ class _OutboxDatabase:
     def _unfinished(self) -> _Batch | None:
         """What was taken and perhaps published before a crash: again, under the same number."""
         rows = self._run(
-            f"select id, queue, attributes, body, batch from {self._table} where batch = "
+            f"select id, queue, attributes, body, batch, destination from {self._table} where batch = "
             f"(select min(batch) from {self._table}) order by id"
         ).fetchall()
-        return _batch(rows, int(rows[0][4])) if rows else None
+        return _batch(rows, int(rows[0][4]), str(rows[0][5])) if rows else None
 
     def _new(self, number: int) -> _Batch | None:
         rows = self._run(
@@ -258,9 +293,9 @@ class _OutboxDatabase:
                 break
             taken.append(row)
         for row in taken:
-            self._run(f"update {self._table} set batch = ? where id = ?", number, row[0])
+            self._run(f"update {self._table} set batch = ?, destination = '' where id = ?", number, row[0])
         self._run(f"update {self._table}_relay set next = ? where one = 1", number + len(taken))
-        return _batch(taken, number)
+        return _batch(taken, number, "")
 
     @property
     def waiting(self) -> tuple[int, int]:
@@ -288,10 +323,11 @@ class _Transaction:
         self._db.execute("commit" if kind is None else "rollback")
 
 
-def _batch(rows: Sequence[Any], number: int) -> _Batch:
+def _batch(rows: Sequence[Any], number: int, destination: str) -> _Batch:
     return _Batch(
         number,
         str(rows[0][1]),
+        destination,
         [int(row[0]) for row in rows],
         [WireMessage(bytes(row[2]), bytes(row[3])) for row in rows],
     )
@@ -304,7 +340,8 @@ class OutboxRelay:
         if not 0.001 <= poll_s <= 3_600:
             raise ValueError(f"poll_s is {poll_s}: it is 0.001 to 3,600")
         self.counts: Counter[str] = Counter()
-        """``published``, ``published_again`` (batches after a crash count, too), ``refused``, ``failed``."""
+        """``published`` (batches after a crash count, too), ``refused``, ``failed``, and ``redirected``: messages that
+        were given another node of a queue on several."""
         self.problem = ""
         """Why nothing goes on now, for people; "" when it does."""
         self._place = place
@@ -313,6 +350,10 @@ class OutboxRelay:
         self._limiter = trio.CapacityLimiter(1)
         self._wake = trio.Event()
         self._quiet = trio.Event()
+        self._placed: dict[str, None] = {}
+        """Queues on several nodes, as far as known."""
+        self._untried: dict[int, None] = {}
+        """Numbers of batches that never reached the node that they are for: they may go to another one."""
 
     def wake(self) -> None:
         """Something was committed just now: do not wait for the next look."""
@@ -379,9 +420,10 @@ class OutboxRelay:
             self._tell(f"the outbox's database cannot be reached: {type(error).__name__}: {error}")
 
     async def _publish(self, batch: _Batch) -> _Batch | None:
-        """Gives the batch when it is in the queue; None when it was refused and set apart."""
+        """Gives the batch when it is in the queue; None when it was refused and set apart, or has new destinations."""
         try:
-            await self._place.publish_numbered(batch.queue, batch.messages, (self._database.publisher, batch.number))
+            if not await self._took(batch):
+                return None
         except (OverloadedError, QueueFullError):
             raise
         except _REFUSED as error:
@@ -397,6 +439,48 @@ class OutboxRelay:
             return None
         self.counts["published"] += len(batch.ids)
         return batch
+
+    async def _took(self, batch: _Batch) -> bool:
+        """Whether the queue took it; when not, it has new destinations."""
+        was_untried = batch.number in self._untried
+        self._untried.pop(batch.number, None)
+        why: Dep2pError
+        try:
+            if not batch.destination and batch.queue in self._placed:
+                raise QueuePlacedError(f"the queue {batch.queue!r} is on several nodes")
+            publisher = (self._database.publisher, batch.number)
+            await self._place.publish_numbered(batch.queue, batch.messages, publisher, batch.destination)
+            return True
+        except (QueuePlacedError, QueueMovedError) as error:
+            why = error
+        except QueueNotFoundError as error:
+            if not batch.destination:
+                raise
+            why = error  # the queue may have been made anew
+        except PeerNotFoundError as error:
+            if not was_untried:
+                raise
+            self._untried[batch.number] = None
+            why = error
+        await self._send_elsewhere(batch, why)
+        return False
+
+    async def _send_elsewhere(self, batch: _Batch, why: Dep2pError) -> None:
+        """Raises ``why`` when the destination stays the same: in strict order, or while a queue is being expanded."""
+        is_stale = isinstance(why, QueueMovedError | QueueNotFoundError)
+        found = await self._place.destinations(batch.queue, batch.messages, is_stale=is_stale)
+        self._placed.pop(batch.queue, None)
+        if any(found):
+            while len(self._placed) >= _PLACED_MAX:
+                del self._placed[next(iter(self._placed))]
+            self._placed[batch.queue] = None
+        if all(each == batch.destination for each in found):
+            raise why
+        numbers = await self._call(self._database.send_to, batch, found)
+        self._untried.pop(batch.number, None)
+        self._untried.update(dict.fromkeys(numbers))
+        if batch.destination:
+            self.counts["redirected"] += len(batch.ids)
 
     def _tell(self, problem: str) -> None:
         if self.problem != problem:

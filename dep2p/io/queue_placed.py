@@ -260,6 +260,42 @@ class PlacedQueue:
                 what,
             )
 
+    # Publishing under numbers
+
+    async def destinations(self, messages: Sequence[WireMessage], *, is_stale: bool) -> list[str]:
+        """Where each message is to be published with `publish_numbered`, as a text that may be kept.
+
+        All messages of a key have one destination, and those without a key have one, too. ``is_stale``: the table that
+        is known here is old, since a destination that it gave did not take a message.
+        """
+        used = await self.placement(self._placement if is_stale else None)
+        self._turn += 1
+        found: list[str] = []
+        for message in messages:
+            partition = used.candidates(key_of(message.attributes), self._turn, self._is_away)[0]
+            found.append(" ".join((str(partition), *used.places[partition])))
+        return found
+
+    async def publish_numbered(
+        self, destination: str, messages: Sequence[WireMessage], publisher: tuple[bytes, int]
+    ) -> list[tuple[int, int]]:
+        """To one of `destinations`, and nowhere else: only there its numbers are known. All or none.
+
+        Raises QueueMovedError when a key has moved, and nothing was taken; ``ValueError`` for no destination.
+        """
+        partition, place = _parse_destination(destination)
+        try:
+            found = await self._at(place.node).publish_numbered(place.share, messages, publisher)
+        except _AWAY as error:
+            self._away_until[place.node] = trio.current_time() + _AWAY_S
+            raise _away(error, self.name, partition, place.node) from error
+        if self._placement is not None and partition in self._placement.places:
+            used = self._placement
+            self._counters["placed_sent_elsewhere"] += sum(
+                used.is_elsewhere(key_of(message.attributes), partition) for message in messages
+            )
+        return [(partition, seq) for _local, seq in found]
+
     # Consuming
 
     async def open_consumer(
@@ -315,6 +351,13 @@ class PlacedQueue:
         consumer = PlacedConsumer(self.name, channel, max_in_flight, token, open_share, partitions)
         self._start(consumer)
         return consumer
+
+
+def _parse_destination(text: str) -> tuple[int, Place]:
+    partition, *place = text.split(" ")
+    if not (partition.isascii() and partition.isdigit()) or len(place) != 2:
+        raise ValueError(f"{text[:80]!r} is no destination of a queue on several nodes")
+    return int(partition), Place(*place)
 
 
 def _away(error: Dep2pError, queue: str, partition: int, node: str) -> Dep2pError:

@@ -56,14 +56,26 @@ class Queues(ABC):
 
     @abstractmethod
     async def publish_numbered(
-        self, name: str, messages: Sequence[WireMessage], publisher: tuple[bytes, int]
+        self, name: str, messages: Sequence[WireMessage], publisher: tuple[bytes, int], destination: str = ""
     ) -> list[tuple[int, int]]:
         """Publish all or none, as a publisher (16 bytes) whose first message has that number.
 
         The last 64 numbers of a publisher are remembered on disk: one that comes again is not taken again, and gives
         the ids of the first time. Numbers rise. Raises what `publish` raises; ProtocolError or ``ValueError`` for a
         number that is older than what is remembered.
+
+        A queue on several nodes needs the messages' ``destination`` (`destinations`); a number that comes again must go
+        to the same one. Raises QueuePlacedError without it, and QueueMovedError when a key has moved from there:
+        nothing was taken then, and new destinations under new numbers are right.
         """
+
+    async def destinations(self, name: str, messages: Sequence[WireMessage], *, is_stale: bool = False) -> list[str]:
+        """Of each message, for `publish_numbered`: texts that may be kept; "" for a queue that is on one node.
+
+        ``is_stale``: what was told before was refused. Raises QueueNotFoundError, and what a request raises.
+        """
+        del name, is_stale
+        return [""] * len(messages)
 
     @abstractmethod
     async def open_consumer(

@@ -66,6 +66,31 @@ class RealmQueues(Queues):
                 raise
         return await service.placed(self.peer, name).publish_batch(messages, timeout_s)
 
+    @abstractmethod
+    async def publish_numbered_plain(
+        self, name: str, messages: Sequence[WireMessage], publisher: tuple[bytes, int]
+    ) -> list[tuple[int, int]]:
+        """To that queue itself."""
+
+    async def publish_numbered(
+        self, name: str, messages: Sequence[WireMessage], publisher: tuple[bytes, int], destination: str = ""
+    ) -> list[tuple[int, int]]:
+        if not destination:
+            return await self.publish_numbered_plain(name, messages, publisher)
+        if self._service is None:
+            raise ValueError(f"a destination of {name!r}, and queues outside of a realm are on one node")
+        return await self._service.placed(self.peer, name).publish_numbered(destination, messages, publisher)
+
+    async def destinations(self, name: str, messages: Sequence[WireMessage], *, is_stale: bool = False) -> list[str]:
+        service = self._service
+        if service is not None:
+            try:
+                return await service.placed(self.peer, name).destinations(messages, is_stale=is_stale)
+            except QueueNotFoundError:
+                service.forget_placed(self.peer, name)
+                await self.ask("route", {"queue": name, "brief": True})  # it may be there as a plain one
+        return await super().destinations(name, messages, is_stale=is_stale)
+
     async def open_consumer(
         self,
         name: str,
@@ -128,7 +153,7 @@ class RemoteQueues(RealmQueues):
     ) -> list[tuple[int, int]]:
         return await self._service.publish(self.peer, name, messages, timeout_s)
 
-    async def publish_numbered(
+    async def publish_numbered_plain(
         self, name: str, messages: Sequence[WireMessage], publisher: tuple[bytes, int]
     ) -> list[tuple[int, int]]:
         return await self._service.publish_numbered(self.peer, name, messages, publisher)
@@ -215,12 +240,13 @@ class LocalQueues(RealmQueues):
         self._require(name, Right.PUBLISH)
         return await self._engine.publish(self._namespace, name, new_messages(messages), timeout_s=timeout_s)
 
-    async def publish_numbered(
+    async def publish_numbered_plain(
         self, name: str, messages: Sequence[WireMessage], publisher: tuple[bytes, int]
     ) -> list[tuple[int, int]]:
         other = self._elsewhere
         if other is not None:
-            return await other.publish_numbered(name, messages, publisher)
+            return await other.publish_numbered_plain(name, messages, publisher)
+        self._require(name, Right.PUBLISH)
         return await self._engine.publish(
             self._namespace, name, new_messages(messages), timeout_s=0.0, publisher=publisher
         )

@@ -31,12 +31,12 @@ class Shaky(LocalQueues):
         self.numbers: list[int] = []
 
     async def publish_numbered(
-        self, name: str, messages: Sequence[WireMessage], publisher: tuple[bytes, int]
+        self, name: str, messages: Sequence[WireMessage], publisher: tuple[bytes, int], destination: str = ""
     ) -> list[tuple[int, int]]:
         self.numbers.append(publisher[1])
         if self.before:
             raise self.before.pop(0)
-        points = await super().publish_numbered(name, messages, publisher)
+        points = await super().publish_numbered(name, messages, publisher, destination)
         if self.after:
             raise self.after.pop(0)
         return points
