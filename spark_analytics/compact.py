@@ -4,6 +4,7 @@ This file imports of dep2p only what travels to workers by value with it: they n
 """
 
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -79,6 +80,10 @@ def finisher(scratch: str, place: str, written: set[str]) -> Callable[[Iterator[
 
     def finish(rows: Iterator[Any]) -> Iterator[Any]:
         for _ in rows:
+            foreign = foreign_in(place)
+            if foreign:
+                shutil.rmtree(scratch, ignore_errors=True)
+                raise FileExistsError(foreign)
             found: list[str] = []
             for path in Path(scratch).glob("part=*/*"):
                 name = f"{path.parent.name}/{path.name}"
@@ -95,6 +100,22 @@ def finisher(scratch: str, place: str, written: set[str]) -> Callable[[Iterator[
             yield pa.RecordBatch.from_pydict({"file": pa.array(found, pa.string())})
 
     return finish
+
+
+def foreign_in(place: str) -> str:
+    """What there is at a place for silver that is no silver, and would be lost; in words, empty when there is none."""
+    if not os.path.isdir(place):
+        return f"{place} is no directory: silver needs one of its own" if os.path.lexists(place) else ""
+    return foreign_of(place, [name for name in os.listdir(place) if not _OWN.fullmatch(name)])
+
+
+def foreign_of(place: str, names: list[str]) -> str:
+    """The same of names that were found."""
+    shown = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
+    return f"{place} holds what is no silver ({shown}), which would be lost: give another place" if names else ""
+
+
+_OWN = re.compile(r"part=\w+|\.?_SUCCESS(\.crc)?")
 
 
 def hidden(place: str) -> str:

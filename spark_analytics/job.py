@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ from dep2p.spark_analytics.summary import summary
 from dep2p.traces.files import trace_files
 
 REPORT: Final = "report.html"
+COMPACTED: Final = "compacted"
+"""Silver of one report, while it is made. Not that of `dep2p.spark_analytics.stream`, which may share the directory."""
 SUMMARY: Final = "summary.json"
 FINDINGS: Final = "findings.json"
 _TROUBLES: Final = 20
@@ -74,6 +77,15 @@ def check_places(places: Sequence[str]) -> list[FileTrouble]:
     return found
 
 
+def check_out(out: Path) -> None:
+    """Reports go to directories of this machine. Raises `InputError` for URLs."""
+    if _URL.match(str(out)):
+        raise InputError(f"the report goes to a directory of this machine, not to {out}: copy it there afterwards")
+
+
+_URL: Final = re.compile(r"\w[\w+.-]+:/")
+
+
 def run(
     spark: Any,
     places: Sequence[str],
@@ -85,13 +97,14 @@ def run(
     keep_silver: bool = False,
     silver: str | None = None,
 ) -> Result:
-    """Compact, analyse, report. ``silver``: where its tables go; ``out/silver`` else, which is removed afterwards
+    """Compact, analyse, report. ``silver``: where its tables go; ``out/compacted`` else, which is removed afterwards
     unless kept. Raises `InputError`, ``OSError``, and what Spark raises.
     """
     started = time.perf_counter()
     found = check_places(places)
+    check_out(out)
     out.mkdir(parents=True, exist_ok=True)
-    place = silver or str(out / "silver")
+    place = silver or str(out / COMPACTED)
     say("compacting")
     write_silver(raw_files(spark, places), place)
     compacted = time.perf_counter() - started

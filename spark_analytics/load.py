@@ -8,10 +8,11 @@ from typing import Any, Final
 
 import pandas as pd
 import pyarrow as pa
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from dep2p.spark_analytics.compact import WRITTEN_DDL, finisher, scratch_of, writer
+from dep2p.spark_analytics.compact import WRITTEN_DDL, finisher, foreign_in, foreign_of, scratch_of, writer
 from dep2p.spark_analytics.decode import Layout, decoder
 from dep2p.traces.schema import KINDS, SCHEMA_VERSION, columns
 
@@ -96,7 +97,7 @@ def raw_files(spark: SparkSession, places: Sequence[str]) -> DataFrame:
     here = [place for place in places if is_local(place)]
     there = [place for place in places if not is_local(place)]
     files = [
-        spark.read.format("binaryFile").options(**_READ_OPTIONS).load([*map(place_url, given)]).select(*wanted)
+        spark.read.format("binaryFile").options(**_READ_OPTIONS).load([*map(pattern_of, given)]).select(*wanted)
         for given, wanted in ((here, _HERE), (there, _THERE))
         if given
     ]
@@ -106,7 +107,7 @@ def raw_files(spark: SparkSession, places: Sequence[str]) -> DataFrame:
 def follow_files(spark: SparkSession, place: str, *, files_per_batch: int = 200) -> DataFrame:
     """The same as a stream that follows a directory."""
     reader = spark.readStream.format("binaryFile").schema(_FILES_DDL).options(**_READ_OPTIONS)
-    files = reader.option("maxFilesPerTrigger", files_per_batch).load(place_url(place))
+    files = reader.option("maxFilesPerTrigger", files_per_batch).load(pattern_of(place))
     return files.select(*(_HERE if is_local(place) else _THERE))
 
 
@@ -120,11 +121,20 @@ def place_url(place: str) -> str:
     return f"file:{os.path.abspath(place)}" if is_local(place) else place
 
 
+def pattern_of(place: str) -> str:
+    """A place as Spark takes it to read. URLs may be patterns; in a path, brackets and stars are themselves."""
+    return re.sub(r"[][{}*?\\]", r"\\\g<0>", place_url(place)) if is_local(place) else place
+
+
 def write_silver(files: DataFrame, place: str) -> None:
     """Decode trace files and write (or write anew) silver below ``place``, a directory for each part. One pass.
 
-    Raises what Spark raises, and ``OSError`` when workers do not share a local place.
+    Raises what Spark raises, ``FileExistsError`` when there is something else, and ``OSError`` when workers do not
+    share a local place.
     """
+    foreign = foreign_in(os.path.abspath(place)) if is_local(place) else _foreign_behind(files.sparkSession, place)
+    if foreign:
+        raise FileExistsError(foreign)
     if not is_local(place):
         silver = files.mapInArrow(decoder(layout()), silver_ddl())
         silver.write.mode("overwrite").partitionBy("part").option("compression", "zstd").parquet(place)
@@ -138,6 +148,18 @@ def write_silver(files: DataFrame, place: str) -> None:
         raise OSError(
             f"workers wrote {len(missing)} files below {place} that others do not see: give one that all reach"
         )
+
+
+def _foreign_behind(spark: Any, place: str) -> str:
+    """`foreign_in` of a URL: Spark lists its files, and would remove them all."""
+    there = spark.read.format("binaryFile").option("recursiveFileLookup", "true")
+    try:
+        paths = there.load(place).select("path").where(~F.col("path").rlike(_PART.pattern))
+        return foreign_of(place, [row["path"] for row in paths.limit(4).collect()])
+    except AnalysisException as error:
+        if error.getCondition() == "PATH_NOT_FOUND":
+            return ""
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +181,10 @@ def read_silver(spark: SparkSession, place: str | Sequence[str], *, excluded_sou
     """Open silver (of several batches), without the events of some files (those that are there twice)."""
     reader = spark.read.schema(silver_ddl())
     if isinstance(place, str):
-        whole = reader.parquet(place)
+        whole = reader.parquet(pattern_of(place))
     else:
-        whole = reader.option("basePath", place[0].rpartition("/")[0]).parquet(*place)
+        base = place_url(place[0].rpartition("/")[0])
+        whole = reader.option("basePath", base).parquet(*map(pattern_of, place))
     if excluded_sources:
         whole = whole.where(~F.col("source_id").isin(*excluded_sources))
     events = whole.where(F.col("part") != "bad").select("part", *COMMON)
@@ -175,7 +198,7 @@ def read_silver(spark: SparkSession, place: str | Sequence[str], *, excluded_sou
     return Silver(events, **parts, bad=whole.where(F.col("part") == "bad"), filled=frozenset(filled))
 
 
-_PART: Final = re.compile(r"/part=(\w+)/")
+_PART: Final = re.compile(r"/part=(\w+)/[^/]*$")
 
 
 def silver_ddl() -> str:

@@ -14,8 +14,8 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 
 from dep2p.spark_analytics.analysis import AnalysisOptions
-from dep2p.spark_analytics.job import InputError, Result, check_places, report
-from dep2p.spark_analytics.load import follow_files, is_local, write_silver
+from dep2p.spark_analytics.job import InputError, Result, check_out, check_places, report
+from dep2p.spark_analytics.load import follow_files, is_local, place_url, write_silver
 
 CHECKPOINT: Final = "checkpoint"
 SILVER: Final = "silver"
@@ -43,7 +43,7 @@ def start(spark: Any, places: Sequence[str], out: Path, *, once: bool, files_per
     def write(batch: DataFrame, number: int) -> None:
         write_silver(batch, f"{silver_dir}/batch={number}")
 
-    writer = files.writeStream.foreachBatch(write).option("checkpointLocation", str(out / CHECKPOINT))
+    writer = files.writeStream.foreachBatch(write).option("checkpointLocation", place_url(str(out / CHECKPOINT)))
     trigger = {"availableNow": True} if once else {"processingTime": f"{round(trigger_s * 1000)} milliseconds"}
     return writer.trigger(**trigger).queryName("dep2p-traces").start()
 
@@ -65,13 +65,15 @@ def follow(
     """Run until interrupted (or, with ``once``, until all is read); the report is made anew when there is more.
 
     Started again with the same ``out``, it goes on where it was, also after a crash. Raises `InputError` when a place
-    does not exist, and what Spark raises.
+    does not exist, or when silver that was read is gone, and what Spark raises.
     """
+    check_out(out)
     try:
         check_places(places)
-    except InputError:
+    except InputError as error:
         if any(is_local(place) and not Path(place).is_dir() for place in places):
             raise
+        say(f"{error}" + ("" if once else ": waiting for some"))
     query = start(spark, places, out, once=once, files_per_batch=files_per_batch, trigger_s=trigger_s)
     reported = -1
     result: Result | None = None
@@ -99,6 +101,10 @@ def report_committed(
 ) -> Result:
     """A report of the batches that are done."""
     places = [batch_place(out, number) for number in committed(out)]
-    return report(
-        spark, [place for place in places if os.path.isdir(place)], out, options=options, title=title, say=say
-    )
+    gone = [place for place in places if not os.path.isdir(place)]
+    if gone:
+        raise InputError(
+            f"{gone[0]} is gone, though it was made by {out / CHECKPOINT}: remove {out / CHECKPOINT} and "
+            f"{out / SILVER} to read all files again"
+        )
+    return report(spark, places, out, options=options, title=title, say=say)

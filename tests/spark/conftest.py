@@ -16,6 +16,7 @@ _NEEDS_SPARK = [
         "test_decode.py",
         "test_live.py",
         "test_metrics.py",
+        "test_places.py",
     ),
     *("test_live_daemons.py", "test_passes.py", "test_session.py", "test_stream.py"),
 ]

@@ -11,7 +11,7 @@ import zstandard
 
 from dep2p.spark_analytics.analysis import AnalysisOptions
 from dep2p.spark_analytics.finding import Finding
-from dep2p.spark_analytics.job import InputError, Result, check_places, run
+from dep2p.spark_analytics.job import COMPACTED, InputError, Result, check_places, run
 from dep2p.spark_analytics.report.page import listed
 from dep2p.testing import Scenario, simulate
 from dep2p.traces import schema
@@ -185,7 +185,7 @@ def test_the_report_stands_alone(result: Result) -> None:
     assert written["topics"][0]["messages"] == 60
     findings = json.loads((result.out / "findings.json").read_text())
     assert {item["kind"] for item in findings} >= {"cut", "clock", "silent"}
-    assert not (result.out / "silver").exists()
+    assert not (result.out / COMPACTED).exists()
 
 
 def test_of_many_findings_of_a_kind_most_are_behind_a_click() -> None:
