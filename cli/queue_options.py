@@ -20,13 +20,19 @@ QueueRealmOption = Annotated[
 ]
 QueuePeerOption = Annotated[
     str | None,
-    typer.Option("--peer", help="A queue that this member keeps, by peer id or abbreviation.", metavar="PEER"),
+    typer.Option(
+        "--peer",
+        help="A queue that this member keeps, by peer id or abbreviation; with commas: members that share its store.",
+        metavar="PEER[,PEER…]",
+    ),
 ]
 
 
 async def place(client: "Client", realm: str | None, peer: str | None) -> dict[str, Any]:
     """The arguments that say where a queue is. Raises :class:`CliError` for a peer that nobody knows."""
-    return {"realm": realm, "peer": None if peer is None else await resolve_peer(client, peer)}
+    if peer is None:
+        return {"realm": realm, "peer": None}
+    return {"realm": realm, "peer": ",".join([await resolve_peer(client, each) for each in peer.split(",")])}
 
 
 async def nodes_of(client: "Client", nodes: list[str] | None) -> list[str]:

@@ -173,7 +173,8 @@ class QueueCalls:
     """The part of :class:`dep2p.client.Client` about durable queues.
 
     Without ``realm`` and ``peer`` the queues are those of this machine's programs, which no other node reaches. With
-    ``realm``, the queues that this node keeps for the realm's members; with ``peer``, those that a member keeps.
+    ``realm``, the queues that this node keeps for the realm's members; with ``peer``, those that a member keeps;
+    one of several members that share a store, with commas: "A,B".
     """
 
     _transport: Transport

@@ -58,10 +58,10 @@ class NodeQueues(LocalQueues):
             return self.of(realm)
         return self._node.services(realm).queues.at(peer, *others)
 
-    def place(self, realm: RealmChoice, peer: PeerId | None) -> Queues:
-        """By what a caller names: neither, a realm, or a peer (in the only realm, when none is named)."""
-        if peer is not None:
-            return self.at(peer, realm=realm)
+    def place(self, realm: RealmChoice, *peers: PeerId) -> Queues:
+        """By what a caller names: neither, a realm, or peers as for `at` (in the only realm, when none is named)."""
+        if peers:
+            return self.at(*peers, realm=realm)
         return self if realm is None else self.of(realm)
 
     def all_namespaces(self) -> list[str]:

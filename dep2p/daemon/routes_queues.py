@@ -18,6 +18,7 @@ from dep2p.errors import Dep2pError, MessageTooLargeError, StreamClosedError
 from dep2p.io.queue_items import Attributes, encode_attributes, message_id, parse_message_id
 from dep2p.io.queue_places import Queues
 from dep2p.protocols.queue.filters import Filter
+from dep2p.protocols.queue.keepers import NODES_MAX
 from dep2p.protocols.queue.names import check_name
 from dep2p.protocols.queue_wire import Result, Settle, WireMessage
 
@@ -45,7 +46,12 @@ _KINDS: Final = {
 
 def _place(control: Control, query: Fields) -> Queues:
     realm, peer = query.optional_text("realm"), query.optional_text("peer")
-    return control.node.queues.place(realm, None if peer is None else as_peer(peer))
+    if peer is None:
+        return control.node.queues.place(realm)
+    peers = peer.split(",", NODES_MAX)
+    if len(peers) > NODES_MAX:
+        raise Problem("D1005", f"more than {NODES_MAX} peers: a store is shared by at most so many")
+    return control.node.queues.place(realm, *map(as_peer, peers))
 
 
 async def _whole(control: Control, request: Request) -> tuple[Queues, Fields]:

@@ -34,6 +34,8 @@ _BATCH_BYTES: Final = 262_144
 _PENDING_BYTES_MAX: Final = 8_388_608
 _RETRY_FIRST_S: Final = 0.05
 _RETRY_MAX_S: Final = 5.0
+_RETRY_OF_SET_S: Final = 1.0
+"""Of nodes that take over from each other."""
 _FATAL: Final = (NotMemberError, ProtocolNotSupportedError)
 
 
@@ -198,7 +200,7 @@ class PeerPublisher:
                     self._fail_all(error)
                 self._expire(error)
                 await trio.sleep(retry_s)
-                retry_s = min(retry_s * 2, _RETRY_MAX_S)
+                retry_s = min(retry_s * 2, _RETRY_OF_SET_S if self.way.is_set else _RETRY_MAX_S)
 
     def _next(self) -> _Batch | None:
         """The first that may be sent."""

@@ -38,14 +38,15 @@ class Keepers:
         return len(self._nodes) > 1
 
     def at(self, now: float) -> str:
-        """Whom to ask: the owner, else the one that answered last, else another one."""
+        """Whom to ask: the owner, else the one that answered last, else another one.
+
+        Those that failed or refused come behind those that did not, and each after the others: whoever asks as seldom
+        as a node is away would meet the same one again and again.
+        """
         if not self.is_set:
             return self.first
         ranked: list[str] = [*([self.owner] if self.owner else []), self._last, *self._nodes]
-        for node in ranked:
-            if self._nodes[node] <= now:
-                return node
-        return min(self._nodes, key=lambda node: self._nodes[node])
+        return min(ranked, key=lambda node: self._nodes[node])
 
     def pause_s(self, now: float) -> float:
         """For how long that one is better not asked yet."""

@@ -18,9 +18,9 @@ class FakeQueues:
         self.engine = QueueEngine(MemoryStore(), rights=self.rights)
         self.keeping = Keeping(self.engine)
 
-    def place(self, realm: str | None, peer: PeerId | None) -> Queues:
-        if peer is not None:
-            raise PeerNotFoundError(f"no address of {peer} is known")
+    def place(self, realm: str | None, *peers: PeerId) -> Queues:
+        if peers:
+            raise PeerNotFoundError(f"no address of {' or '.join(peers)} is known")
         return LocalQueues(self.keeping, self.rights, realm or "")
 
     def placed_values(self, realm: str) -> dict[str, int]:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
+from dep2p.identity import Identity
 from tests.daemon.harness import Served
 
 CHANNEL = "/v1/queues/jobs/channels/c"
@@ -148,3 +149,12 @@ def test_a_queue_is_expanded_and_looked_at(queues: Served) -> None:
     refused = queues.http.post("/v1/queues/orders/expand", json={"partitions": 1})
     assert refused.json()["code"] == "D1005"
     assert queues.http.post(f"{channel}/consume", params={"exclusive": "2"}).json()["code"] == "D1005"
+
+
+def test_several_members_that_share_a_store_are_named_with_commas(queues: Served) -> None:
+    peers = [str(Identity.generate().peer_id) for _ in range(17)]
+    answer = queues.http.get("/v1/queues/jobs", params={"peer": ",".join(peers[:2])})
+    assert answer.json()["detail"] == f"no address of {peers[0]} or {peers[1]} is known"
+    for wrong, code in ((f"{peers[0]},", "D4004"), (f"{peers[0]},bob", "D4004"), (",".join(peers), "D1005")):
+        answer = queues.http.get("/v1/queues/jobs", params={"peer": wrong})
+        assert answer.json()["code"] == code, answer.text

@@ -1,5 +1,7 @@
 """Which node of a set a member asks: owners and terms that it hears of, nodes that do not answer."""
 
+import pytest
+
 from dep2p.protocols.queue.keepers import AWAY_S, NODES_MAX, STANDBY_S, Keepers
 
 
@@ -31,6 +33,7 @@ def test_one_that_stands_by_sends_on_and_is_not_asked_again_at_once() -> None:
     assert keepers.pause_s(10.0) == STANDBY_S
     keepers.refused("a", "b", 2, ("a", "b"), 11.0)
     assert keepers.at(11.1) == "a"
+    keepers.failed("a", 12.0)
     assert keepers.at(10.0 + AWAY_S) == "b"  # it may be there again
     keepers.refused("a", "a", 2, (), 12.0)  # "not the owner" from whom is named as the owner: nobody is
     assert keepers.owner == ""
@@ -47,6 +50,24 @@ def test_an_owner_that_answers_stays_and_a_new_one_is_asked_at_once_whatever_it_
     assert keepers.at(0.0) == "b"
     keepers.told("", 7, ())  # it does not know whether it still is
     assert keepers.at(0.0) == "b"
+
+
+@pytest.mark.parametrize("every_s", [0.01, STANDBY_S, 1.0, AWAY_S, 2 * AWAY_S, 100.0])
+@pytest.mark.parametrize("is_owner", [True, False])
+def test_a_dead_node_hides_no_other_one_however_seldom_it_is_tried(every_s: float, is_owner: bool) -> None:
+    keepers = Keepers("dead", "b", "c", "alive")
+    if is_owner:
+        keepers.told("dead", 1, ())
+    now, asked = 0.0, list[str]()
+    while "alive" not in asked:
+        assert len(asked) < 4, asked
+        asked.append(keepers.at(now))
+        if asked[-1] == "dead":
+            keepers.failed("dead", now)
+        elif asked[-1] != "alive":
+            keepers.refused(asked[-1], "", 0, (), now)  # they stand by, and know of no other
+        now += every_s
+    assert set(asked) == {"dead", "b", "c", "alive"}
 
 
 def test_what_is_told_is_bounded_and_strangers_are_no_owners() -> None:
