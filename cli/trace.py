@@ -12,7 +12,7 @@ from dep2p.cli.command import Invocation, command, group
 from dep2p.cli.failure import CliError
 from dep2p.cli.render import byte_count, duration, printable, table
 from dep2p.cli.trace_live import register_live
-from dep2p.error_codes import EXIT_FAILED, EXIT_OK
+from dep2p.error_codes import EXIT_OK
 
 if TYPE_CHECKING:
     from dep2p.spark_analytics.job import Result
@@ -47,6 +47,10 @@ def analyze(
         str | None,
         typer.Option("--silver", metavar="PLACE", help="Keep the compacted tables here (on a cluster: shared)."),
     ] = None,
+    conf: Annotated[
+        list[str] | None,
+        typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark's (again for more): jars, executors."),
+    ] = None,
     no_clocks: Annotated[bool, typer.Option("--no-clocks", help="Do not correct clocks.")] = False,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on while the directories grow; Ctrl-C ends, a restart goes on.")
@@ -58,7 +62,22 @@ def analyze(
     """Make a report of traces: how messages spread, what was lost, who is slow."""
     if once and not follow:
         raise CliError("--once goes with --follow", "D1001", tries=("dep2p trace analyze DIR --follow --once",))
+    if follow and remote is not None:
+        raise CliError(
+            "--follow runs where Spark's driver is, not over Spark Connect",
+            "D1001",
+            tries=("--master spark://…", "dep2p trace analyze DIR --remote URL, now and then"),
+        )
+    if follow and silver is not None:
+        raise CliError(
+            "--silver does not go with --follow, which keeps silver in its --out", "D1001", tries=("leave it out",)
+        )
+    settings = {key: value for key, _, value in (item.partition("=") for item in conf or ())}
+    if not all(key.startswith("spark.") and value for key, value in settings.items()):
+        raise CliError("--conf wants spark.KEY=VALUE", "D1001", tries=("--conf spark.executor.memory=4g",))
     job, analysis, java, session = _spark_modules()
+    from dep2p.spark_analytics.trouble import UnreachableError, explained, is_of_spark
+
     options = analysis.AnalysisOptions(settle_s=settle, message=message, correct_clocks=not no_clocks)
     named = title or f"Traces in {', '.join(places)}"
     try:
@@ -72,6 +91,7 @@ def analyze(
                 memory=memory,
                 quick=not follow and job.is_small(places),
                 verbose=verbose,
+                conf=settings,
             )
         )
         if follow:
@@ -88,19 +108,28 @@ def analyze(
                 report_every_s=every,
                 on_report=lambda made: _show(run, made),
             )
-            return EXIT_OK if result is not None else EXIT_FAILED
+            if result is None:
+                raise CliError(f"no report: no complete trace file appeared in {', '.join(places)}", "D7001")
+            return EXIT_OK
         result = job.run(spark, places, out, options=options, title=named, say=run.say, silver=silver)
     except job.InputError as error:
         raise CliError(str(error), "D7001") from None
     except java.JavaError as error:
         raise CliError(str(error), "D7002") from None
     except ImportError as error:
-        raise CliError(f"a library is missing: {error}", "D7002") from None
+        tries = ("pip install 'pyspark[connect]'",) if remote is not None else ()
+        raise CliError(f"a library is missing: {error}", "D7002", tries=tries) from None
+    except UnreachableError as error:
+        tries = ("check --remote, and that the server runs: $SPARK_HOME/sbin/start-connect-server.sh",)
+        raise CliError(str(error), "D7004", tries=tries) from None
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j", "grpc"):
+        if remote is not None and isinstance(error, ValueError) and "sc://" in str(error):
+            raise CliError(str(error), "D1001") from None
+        if not is_of_spark(error):
             raise
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        raise CliError("Spark could not finish the job", "D7004", cause=" ".join(lines[:3])[:600]) from None
+        found = explained(error)
+        tries = (found.advice,) if found.advice else ()
+        raise CliError(found.what, "D7004", cause=found.cause, tries=tries) from None
     _show(run, result)
     return EXIT_OK
 

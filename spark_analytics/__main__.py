@@ -14,6 +14,7 @@ from dep2p.spark_analytics.java import JavaError
 from dep2p.spark_analytics.job import InputError, is_small, run
 from dep2p.spark_analytics.session import SessionOptions, open_session
 from dep2p.spark_analytics.stream import follow
+from dep2p.spark_analytics.trouble import UnreachableError, explained, is_of_spark
 
 
 def _arguments(arguments: list[str]) -> argparse.Namespace:
@@ -33,13 +34,22 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def _wrong(given: argparse.Namespace) -> str:
+    if not given.places or given.out is None:
+        return "give trace directories and --out"
+    if given.follow and given.remote:
+        return "--follow runs where Spark's driver is, not over Spark Connect: use --master or spark-submit"
+    return "--follow keeps silver in its --out: leave out --silver" if given.follow and given.silver else ""
+
+
 def main(arguments: list[str]) -> int:
     """Run what the arguments say; 1 when the input is at fault."""
     given = _arguments(arguments)
     if given.train:
         return _train()
-    if not given.places or given.out is None:
-        print("error: give trace directories and --out", file=sys.stderr)
+    wrong = _wrong(given)
+    if wrong:
+        print(f"error: {wrong}", file=sys.stderr)
         return 2
     try:
         quick = not given.follow and is_small(given.places)
@@ -56,8 +66,15 @@ def main(arguments: list[str]) -> int:
             )
         else:
             run(spark, given.places, given.out, options=options, title=given.title, say=_say, silver=given.silver)
-    except (InputError, JavaError) as error:
+    except (InputError, JavaError, OSError, UnreachableError) as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        if not is_of_spark(error):
+            raise
+        found = explained(error)
+        advice = f"\n  try:   {found.advice}" if found.advice else ""
+        print(f"error: {found.what}\n  cause: {found.cause}{advice}", file=sys.stderr)
         return 1
     _say(f"report: {given.out / 'report.html'}")
     return 0

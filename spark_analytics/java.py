@@ -223,9 +223,16 @@ def start_jvm(
     os.environ["PYSPARK_GATEWAY_PORT"] = str(port)
     os.environ["PYSPARK_GATEWAY_SECRET"] = secret
     os.environ["SPARK_HOME"] = str(spark_home())
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if lean or not os.environ.get("PYSPARK_PYTHON"):  # workers elsewhere may have theirs at another place
+        os.environ["PYSPARK_PYTHON"] = sys.executable
     _running.append(process)
     return process
+
+
+def is_running() -> bool:
+    """Whether this process started the JVM that it uses."""
+    return bool(_running)
 
 
 def stop_jvm() -> None:

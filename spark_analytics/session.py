@@ -2,11 +2,13 @@
 
 import contextlib
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from dep2p.spark_analytics.java import archive_path, find_java, start_jvm, stop_jvm
+from dep2p.spark_analytics.java import archive_path, find_java, is_running, start_jvm, stop_jvm
+from dep2p.spark_analytics.trouble import reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,7 @@ class SessionOptions:
     - ``memory``: heap of the JVM here. ``shuffle_partitions``: None for twice the local cores.
     - ``quick``: compile quickly rather than well, for what runs once.
     - ``cache_dir``: where the class-data archive is, if any.
+    - ``conf``: more of Spark's settings (jars, memory of executors, access to object stores), before ours.
     """
 
     master: str = "local[*]"
@@ -27,6 +30,7 @@ class SessionOptions:
     quick: bool = True
     cache_dir: Path | None = None
     verbose: bool = False
+    conf: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 _CONF: Final = {
@@ -59,8 +63,11 @@ def default_cache_dir() -> Path:
 
 
 def open_session(options: SessionOptions = SessionOptions()) -> Any:
-    """A Spark session (``pyspark.sql.SparkSession``). Raises `JavaError`, and what Spark raises."""
+    """A Spark session (``pyspark.sql.SparkSession``). Raises `JavaError`, `UnreachableError` and ``ValueError`` for a
+    Spark Connect URL, and what Spark raises.
+    """
     if options.remote is not None:
+        reach(options.remote)
         _imports()
         from pyspark.sql import SparkSession
 
@@ -71,7 +78,11 @@ def open_session(options: SessionOptions = SessionOptions()) -> Any:
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
         conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     conf["spark.sql.shuffle.partitions"] = str(options.shuffle_partitions or _partitions(options.master))
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit and an earlier session have a JVM already
+    conf |= options.conf
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit and an earlier session have a JVM already
+        given = _given()
+        conf = {key: value for key, value in conf.items() if key not in given or key == "spark.app.name"}
+    else:
         java = find_java()
         archive = archive_path(java, options.cache_dir or default_cache_dir())
         conf["spark.sql.warehouse.dir"] = str(Path(os.environ.get("TMPDIR", "/tmp")) / "dep2p-no-warehouse")
@@ -91,6 +102,16 @@ def open_session(options: SessionOptions = SessionOptions()) -> Any:
     for key, value in conf.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def _given() -> frozenset[str]:
+    """What spark-submit was given: it counts, ours does not."""
+    if is_running():
+        return frozenset()
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()
+    return frozenset(key for key, _ in SparkConf().getAll())
 
 
 def _imports() -> None:
@@ -128,7 +149,7 @@ def _partitions(master: str) -> int:
 
 
 def _configured(session: Any, options: SessionOptions) -> Any:
-    for key, value in _SESSION_CONF.items():
+    for key, value in {**_SESSION_CONF, **options.conf}.items():
         with contextlib.suppress(Exception):  # servers refuse what they do not know
             session.conf.set(key, value)
     if options.shuffle_partitions is not None:

@@ -46,6 +46,18 @@ def test_cat_tells_of_damage_and_of_unknown_kinds(cli: Callable[..., Any], trace
     assert "D7001" in cli("trace", "cat", str(traces / "none")).err
 
 
+def test_options_of_analyze_that_would_do_nothing_are_refused(cli: Callable[..., Any], traces: Path) -> None:
+    for options, word in (
+        (("--once",), "--follow"),
+        (("--follow", "--silver", "x"), "--silver does not go with --follow"),
+        (("--follow", "--remote", "sc://127.0.0.1:1"), "--master"),
+        (("--conf", "spark.executor.memory"), "spark.KEY=VALUE"),
+        (("--conf", "executor.memory=4g"), "spark.KEY=VALUE"),
+    ):
+        wrong = cli("trace", "analyze", str(traces), *options)
+        assert wrong.code == 2 and word in wrong.err and "D1001" in wrong.err
+
+
 def test_import_takes_libp2ps_json(cli: Callable[..., Any], tmp_path: Path) -> None:
     line = {"type": 9, "peerID": "ACQ=", "timestamp": 1_700_000_000_000_000_000, "join": {"topic": "news"}}
     (tmp_path / "trace.json").write_text(json.dumps(line) + "\n")

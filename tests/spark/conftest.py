@@ -18,7 +18,7 @@ _NEEDS_SPARK = [
         "test_metrics.py",
         "test_places.py",
     ),
-    *("test_live_daemons.py", "test_passes.py", "test_session.py", "test_stream.py"),
+    *("test_live_daemons.py", "test_passes.py", "test_session.py", "test_stream.py", "test_trouble.py"),
 ]
 collect_ignore = _NEEDS_SPARK if find_spec("pyspark") is None else []
 

@@ -64,6 +64,10 @@ def test_two_workers_find_what_one_process_finds(master: str, spark: object, tmp
     here = run(spark, [str(tmp_path / "traces")], tmp_path / "here")
     places = [str(tmp_path / "traces"), "--out", str(tmp_path / "there")]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
+    theirs = tmp_path / "their python"
+    theirs.write_text(f'#!/bin/sh\n: > "{tmp_path}/used"\nexec "{sys.executable}" "$@"\n')
+    theirs.chmod(0o755)
+    environ["PYSPARK_PYTHON"] = str(theirs)
     done = subprocess.run(
         [sys.executable, "-m", "dep2p.spark_analytics", *places, "--master", master, "--memory", "1g"],
         env=environ,
@@ -76,3 +80,4 @@ def test_two_workers_find_what_one_process_finds(master: str, spark: object, tmp
     assert (tmp_path / "there/summary.json").read_text() == (here.out / "summary.json").read_text()
     ran = [log.read_text(errors="replace") for log in sorted(tmp_path.glob("worker*.log"))]
     assert all("Asked to launch executor" in text for text in ran), "both workers took part"
+    assert (tmp_path / "used").exists(), "workers may have their Python elsewhere"
