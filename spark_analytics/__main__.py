@@ -70,6 +70,9 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except Exception as error:
+        if given.remote and isinstance(error, ValueError) and "sc://" in str(error):
+            print(f"error: {error}", file=sys.stderr)
+            return 1
         if not is_of_spark(error):
             raise
         found = explained(error)

@@ -47,10 +47,13 @@ def reach(url: str) -> None:
     """Raise `UnreachableError` unless somebody listens at a Spark Connect URL: PySpark would try again and again for a
     quarter of an hour, without a word. ``ValueError`` when it is none.
     """
-    if not url.startswith("sc://"):
-        raise ValueError(f"a Spark Connect URL begins with sc:// (sc://server:{_CONNECT_PORT}), not {url}")
     parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or _CONNECT_PORT
+    try:
+        host, port = parts.hostname or "", parts.port or _CONNECT_PORT
+    except ValueError:  # of the port
+        host, port = "", 0
+    if parts.scheme != "sc" or not host:
+        raise ValueError(f"a Spark Connect URL is like sc://server:{_CONNECT_PORT}, not {url}")
     try:
         socket.create_connection((host, port), timeout=_REACH_TIMEOUT_S).close()
     except OSError as error:

@@ -69,8 +69,11 @@ def test_a_spark_connect_server_that_is_not_there_is_said_at_once(
     url = f"sc://127.0.0.1:{port}"
     with pytest.raises(UnreachableError, match=f"127.0.0.1:{port}: Connection refused"):
         open_session(SessionOptions(remote=url))
-    with pytest.raises(ValueError, match="begins with sc://"):
-        reach("http://127.0.0.1")
+    for wrong_url in ("http://127.0.0.1", "sc://", "sc://host:99999", "sc://host:port", "127.0.0.1:15002"):
+        with pytest.raises(ValueError, match="is like sc://"):
+            reach(wrong_url)
+        assert main([str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--remote", wrong_url]) == 1
+        assert f"not {wrong_url}\n" in capsys.readouterr().err
     assert main([str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--remote", url]) == 1
     assert f"error: no Spark Connect server at 127.0.0.1:{port}" in capsys.readouterr().err
     for wrong in (("--follow", "--remote", url), ("--follow", "--silver", "x")):
