@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from dep2p.control_wire import encode_headers
 from dep2p.errors import NotInFlightError
@@ -23,6 +23,7 @@ RIGHTS: Final[Mapping[str, Right]] = {
     "receive": Right.CONSUME,
     "ack": Right.CONSUME,
     "invisible": Right.CONSUME,
+    "end_receive": Right.CONSUME,
     "delete": Right.ADMINISTER,
     "delete_channel": Right.ADMINISTER,
     "pause": Right.ADMINISTER,
@@ -53,36 +54,36 @@ class _Asked:
     """The fields of a request. Raises ``ValueError`` for what is missing or wrong."""
 
     def __init__(self, fields: Mapping[str, object], owner: str) -> None:
-        self._fields = fields
+        self.fields = fields
         self.owner = owner
         """Who asks."""
 
     def has(self, name: str) -> bool:
-        return bool(self._fields.get(name))
+        return bool(self.fields.get(name))
 
     def text(self, name: str) -> str:
-        value = self._fields.get(name)
+        value = self.fields.get(name)
         if not isinstance(value, str):
             raise ValueError(f"{name} is missing or not a text")
         return value
 
     def optional_text(self, name: str) -> str | None:
-        return None if self._fields.get(name) is None else self.text(name)
+        return None if self.fields.get(name) is None else self.text(name)
 
     def integer(self, name: str, default: int, high: int) -> int:
-        value = self._fields.get(name, default)
+        value = self.fields.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= high:
             raise ValueError(f"{name} is not a whole number from 0 to {high}")
         return value
 
     def number(self, name: str, default: float, high: float) -> float:
-        value = self._fields.get(name, default)
+        value = self.fields.get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= high:
             raise ValueError(f"{name} is not a number from 0 to {high:g}")
         return float(value)
 
     def texts(self, name: str, items_max: int) -> list[str]:
-        value = self._fields.get(name)
+        value = self.fields.get(name)
         if not isinstance(value, list) or not all(isinstance(each, str) for each in cast(list[object], value)):
             raise ValueError(f"{name} is not a list of texts")
         texts = cast(list[str], value)
@@ -91,13 +92,13 @@ class _Asked:
         return texts
 
     def flag(self, name: str) -> bool:
-        value = self._fields.get(name, False)
+        value = self.fields.get(name, False)
         if not isinstance(value, bool):
             raise ValueError(f"{name} is not true or false")
         return value
 
     def ids(self) -> list[int] | None:
-        value = self._fields.get("ids")
+        value = self.fields.get("ids")
         if value is None:
             return None
         if not isinstance(value, list) or not all(
@@ -107,7 +108,7 @@ class _Asked:
         return cast(list[int], value)
 
     def mapping(self, name: str) -> dict[str, object] | None:
-        value = self._fields.get(name)
+        value = self.fields.get(name)
         if value is not None and not isinstance(value, dict):
             raise ValueError(f"{name} is not an object")
         return cast("dict[str, object] | None", value)
@@ -248,19 +249,78 @@ async def _forget_dead(engine: QueueEngine, rights: Rights, ns: str, asked: _Ask
     return {"messages": count}
 
 
-async def _receive(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+class ReceiveAsked(NamedTuple):
+    """The fields of a ``receive``."""
+
+    channel: str
+    items: int
+    wait_s: float
+    invisible_s: float
+    attempt_id: str
+    from_start: bool
+    only_again: bool
+    """Only what that attempt got before, and is still held."""
+    of_placed: bool
+    """Of a share: the home makes its channels."""
+
+
+def receive_asked(fields: Mapping[str, object]) -> ReceiveAsked:
+    """Raises ``ValueError``."""
+    asked = _Asked(fields, "")
     items = asked.integer("count", 16, ITEMS_MAX)
     wait_s = asked.number("wait_s", 10.0, WAIT_MAX_S)
     invisible_s = asked.number("invisible_s", 60.0, _INVISIBLE_MAX_S)
-    attempt_id = asked.optional_text("attempt_id") or ""
     if not items or not invisible_s:
         raise ValueError("count and invisible_s are more than 0")
+    return ReceiveAsked(
+        asked.text("channel"),
+        items,
+        wait_s,
+        invisible_s,
+        _attempt_id(asked),
+        asked.flag("from_start"),
+        asked.flag("only_again"),
+        asked.flag("of_placed"),
+    )
+
+
+def channel_asked(fields: Mapping[str, object]) -> str:
+    """Raises ``ValueError``."""
+    return _Asked(fields, "").text("channel")
+
+
+def _attempt_id(asked: _Asked) -> str:
+    attempt_id = asked.optional_text("attempt_id") or ""
     if len(attempt_id) > _ATTEMPT_ID_CHARS:
         raise ValueError(f"attempt_id has {len(attempt_id)} characters: at most {_ATTEMPT_ID_CHARS}")
+    return attempt_id
+
+
+async def _receive(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    wanted = receive_asked(asked.fields)
     receiver = await engine.simple.receiver(
-        ns, asked.text("queue"), asked.text("channel"), asked.owner, from_start=asked.flag("from_start")
+        ns,
+        asked.text("queue"),
+        wanted.channel,
+        asked.owner,
+        from_start=wanted.from_start,
+        of_placed=wanted.of_placed,
     )
-    return {"messages": [_received(each) for each in await receiver.receive(items, wait_s, invisible_s, attempt_id)]}
+    found = await receiver.receive(
+        wanted.items, wanted.wait_s, wanted.invisible_s, wanted.attempt_id, only_again=wanted.only_again
+    )
+    return {"messages": [_received(each) for each in found]}
+
+
+async def _end_receive(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    attempt_id = _attempt_id(asked)
+    if not attempt_id:
+        raise ValueError("attempt_id is missing: it says which receive is to end")
+    receiver = await engine.simple.receiver(
+        ns, asked.text("queue"), asked.text("channel"), asked.owner, from_start=False, of_placed=True
+    )
+    receiver.end(attempt_id)
+    return {}
 
 
 def _received(received: Received) -> dict[str, Any]:
@@ -278,10 +338,16 @@ def _received(received: Received) -> dict[str, Any]:
     return {**_message(stored), "handle": received.handle, "invisible_s": received.invisible_s}
 
 
-async def _ack(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
-    handles = asked.texts("handles", _HANDLES_MAX)
+def handles_asked(fields: Mapping[str, object]) -> list[str]:
+    """Of an ``ack``. Raises ``ValueError``."""
+    handles = _Asked(fields, "").texts("handles", _HANDLES_MAX)
     for handle in handles:
         parse_handle(handle)  # before any is taken
+    return handles
+
+
+async def _ack(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    handles = handles_asked(asked.fields)
     receiver = await engine.simple.known(ns, asked.text("queue"), asked.text("channel"), asked.owner)
     refused = handles if receiver is None else receiver.ack(handles)
     if len(refused) < len(handles):
@@ -289,10 +355,16 @@ async def _ack(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> d
     return {"refused": refused}
 
 
-async def _invisible(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+def invisible_asked(fields: Mapping[str, object]) -> tuple[str, float]:
+    """Handle and seconds of an ``invisible``. Raises ``ValueError``."""
+    asked = _Asked(fields, "")
     handle = asked.text("handle")
     parse_handle(handle)
-    invisible_s = asked.number("invisible_s", 60.0, _INVISIBLE_MAX_S)
+    return handle, asked.number("invisible_s", 60.0, _INVISIBLE_MAX_S)
+
+
+async def _invisible(engine: QueueEngine, rights: Rights, ns: str, asked: _Asked) -> dict[str, Any]:
+    handle, invisible_s = invisible_asked(asked.fields)
     receiver = await engine.simple.known(ns, asked.text("queue"), asked.text("channel"), asked.owner)
     if receiver is None:
         raise NotInFlightError(f"nothing that was received is held: {handle[:40]} is over")
@@ -385,6 +457,7 @@ _OPERATIONS: Final[Mapping[str, _Operation]] = {
     "receive": _receive,
     "ack": _ack,
     "invisible": _invisible,
+    "end_receive": _end_receive,
     "replay": _replay,
     "forget_dead": _forget_dead,
     "expand": _expand,

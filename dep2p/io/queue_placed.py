@@ -24,6 +24,8 @@ from dep2p.errors import (
 from dep2p.io.queue_consumer import Consumer
 from dep2p.io.queue_items import message_id
 from dep2p.io.queue_placed_consumer import PlacedConsumer
+from dep2p.io.queue_placed_simple import PlacedSimple
+from dep2p.io.queue_receiving import Receivings, Start
 from dep2p.protocols.queue.ordering.lines import key_of
 from dep2p.protocols.queue.ordering.placement import Place, Placement
 from dep2p.protocols.queue_wire import WireMessage
@@ -79,9 +81,11 @@ class PlacedQueue:
         at: Callable[[str], "RealmQueues"],
         is_up: Callable[[str], bool],
         counters: Counter[str],
-        start: Callable[[PlacedConsumer], None],
+        receivings: Receivings,
+        start: Start,
     ) -> None:
         self.name = name
+        self.simple = PlacedSimple(self, at, receivings, start)
         self.waiting = 0
         """Messages in line for nodes that are away."""
         self._homes = homes
@@ -102,6 +106,8 @@ class PlacedQueue:
         Raises QueueNotFoundError when the home has it no more, or as a plain queue; ProtocolError for a table that
         cannot be.
         """
+        if self._placement is not None and self._placement is not other_than:
+            return self._placement  # also while the home, which somebody else asks, does not answer
         async with self._refreshing:
             if self._placement is None or self._placement is other_than:
                 answer = await self._home.ask("route", {"queue": self.name, "brief": True})
@@ -110,6 +116,10 @@ class PlacedQueue:
                 # One request at a time: a lower version is of a queue that was made anew.
                 self._placement = Placement.of_home(answer["placement"], self.name, *self._homes())
             return self._placement
+
+    async def ask_home(self, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
+        """An administrative request."""
+        return await self._home.ask(op, fields)
 
     def is_elsewhere(self, key: str, partition: int) -> bool:
         """Whether a message that was published to that partition belongs to another one."""
@@ -349,7 +359,7 @@ class PlacedQueue:
             return (await self.placement(self._placement)).partitions
 
         consumer = PlacedConsumer(self.name, channel, max_in_flight, token, open_share, partitions)
-        self._start(consumer)
+        self._start(consumer.run)
         return consumer
 
 

@@ -1,7 +1,8 @@
 """The queues of the members of a realm: this node's own and another's, each also with partitions on several nodes."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dep2p.errors import QueueNotFoundError, QueuePlacedError
@@ -14,6 +15,7 @@ from dep2p.io.queue_flow_counts import FlowCounts
 from dep2p.io.queue_items import new_messages, parse_message_id
 from dep2p.io.queue_keeping import Keeping
 from dep2p.io.queue_placed_consumer import PlacedConsumer
+from dep2p.io.queue_placed_simple import SIMPLE_OPS
 from dep2p.io.queue_places import Queues
 from dep2p.protocols.queue_wire import WireMessage
 from dep2p.types import PeerId, RealmId
@@ -27,6 +29,12 @@ class RealmQueues(Queues):
 
     peer: PeerId | None
     _service: "QueueService | None"
+
+    @abstractmethod
+    async def ask_plain(
+        self, op: str, fields: Mapping[str, object], *, on_sent: Callable[[], None] | None = None
+    ) -> dict[str, Any]:
+        """Of the queues there themselves. ``on_sent`` is called when it goes to another node."""
 
     @abstractmethod
     async def publish_plain(
@@ -48,6 +56,23 @@ class RealmQueues(Queues):
         of_placed: bool,
     ) -> Consumer:
         """Of that queue itself."""
+
+    async def ask(self, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
+        name = fields.get("queue")
+        service = self._service
+        if service is None or op not in SIMPLE_OPS or not isinstance(name, str):
+            return await self.ask_plain(op, fields)
+        placed = service.known_placed(self.peer, name)
+        if placed is not None:
+            try:
+                return await placed.simple.ask(op, fields)
+            except QueueNotFoundError:
+                service.forget_placed(self.peer, name)  # it was deleted, and may be there anew
+        try:
+            return await self.ask_plain(op, fields)
+        except QueuePlacedError:
+            placed = service.placed(self.peer, name)
+        return await placed.simple.ask(op, fields)
 
     async def publish_batch(
         self, name: str, messages: Sequence[WireMessage], timeout_s: float | None
@@ -145,8 +170,14 @@ class RemoteQueues(RealmQueues):
     def flows(self) -> FlowCounts:
         return self._service.flows
 
-    async def ask(self, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
-        return await self._service.ask(self.peer, op, fields)
+    async def ask_plain(
+        self, op: str, fields: Mapping[str, object], *, on_sent: Callable[[], None] | None = None
+    ) -> dict[str, Any]:
+        service = self._service
+        if op != "receive" or fields.get("attempt_id"):  # with an id of its own, it may be asked again
+            return await service.ask(self.peer, op, fields, on_sent=on_sent)
+        named = {**fields, "attempt_id": service.receivings.new_attempt_id()}
+        return await service.receivings.receive(partial(service.ask, self.peer), named)
 
     async def publish_plain(
         self, name: str, messages: Sequence[WireMessage], timeout_s: float | None
@@ -220,12 +251,17 @@ class LocalQueues(RealmQueues):
     def flows(self) -> FlowCounts:
         return self._keeping.flows
 
-    async def ask(self, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
-        if op not in RIGHTS:
+    async def ask_plain(
+        self, op: str, fields: Mapping[str, object], *, on_sent: Callable[[], None] | None = None
+    ) -> dict[str, Any]:
+        right = RIGHTS.get(op)
+        if right is None:
             raise ValueError(f"no operation {op!r} on queues")
         other = self._elsewhere
         if other is not None:
-            return await other.ask(op, fields)
+            return await other.ask_plain(op, fields, on_sent=on_sent)
+        if right not in (Right.LOOK, Right.CREATE):
+            self._require(str(fields.get("queue")), right)
         if self._service is not None:
             return await self._service.perform_own(op, fields)
         with self._keeping.term() as engine:

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import trio
@@ -31,10 +31,10 @@ from dep2p.io.queue_keeping import Keeping
 from dep2p.io.queue_link import QueueLink
 from dep2p.io.queue_local import LocalConsumer
 from dep2p.io.queue_placed import PlacedQueue
-from dep2p.io.queue_placed_consumer import PlacedConsumer
 from dep2p.io.queue_places import Queues
 from dep2p.io.queue_publishing import PeerPublisher
 from dep2p.io.queue_realm import LocalQueues, RealmQueues, RemoteQueues
+from dep2p.io.queue_receiving import Receivings
 from dep2p.io.queue_remote import RemoteConsumer
 from dep2p.io.queue_served import ServedQueueLink
 from dep2p.limits import Limits
@@ -89,6 +89,7 @@ class QueueService:
         self.home = QueueHome(keeping, rights, realm_id, host.peer_id, self._place)
         """Of queues whose partitions are on several nodes."""
         self._placed: dict[tuple[PeerId, str], PlacedQueue] = {}
+        self.receivings = Receivings(self._counters, self._start_soon, rng)
         self._pool: LinkPool[QueueLink] = LinkPool(gate, self.protocol, limits, self._counters, self._make_link)
         self._ways = Ways(self._pool, host.peer_id, self._counters, lambda: keeping.is_shared and keeping.is_here)
 
@@ -344,7 +345,8 @@ class QueueService:
                 self._share_at,
                 self._is_up,
                 self._counters,
-                self._start_placed,
+                self.receivings,
+                self._start_soon,
             )
             while len(self._placed) >= _PLACED_MAX:
                 del self._placed[next(iter(self._placed))]
@@ -364,10 +366,10 @@ class QueueService:
         """It is no such queue any more."""
         self._placed.pop((peer or self._host.peer_id, name), None)
 
-    def _start_placed(self, consumer: PlacedConsumer) -> None:
+    def _start_soon(self, run: Callable[[], Awaitable[None]]) -> None:
         if self._nursery is None:
             raise StreamClosedError("queues are not running")
-        self._nursery.start_soon(consumer.run)
+        self._nursery.start_soon(run)
 
     def at(self, peer: PeerId, *others: PeerId) -> RemoteQueues:
         """The queues that another member keeps, or one of ``others``, which share its store."""
@@ -446,18 +448,22 @@ class QueueService:
         finally:
             del self._consumers[consumer]
 
-    async def ask(self, peer: PeerId, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
-        """An administrative request to a member."""
+    async def ask(
+        self, peer: PeerId, op: str, fields: Mapping[str, object], *, on_sent: Callable[[], None] | None = None
+    ) -> dict[str, Any]:
+        """An administrative request to a member. ``on_sent`` is called when there is a link, and it goes."""
         payload = json.dumps({"op": op, **fields}, separators=(",", ":")).encode()
         if len(payload) > wire.ADMIN_BYTES_MAX:
             raise ValueError(f"the request has {len(payload)} bytes: at most {wire.ADMIN_BYTES_MAX}")
         wait_s = fields.get("wait_s")  # the other side answers after that
         timeout_s = self._limits.request_timeout_s + (float(wait_s) if isinstance(wait_s, int | float) else 0.0)
-        return answer_of(
-            await self._ways.to(peer).request(
-                lambda req_id: encode_frame(wire.ADMIN, payload, req_id=req_id), timeout_s
-            )
-        )
+
+        def frame(req_id: int) -> bytes:
+            if on_sent is not None:
+                on_sent()
+            return encode_frame(wire.ADMIN, payload, req_id=req_id)
+
+        return answer_of(await self._ways.to(peer).request(frame, timeout_s))
 
     async def publish_numbered(
         self, peer: PeerId, name: str, messages: Sequence[WireMessage], publisher: tuple[bytes, int]

@@ -15,6 +15,7 @@ from dep2p.io.queue_items import message_id, parse_message_id
 from dep2p.protocols.queue import consumer as core
 from dep2p.protocols.queue.channel import Channel
 from dep2p.protocols.queue.consumer import Held
+from dep2p.protocols.queue.names import is_ephemeral
 
 if TYPE_CHECKING:
     from dep2p.io.queue_engine import QueueEngine
@@ -24,12 +25,12 @@ ITEMS_MAX: Final = 32
 WAIT_MAX_S: Final = 20.0
 _WAIT_MIN_S: Final = 0.05
 """A delivery takes a commit: also a receive that does not wait gives it that time."""
-_BODIES_BYTES: Final = 524_288
+BODIES_BYTES: Final = 524_288
 """About so much goes into one answer."""
 HELD_ITEMS_MAX: Final = 16_384
 HELD_BYTES_MAX: Final = 67_108_864
 """What one asker may have received from a channel without having acknowledged it: all of that is in memory."""
-_ATTEMPTS_REMEMBERED: Final = 256
+_ATTEMPTS_REMEMBERED: Final = 512
 
 Key = tuple[int, int]
 
@@ -45,17 +46,18 @@ class Received(NamedTuple):
 class _Waiter:
     """A receive that waits."""
 
-    __slots__ = ("arrived", "got", "items", "size")
+    __slots__ = ("arrived", "attempt_id", "got", "items", "size")
 
-    def __init__(self, items: int) -> None:
+    def __init__(self, items: int, attempt_id: str) -> None:
         self.items = items
+        self.attempt_id = attempt_id
         self.size = 0
         self.got: list[core.Delivery] = []
         self.arrived = trio.Event()
 
     @property
     def has_room(self) -> bool:
-        return len(self.got) < self.items and self.size < _BODIES_BYTES
+        return len(self.got) < self.items and self.size < BODIES_BYTES
 
 
 class Receiver:
@@ -77,7 +79,14 @@ class Receiver:
         self._spare: list[Key] = []
         """Came for nobody: given back untried."""
         self._attempts: OrderedDict[str, list[tuple[Key, int]]] = OrderedDict()
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        """Attempts that get nothing, whenever they come."""
         channel.attach(self.core)
+
+    @property
+    def waiting(self) -> int:
+        """Receives that wait."""
+        return len(self._waiters)
 
     @property
     def is_idle(self) -> bool:
@@ -119,10 +128,15 @@ class Receiver:
         self.channel.set_ready(self.core, ready)
         self._engine.changed()
 
-    async def receive(self, items: int, wait_s: float, invisible_s: float, attempt_id: str) -> list[Received]:
-        """What is there, at least one unless ``wait_s`` is over. Raises QueueFullError: too much is unacknowledged."""
+    async def receive(
+        self, items: int, wait_s: float, invisible_s: float, attempt_id: str, *, only_again: bool = False
+    ) -> list[Received]:
+        """What is there, at least one unless ``wait_s`` is over. ``only_again``: nothing that is new.
+
+        Raises QueueFullError: too much is unacknowledged.
+        """
         again = self._received_before(attempt_id, invisible_s)
-        if again:
+        if again or only_again or attempt_id in self._ended:
             await trio.lowlevel.checkpoint()
             return again
         held = self.core.held
@@ -132,15 +146,14 @@ class Receiver:
                 f"{len(held)} received messages of {self.core.held_bytes} bytes are not acknowledged: ack some, or "
                 "wait until their invisible duration is over"
             )
-        waiter = _Waiter(items)
+        waiter = _Waiter(items, attempt_id)
         self._waiters.append(waiter)
         self._set_ready()
         try:
             with trio.move_on_after(max(_WAIT_MIN_S, wait_s)):
                 await waiter.arrived.wait()
         except BaseException:
-            self._spare += [(each.partition, each.message.seq) for each in waiter.got]
-            self._give_back_spare()
+            self._give_back(waiter)
             raise
         finally:
             if waiter in self._waiters:
@@ -149,6 +162,9 @@ class Receiver:
                 self._set_ready()
         if self.closed and not waiter.got:
             raise QueueConsumerClosedError(f"nothing more can be received: {self.closed}")
+        if attempt_id in self._ended:
+            self._give_back(waiter)
+            return []
         received = [each for each in (self._hold(delivery, invisible_s) for delivery in waiter.got) if each]
         if attempt_id and received:
             self._attempts[attempt_id] = [
@@ -157,6 +173,24 @@ class Receiver:
             if len(self._attempts) > _ATTEMPTS_REMEMBERED:
                 self._attempts.popitem(last=False)
         return received
+
+    def _give_back(self, waiter: _Waiter) -> None:
+        self._spare += [(each.partition, each.message.seq) for each in waiter.got]
+        self._give_back_spare()
+
+    def end(self, attempt_id: str) -> None:
+        """Nobody waits for that receive any more: what it got, or gets yet, is given back untried."""
+        self._ended[attempt_id] = None
+        if len(self._ended) > _ATTEMPTS_REMEMBERED:
+            self._ended.popitem(last=False)
+        for waiter in self._waiters:
+            if waiter.attempt_id == attempt_id:
+                waiter.arrived.set()
+        for key, attempts in self._attempts.pop(attempt_id, ()):
+            held = self.core.held.get(key)
+            if held is not None and held.attempts == attempts:
+                self._spare.append(key)
+        self._give_back_spare()
 
     def _received_before(self, attempt_id: str, invisible_s: float) -> list[Received]:
         """The same receive, asked again since its answer was lost: the same messages."""
@@ -185,6 +219,9 @@ class Receiver:
 
     def _held(self, handle: str) -> tuple[Key, Held] | None:
         key, attempts = parse_handle(handle)
+        partitions = self.channel.queue.partition_ids
+        if not key[0] and len(partitions) == 1:  # of a share, whose own number the members of its queue do not know
+            key = (partitions[0], key[1])
         held = self.core.held.get(key)
         return (key, held) if held is not None and held.attempts == attempts else None
 
@@ -224,16 +261,21 @@ class SimpleReceivers:
     def __len__(self) -> int:
         return len(self._receivers)
 
-    async def receiver(self, namespace: str, name: str, channel: str, owner: str, *, from_start: bool) -> Receiver:
-        """That of a channel (made if it is new) and an asker."""
+    @property
+    def waiting(self) -> int:
+        """Receives that wait."""
+        return sum(each.waiting for each in self._receivers.values())
+
+    async def receiver(
+        self, namespace: str, name: str, channel: str, owner: str, *, from_start: bool, of_placed: bool = False
+    ) -> Receiver:
+        """That of a channel and an asker. The channel is made if it is new; not one ``of_placed``: the home of a placed
+        queue makes it in all partitions. Raises ChannelNotFoundError then, ``ValueError`` for an ephemeral one."""
+        require_lasting(channel)
         queue = await self._engine.loaded(namespace, name)
-        if queue.channels.get(channel) is None:
+        if queue.channels.get(channel) is None and not of_placed:
             await self._engine.create_channel(namespace, name, channel, from_start=from_start)
         found = queue.channel(channel)
-        if found.is_ephemeral:
-            raise ValueError(
-                f"the channel {channel!r} goes with its last consumer: consume from it, or take another one"
-            )
         known = self._receivers.get((found.id, owner))
         if known is None or known.closed:
             self._forget_idle()
@@ -255,6 +297,12 @@ class SimpleReceivers:
                 del self._receivers[key]
                 if not receiver.closed:
                     receiver.channel.detach(receiver.core, now)
+
+
+def require_lasting(channel: str) -> None:
+    """Raises ``ValueError`` for the name of an ephemeral channel."""
+    if is_ephemeral(channel):
+        raise ValueError(f"the channel {channel!r} goes with its last consumer: consume from it, or take another one")
 
 
 def parse_handle(handle: str) -> tuple[Key, int]:

@@ -54,7 +54,10 @@ class SimpleConsumer:
 
         Each is delivered to nobody else for ``invisible_duration_s`` (at most the queue's ``msg_timeout_max_s``). A
         receive whose answer was lost may be asked again with the same ``attempt_id`` (any text of up to 64 characters):
-        it gives the same messages, those that are still held. The channel is made when it is new.
+        it gives the same messages, those that are still held. The channel is made when it is new. Cancelled without an
+        ``attempt_id``, it holds nothing: what it took goes to others, untried.
+
+        Of a queue on several nodes, it gives what those have that are there.
 
         Raises QueueNotFoundError, QueueExistsError (an exclusive channel), ``ValueError`` (ProtocolError from another
         member) for a number out of its bounds, and what a request raises.
@@ -74,7 +77,8 @@ class SimpleConsumer:
 
     async def ack(self, *messages: ReceivedMessage | str) -> None:
         """These (or these handles) are done; durable on return. Raises NotInFlightError that names those whose time was
-        over; the others are done all the same."""
+        over, and of a queue on several nodes what a request raises, with those whose node is away; the others are done
+        all the same."""
         handles = [_handle(each) for each in messages]
         answer = await self._place.ask("ack", {**self._names(), "handles": handles})
         if answer["refused"]:

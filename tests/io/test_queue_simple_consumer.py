@@ -1,22 +1,29 @@
 """Simple consumers: receive, ack, change_invisible_duration, of this node's queues and of another one's."""
 
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
 from dep2p.errors import (
+    ChannelNotFoundError,
     Dep2pError,
     NotInFlightError,
     QueueAccessError,
     QueueConsumerClosedError,
     QueueFullError,
     QueueNotFoundError,
+    RequestTimeoutError,
+    StreamClosedError,
 )
 from dep2p.io import queue_simple
 from dep2p.io.queue_places import Queues
 from dep2p.io.queue_simple import parse_handle
+from dep2p.limits import Limits
+from dep2p.protocols.queue.consumer import Delivery
+from dep2p.protocols.queue.message import NewMessage
 from tests.io.queues_support import QueueSide, queue_sides, running_engine
 
 Clock = trio.testing.MockClock
@@ -197,6 +204,142 @@ async def test_waiting_receives_share_what_comes_and_take_no_more_than_they_aske
     while len(rest) < 20 - len(bodies):
         rest += [message.attempts for message in await consumer.receive(32)]
     assert rest == [1] * (20 - len(bodies))
+
+
+async def _rest(place: Place, count: int) -> list[int]:
+    """The attempts of so many messages, as somebody else receives them within a few seconds."""
+    consumer = place.others[1].at(place.keeper).simple_consumer("jobs", "work")
+    found: list[int] = []
+    with trio.fail_after(5):
+        while len(found) < count:
+            found += [message.attempts for message in await consumer.receive(wait_s=5)]
+    return found
+
+
+def _waiting(place: Place) -> int:
+    return place.keeper.engine.simple.waiting
+
+
+@pytest.mark.parametrize("moment", ["while it waits", "when it was told", "at once"])
+async def test_a_receive_that_was_left_hides_nothing(place: Place, autojump_clock: Clock, moment: str) -> None:
+    """The far end had gone on with it, and held what it got for nobody until the invisible duration was over."""
+    consumer = place.queues.simple_consumer("jobs", "work")
+    await place.queues.create_channel("jobs", "work")
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: consumer.receive(wait_s=20, invisible_duration_s=600))
+            with trio.fail_after(5):
+                while not _waiting(place):  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+            if moment == "at once":
+                await place.keeper.queues.publish_many("jobs", [b"x"] * 5)
+            scope.cancel()
+    if moment == "when it was told":
+        with trio.fail_after(5):
+            while _waiting(place):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+    if moment != "at once":
+        await place.keeper.queues.publish_many("jobs", [b"x"] * 5)
+    assert await _rest(place, 5) == [1] * 5
+
+
+@pytest.mark.parametrize("end", ["the link is cut", "no answer in time"])
+async def test_what_an_answer_had_that_was_lost_on_its_way_is_others(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    async with queue_sides(3, limits=Limits(request_timeout_s=5.0)) as (keeper, asker, other):
+        await keeper.queues.create("jobs", {"max_attempts": 1})
+        await keeper.queues.create_channel("jobs", "work")
+        await keeper.queues.publish_many("jobs", [b"x"] * 5)
+        plain = keeper.service.administer
+        took = trio.Event()
+
+        async def late(peer: Any, op: str, fields: Any) -> dict[str, Any]:
+            answer = await plain(peer, op, fields)
+            if op == "receive":
+                took.set()
+                await trio.sleep(30)
+            return answer
+
+        monkeypatch.setattr(keeper.service, "administer", late)
+
+        async def receive() -> None:
+            with pytest.raises((StreamClosedError, RequestTimeoutError)):
+                await asker.at(keeper).simple_consumer("jobs", "work").receive(wait_s=0, invisible_duration_s=600)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(receive)
+            await took.wait()
+            if end == "the link is cut":
+                await asker.cut(keeper)
+        monkeypatch.undo()
+        assert await _rest(Place(keeper.queues, keeper, [asker, other]), 5) == [1] * 5
+        assert (asker.count("receives_ended"), asker.count("receives_not_ended")) == (1, 0)
+
+
+async def test_a_receive_with_an_attempt_id_is_kept_for_who_asks_again(autojump_clock: Clock) -> None:
+    async with queue_sides(2) as (keeper, asker):
+        await keeper.queues.create("jobs")
+        await keeper.queues.create_channel("jobs", "work")
+        consumer = asker.at(keeper).simple_consumer("jobs", "work")
+        with trio.move_on_after(5):
+            await consumer.receive(wait_s=20, attempt_id="a", invisible_duration_s=600)
+        await keeper.queues.publish("jobs", b"x")
+        await trio.sleep(1)
+        assert [message.body for message in await consumer.receive(wait_s=1, attempt_id="a")] == [b"x"]
+
+
+async def test_a_receive_may_be_ended_before_it_comes(autojump_clock: Clock) -> None:
+    async with running_engine() as engine:
+        await engine.create_queue("", "jobs")
+        receiver = await engine.simple.receiver("", "jobs", "work", "peer", from_start=False)
+        receiver.end("a")
+        await engine.publish("", "jobs", [NewMessage(b"x")])
+        began_s = trio.current_time()
+        assert await receiver.receive(1, 20.0, 60.0, "a") == []
+        assert trio.current_time() == began_s
+        assert receiver.is_idle
+        # A thousand others do no harm, and are not kept for ever.
+        for number in range(1_000):
+            receiver.end(f"b{number}")
+        (got,) = await receiver.receive(1, 20.0, 60.0, "c")
+        assert got.delivery.attempts == 1
+        receiver.end("c")
+        (again,) = await receiver.receive(1, 20.0, 60.0, "d")
+        assert again.delivery.attempts == 1
+        receiver.end("c")  # it is another one's now
+        assert not receiver.is_idle
+        assert await receiver.receive(1, 0.0, 60.0, "e", only_again=True) == []
+        assert [each.handle for each in await receiver.receive(1, 0.0, 60.0, "d", only_again=True)] == [again.handle]
+
+
+async def test_a_receive_may_be_ended_before_it_knows_of_what_it_got(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_engine() as engine:
+        await engine.create_queue("", "jobs")
+        receiver = await engine.simple.receiver("", "jobs", "work", "peer", from_start=False)
+        await engine.publish("", "jobs", [NewMessage(b"x")])
+        deliver = receiver.core.on_deliver
+
+        def deliver_and_end(deliveries: list[Delivery]) -> None:
+            deliver(deliveries)
+            receiver.end("a")
+
+        monkeypatch.setattr(receiver.core, "on_deliver", deliver_and_end)
+        assert await receiver.receive(1, 20.0, 600.0, "a") == []
+        monkeypatch.undo()
+        (got,) = await receiver.receive(1, 20.0, 600.0, "b")
+        assert got.delivery.attempts == 1
+
+
+@pytest.mark.parametrize("attempt_id", [None, "", 7, "x" * 65])
+async def test_the_end_of_no_receive_is_refused(place: Place, autojump_clock: Clock, attempt_id: object) -> None:
+    await place.queues.create_channel("jobs", "work")
+    with pytest.raises((ValueError, Dep2pError)):
+        await place.queues.ask("end_receive", {"queue": "jobs", "channel": "work", "attempt_id": attempt_id})
+    with pytest.raises(ChannelNotFoundError):
+        await place.queues.ask("end_receive", {"queue": "jobs", "channel": "other", "attempt_id": "a"})
 
 
 async def test_what_one_member_received_no_other_one_settles(autojump_clock: Clock) -> None:

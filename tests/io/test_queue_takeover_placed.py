@@ -4,7 +4,8 @@ import pytest
 import trio
 import trio.testing
 
-from dep2p.errors import NotOwnerError, QueueAccessError
+from dep2p.errors import NotInFlightError, NotOwnerError, QueueAccessError
+from dep2p.io.queue_items import parse_message_id
 from dep2p.io.queue_push_consumer import PushedMessage
 from dep2p.limits import Limits
 from tests.io.takeover_support import set_of_nodes
@@ -58,6 +59,57 @@ async def test_a_placed_queue_has_its_home_and_its_partitions_at_the_next_owner(
         assert await place.delete("jobs") == []
         assert await share.queues.listing() == []
         assert await other.queues.listing() == []
+
+
+async def test_what_was_received_of_a_placed_queue_is_acknowledged_after_a_takeover(autojump_clock: Clock) -> None:
+    async with set_of_nodes(2, 2, limits=LIMITS) as ([a, b], [share, member]):
+        await trio.sleep(10)  # each has heard of the other
+        await a.queues.create("jobs", {"partitions": 4}, nodes=[a.peer, share.peer])
+        consumer = member.at(a).simple_consumer("jobs", "c")
+        ids = [await member.at(a).publish("jobs", b"%d" % number, order_key=f"k{number}") for number in range(30)]
+        found = [
+            *await consumer.receive(16, invisible_duration_s=600),
+            *await consumer.receive(invisible_duration_s=600),
+        ]
+        assert sorted(each.id for each in found) == sorted(ids)
+        places = (await member.at(a).info("jobs"))["placed"]
+        at_share = {each["partition"] for each in places if each["node"] == share.peer}
+        kept = [each for each in found if parse_message_id(each.id)[0] in at_share]
+        assert 0 < len(kept) < 30
+        a.die()
+        await b.until_owner()
+        await consumer.ack(*kept)
+        # What was received from the node that died is delivered again by the one that has its messages now.
+        again: list[str] = []
+        while len(again) < 30 - len(kept):
+            got = await consumer.receive(wait_s=20)
+            again += [each.id for each in got]
+            await consumer.ack(*got)
+        assert sorted(again) == sorted({each.id for each in found} - {each.id for each in kept})
+        with pytest.raises(NotInFlightError):
+            await consumer.ack(*found)
+        assert {each["messages"] for each in (await b.queues.route("jobs"))["partitions"]} == {0}
+
+
+async def test_programs_of_a_node_that_stands_by_receive_from_a_placed_queue(autojump_clock: Clock) -> None:
+    async with set_of_nodes(2, 2, limits=LIMITS) as ([a, b], [share, _]):
+        await trio.sleep(10)
+        owner_only: dict[str, str] = {"publish": "owner", "consume": "owner", "administer": "owner"}
+        await a.queues.create("jobs", {"partitions": 4}, nodes=[a.peer, share.peer], access=owner_only)
+        consumer = b.queues.simple_consumer("jobs", "c")
+        for number in range(10):
+            await b.queues.publish("jobs", b"%d" % number, order_key=f"k{number}")
+        found = await consumer.receive(16)
+        assert len(found) == 10
+        assert await consumer.change_invisible_duration(found[0], 0) == 0
+        (again,) = await consumer.receive()
+        await consumer.ack(again, *found[1:])
+        await b.queues.publish("jobs", b"x")
+        a.die()
+        await b.until_owner()
+        (last,) = await consumer.receive(wait_s=20)
+        await consumer.ack(last)
+        assert {each["messages"] for each in (await b.queues.route("jobs"))["partitions"]} == {0}
 
 
 async def test_shares_made_before_there_was_another_node_learn_of_it(autojump_clock: Clock) -> None:
