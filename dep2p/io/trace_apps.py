@@ -32,7 +32,9 @@ def trace_request(
     log: TraceLog, peer: PeerId, name: str, side: str, outcome: str, took_s: float, size: int, reply_size: int | None
 ) -> None:
     """A request ended at the asker (``out``) or the answerer (``in``)."""
-    log.put(schema.Request(V, log.node, 0, log.t_us(), peer, name, side, outcome, int(took_s * 1e6), size, reply_size))
+    log.put(
+        schema.Request(V, log.node, 0, log.t_us(), peer, name, side, outcome, round(took_s * 1e6), size, reply_size)
+    )
 
 
 def trace_notify(log: TraceLog, peer: PeerId, name: str, side: str, outcome: str, size: int) -> None:
@@ -48,7 +50,7 @@ def trace_stream(log: TraceLog, peer: PeerId, name: str, side: str, ended: Messa
     error = ended.error
     state, reason = ("closed", None) if error is None else ("reset", str(error)[:200])
     counts = ended.bytes_in, ended.bytes_out
-    log.put(schema.Stream(V, log.node, 0, log.t_us(), peer, name, side, state, int(took_s * 1e6), *counts, reason))
+    log.put(schema.Stream(V, log.node, 0, log.t_us(), peer, name, side, state, round(took_s * 1e6), *counts, reason))
 
 
 def delivery_message_id(epoch: bytes, number: int) -> bytes:

@@ -70,7 +70,7 @@ class TracedQueues:
         self._put(channel, "handed_out", partition, message, attempts, waited_us, consumer=to)
 
     def settled(self, channel: ChannelPlaces, state: str, partition: int, held: Held, reason: str = "") -> None:
-        took_us = int((trio.current_time() - held.first) * 1e6)
+        took_us = round((trio.current_time() - held.first) * 1e6)
         self._put(channel, state, partition, held.message, held.attempts, took_us, reason=reason)
 
     def ended(self, channel: ChannelPlaces, state: str, partition: int, message: Message, reason: str = "") -> None:
