@@ -7,6 +7,7 @@ import typer
 from dep2p.cli.failure import CliError
 from dep2p.cli.names import resolve_peer
 from dep2p.cli.render import printable, text_of
+from dep2p.error_codes import EXIT_USAGE
 
 if TYPE_CHECKING:
     from dep2p.client import Client
@@ -32,7 +33,10 @@ async def place(client: "Client", realm: str | None, peer: str | None) -> dict[s
     """The arguments that say where a queue is. Raises :class:`CliError` for a peer that nobody knows."""
     if peer is None:
         return {"realm": realm, "peer": None}
-    return {"realm": realm, "peer": ",".join([await resolve_peer(client, each) for each in peer.split(",")])}
+    named = peer.split(",")
+    if not all(named):  # nothing would fit whatever peer is known
+        raise CliError(f"--peer {peer!r} names nobody before or behind a comma", "D4004", exit_code=EXIT_USAGE)
+    return {"realm": realm, "peer": ",".join([await resolve_peer(client, each) for each in named])}
 
 
 async def nodes_of(client: "Client", nodes: list[str] | None) -> list[str]:

@@ -75,6 +75,8 @@ def analyze(
     settings = {key: value for key, _, value in (item.partition("=") for item in conf or ())}
     if not all(key.startswith("spark.") and value for key, value in settings.items()):
         raise CliError("--conf wants spark.KEY=VALUE", "D1001", tries=("--conf spark.executor.memory=4g",))
+    if "spark.master" in settings:
+        raise CliError("--conf spark.master would say what --master says", "D1001", tries=("--master URL",))
     job, analysis, java, session = _spark_modules()
     from dep2p.spark_analytics.trouble import UnreachableError, explained, is_of_spark
 
@@ -115,7 +117,8 @@ def analyze(
     except job.InputError as error:
         raise CliError(str(error), "D7001") from None
     except java.JavaError as error:
-        raise CliError(str(error), "D7002") from None
+        tries = ("check --conf, --memory and --master: Spark's message is above",) if settings else ()
+        raise CliError(str(error), "D7002", tries=tries) from None
     except ImportError as error:
         tries = ("pip install 'pyspark[connect]'",) if remote is not None else ()
         raise CliError(f"a library is missing: {error}", "D7002", tries=tries) from None

@@ -89,7 +89,8 @@ _KNOWN: Final[tuple[tuple[str, Callable[[re.Match[str]], str], str], ...]] = (
     (r"Cannot run program \"([^\"]+)\"", lambda found: f"workers have no {found[1]}", _PYTHON),
     (r"PYTHON_VERSION_MISMATCH", lambda found: "the workers' Python is of another version", _PYTHON),
     (
-        r"All masters are unresponsive|Could not parse Master URL|Cannot call methods on a stopped SparkContext",
+        r"All masters are unresponsive|Invalid master URL|Could not parse Master URL|"
+        "Cannot call methods on a stopped SparkContext",
         lambda found: "no Spark master answers",
         "check --master, and that its port can be reached from here",
     ),

@@ -13,17 +13,16 @@ import trio
 
 from dep2p.errors import (
     Dep2pError,
-    NotMemberError,
-    PeerNotFoundError,
     QueueMovedError,
     QueueNotFoundError,
     QueuePartlyPublishedError,
     RequestTimeoutError,
-    StreamClosedError,
 )
 from dep2p.io.queue_consumer import Consumer
+from dep2p.io.queue_home_shares import AWAY
 from dep2p.io.queue_items import message_id
 from dep2p.io.queue_placed_consumer import PlacedConsumer
+from dep2p.io.queue_placed_rows import away
 from dep2p.io.queue_placed_simple import PlacedSimple
 from dep2p.io.queue_receiving import Receivings, Start
 from dep2p.protocols.queue.ordering.lines import key_of
@@ -44,7 +43,6 @@ _AWAY_S: Final = 5.0
 _NOWHERE: Final = (0, 0)
 _RETRY_FIRST_S: Final = 0.05
 _RETRY_MAX_S: Final = 1.0
-_AWAY: Final = (NotMemberError, PeerNotFoundError, RequestTimeoutError, StreamClosedError)
 
 
 class HomeQueues(Protocol):
@@ -217,9 +215,9 @@ class PlacedQueue:
             except QueueMovedError:
                 moved.extend(group)
                 return
-            except _AWAY as error:
+            except AWAY as error:
                 if is_last:
-                    errors.append(_away(error, self.name, partition, place.node))
+                    errors.append(away(error, self.name, partition, place.node))
                     return
                 self._away_until[place.node] = trio.current_time() + _AWAY_S
                 continue
@@ -296,9 +294,9 @@ class PlacedQueue:
         partition, place = _parse_destination(destination)
         try:
             found = await self._at(place.node).publish_numbered(place.share, messages, publisher)
-        except _AWAY as error:
+        except AWAY as error:
             self._away_until[place.node] = trio.current_time() + _AWAY_S
-            raise _away(error, self.name, partition, place.node) from error
+            raise away(error, self.name, partition, place.node) from error
         if self._placement is not None and partition in self._placement.places:
             used = self._placement
             self._counters["placed_sent_elsewhere"] += sum(
@@ -368,7 +366,3 @@ def _parse_destination(text: str) -> tuple[int, Place]:
     if not (partition.isascii() and partition.isdigit()) or len(place) != 2:
         raise ValueError(f"{text[:80]!r} is no destination of a queue on several nodes")
     return int(partition), Place(*place)
-
-
-def _away(error: Dep2pError, queue: str, partition: int, node: str) -> Dep2pError:
-    return type(error)(f"partition {partition} of the queue {queue!r}, at {node}: {error}")

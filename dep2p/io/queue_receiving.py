@@ -14,13 +14,12 @@ import trio
 
 from dep2p.errors import (
     Dep2pError,
-    NotMemberError,
     OverloadedError,
-    PeerNotFoundError,
     ProtocolError,
     RequestTimeoutError,
     StreamClosedError,
 )
+from dep2p.io.queue_home_shares import AWAY
 from dep2p.types import Rng
 
 logger = logging.getLogger("dep2p.queues")
@@ -31,7 +30,7 @@ _ENDING_MAX_S: Final = 120.0
 _RETRY_FIRST_S: Final = 0.1
 _RETRY_MAX_S: Final = 5.0
 _ATTEMPT_BYTES: Final = 12
-_AGAIN: Final = (NotMemberError, OverloadedError, PeerNotFoundError, RequestTimeoutError, StreamClosedError)
+_AGAIN: Final = (*AWAY, OverloadedError)
 
 Start = Callable[[Callable[[], Awaitable[None]]], None]
 """Have it run beside the caller; it raises nothing. Raises StreamClosedError when the queues are not running."""

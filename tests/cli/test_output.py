@@ -256,3 +256,9 @@ def test_what_others_send_cannot_steer_the_terminal(cli: Callable[..., Any], fak
     fake.answers["broadcast"] = {ANN: hostile.encode()}
     for words in (("realm", "ls"), ("status",), ("request", "--all", "x")):
         assert hostile not in cli(*words).out
+
+
+@pytest.mark.parametrize("peers", ["", ",", f"{ANN},", f",{ANN}", f"{ANN},,{BOB}"])
+def test_an_empty_name_of_a_peer_is_nobody_however_few_are_known(cli: Callable[..., Any], peers: str) -> None:
+    done = cli("queue", "info", "jobs", "--peer", peers)
+    assert done.code == 2 and "names nobody" in done.err and "D4004" in done.err

@@ -53,6 +53,7 @@ def test_options_of_analyze_that_would_do_nothing_are_refused(cli: Callable[...,
         (("--follow", "--remote", "sc://127.0.0.1:1"), "--master"),
         (("--conf", "spark.executor.memory"), "spark.KEY=VALUE"),
         (("--conf", "executor.memory=4g"), "spark.KEY=VALUE"),
+        (("--conf", "spark.master=local"), "--master URL"),
     ):
         wrong = cli("trace", "analyze", str(traces), *options)
         assert wrong.code == 2 and word in wrong.err and "D1001" in wrong.err

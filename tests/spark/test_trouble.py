@@ -50,6 +50,7 @@ def test_other_words_of_sparks() -> None:
         ('java.io.IOException: Cannot run program "/home/me/python": error=2', "/home/me/python"),
         ("[PYTHON_VERSION_MISMATCH] Python in worker has different version", "another version"),
         ("Application has been killed. Reason: All masters are unresponsive! Giving up.", "no Spark master"),
+        ("org.apache.spark.SparkException: Invalid master URL: spark://127.0.0.1:1x", "no Spark master"),
         ("java.lang.OutOfMemoryError: Java heap space", "memory"),
         ("[PACKAGE_NOT_INSTALLED] grpcio-status must be installed", "library is missing"),
     ):
