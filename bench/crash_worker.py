@@ -9,11 +9,11 @@ from pathlib import Path
 
 import trio
 
-from dep2p.io.queue_engine import QueueEngine
-from dep2p.io.queue_settings import QueueSettings
-from dep2p.protocols.queue.message import NewMessage
-from dep2p.protocols.queue.options import QueueOptions
-from dep2p.protocols.queue_wire import Result, Settle
+from dep2p.protocols.queues.message import NewMessage
+from dep2p.protocols.queues.options import QueueOptions
+from dep2p.protocols.queues.wire import Result, Settle
+from dep2p.queues.broker.engine import QueueEngine
+from dep2p.queues.settings import QueueSettings
 
 _PUBLISHERS = 4
 _IN_FLIGHT = 50

@@ -28,7 +28,7 @@ async def idle_daemon_kb(bootstrap: str) -> float:
 
     ``bootstrap`` is the address of a node, for the DHT. Raises WorkerError when the daemon is never ready.
     """
-    from dep2p.realm.secret import Realm  # here, so that only this benchmark needs it
+    from dep2p.realm.credentials import Realm  # here, so that only this benchmark needs it
 
     with tempfile.TemporaryDirectory(prefix="dep2p-bench-") as directory:
         realms = Path(directory) / "realms"

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import trio
 
-from dep2p.client import Client, Lagged
+from dep2p.client.client import Client, Lagged
 from dep2p.errors import Dep2pError
 from dep2p.traces.salvage import salvage
 

@@ -24,13 +24,13 @@ from typing import IO, Any, Final
 
 import trio
 
+from dep2p.daemon.gc import collect_seldom
 from dep2p.errors import Dep2pError
-from dep2p.garbage import collect_seldom
-from dep2p.io.queue_places import Queues
-from dep2p.io.queue_push_consumer import PushedMessage
-from dep2p.io.queue_settings import QueueSettings
-from dep2p.node import Node
-from dep2p.realm.secret import Realm
+from dep2p.node.node import Node
+from dep2p.queues.api.push_consumer import PushedMessage
+from dep2p.queues.api.queues import Queues
+from dep2p.queues.settings import QueueSettings
+from dep2p.realm.credentials import Realm
 from dep2p.types import PeerId
 
 _QUEUE: Final = "orders"

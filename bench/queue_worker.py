@@ -17,15 +17,15 @@ import trio
 
 from bench.queue_peers import PEERS, Peer, run_for
 from bench.report import percentile
-from dep2p.garbage import collect_seldom
-from dep2p.io.queue_consumer import Messages
-from dep2p.io.queue_engine import QueueEngine
-from dep2p.io.queue_exclusive import ExclusiveConsumer
-from dep2p.io.queue_settings import QueueSettings
-from dep2p.node import Node
-from dep2p.protocols.queue.message import NewMessage
-from dep2p.protocols.queue_wire import Result, Settle
-from dep2p.realm.secret import Realm
+from dep2p.daemon.gc import collect_seldom
+from dep2p.node.node import Node
+from dep2p.protocols.queues.message import NewMessage
+from dep2p.protocols.queues.wire import Result, Settle
+from dep2p.queues.broker.engine import QueueEngine
+from dep2p.queues.consumer import Messages
+from dep2p.queues.ordered_consumer import ExclusiveConsumer
+from dep2p.queues.settings import QueueSettings
+from dep2p.realm.credentials import Realm
 from dep2p.types import PeerId
 
 _LINE_BYTES_MAX = 65_536

@@ -14,8 +14,8 @@ from typing import Final
 from bench.compare import FULL, QUICK, Effort, Run
 from bench.report import Result, Sample
 from dep2p.gossipsub.params import go_defaults
-from dep2p.testing.simulator import Scenario, Simulation
-from dep2p.testing.simulator_links import Latency, random_graph
+from dep2p.testing.simulator.simulator import Scenario, Simulation
+from dep2p.testing.simulator.topology import Latency, random_graph
 
 PEER: Final = "heapq loop, flooding nodes"
 

@@ -39,7 +39,7 @@ _LOOK_S: Final = 0.05
 _OURS: Final = """
 import time; begun = time.perf_counter()
 import sys; from pathlib import Path
-from dep2p.spark_analytics.session import SessionOptions, open_session
+from dep2p.spark_analytics.runtime.session import SessionOptions, open_session
 open_session(SessionOptions(master="local[2]", memory="2g", cache_dir=Path(sys.argv[1])))
 print(time.perf_counter() - begun, flush=True)
 import os; os._exit(0)
@@ -68,7 +68,7 @@ async def spark(run: Run) -> list[Result]:
 
 
 def _measure(run: Run, scratch: Path, events: int, sizes: Sequence[int]) -> list[Result]:
-    from dep2p.spark_analytics.session import SessionOptions, close_session, open_session
+    from dep2p.spark_analytics.runtime.session import SessionOptions, close_session, open_session
 
     os.environ["POLARS_MAX_THREADS"] = "2"
     full = run.effort is FULL
@@ -117,7 +117,7 @@ def _measure(run: Run, scratch: Path, events: int, sizes: Sequence[int]) -> list
 
 
 def _sessions(scratch: Path, rounds: int, *, archive: bool) -> list[Result]:
-    from dep2p.spark_analytics.java import find_java, make_archive
+    from dep2p.spark_analytics.runtime.java import find_java, make_archive
 
     kinds = {"spark/session": scratch / "no-archive"}
     if archive:
@@ -154,8 +154,8 @@ class _Trace:
     def made(session: Any, place: Path, events: int) -> "_Trace":
         """Write and compact a trace; the first report of ours is made, too."""
         from bench.spark_trace import write_trace
-        from dep2p.spark_analytics.analysis import analyse
-        from dep2p.spark_analytics.load import raw_files, write_silver
+        from dep2p.spark_analytics.ingest.silver import raw_files, write_silver
+        from dep2p.spark_analytics.metrics.analysis import analyse
 
         begun = time.perf_counter()
         written = write_trace(place / "raw", events)
@@ -169,7 +169,7 @@ class _Trace:
 
     def ours(self) -> Any:
         """The report by Spark, its tables in memory."""
-        from dep2p.spark_analytics.analysis import analyse
+        from dep2p.spark_analytics.metrics.analysis import analyse
 
         return analyse(self.session, self.silver)
 

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any, Final
 
-from dep2p.spark_analytics.load import NESTED
+from dep2p.spark_analytics.ingest.silver import NESTED
 from dep2p.traces.schema import KINDS, columns
 
 _KINDS: Final = {name: number for number, name in enumerate(KINDS)}

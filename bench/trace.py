@@ -20,7 +20,7 @@ from bench.compare import FULL, QUICK, Run, alternate
 from bench.pubsub import measure, start_groups
 from bench.report import Result, Sample
 from dep2p.gossipsub.rpc import Message, Rpc
-from dep2p.gossipsub.trace import (
+from dep2p.gossipsub.tracing.libp2p_events import (
     TRACE_TYPES,
     DeliverMessage,
     DuplicateMessage,
@@ -31,9 +31,9 @@ from dep2p.gossipsub.trace import (
     trace_to_json,
 )
 from dep2p.identity import Identity
-from dep2p.io.trace_log import PENDING_MAX
-from dep2p.io.trace_settings import TraceSettings
-from dep2p.io.tracing import Tracer, TraceSources
+from dep2p.node.tracer import Tracer, TraceSources
+from dep2p.tracing.event_log import PENDING_MAX
+from dep2p.tracing.settings import TraceSettings
 from dep2p.types import PeerId
 
 PEER: Final = "libp2p's JSON in the node's thread"

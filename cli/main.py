@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from dep2p import __version__
-from dep2p.cli import completion
-from dep2p.cli.command import Invocation, command, root_callback, silence_stdout
-from dep2p.cli.failure import Failure, show
-from dep2p.cli.usage import PlainGroup
+from dep2p.cli.framework import completion
+from dep2p.cli.framework.command import Invocation, command, root_callback, silence_stdout
+from dep2p.cli.framework.errors import Failure, show
+from dep2p.cli.framework.usage import PlainGroup
 from dep2p.error_codes import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 
 app = typer.Typer(
@@ -47,31 +47,20 @@ root_callback(app, _root)
 
 
 def _register() -> None:
-    from dep2p.cli import (
-        bench,
-        configuration,
-        daemon,
-        doctor,
-        error_list,
-        events,
-        identity,
-        listen,
-        manual,
-        outbox,
-        peers,
-        publish,
-        queue,
-        realms,
-        reply,
-        request,
-        sessions,
-        simulate,
-        status,
-        subscribe,
-        topics,
-        trace,
-        transfer,
-    )
+    from dep2p.cli.commands import bench, daemon, events, listen, publish, reply, request, simulate, status, subscribe
+    from dep2p.cli.commands import config as configuration
+    from dep2p.cli.commands import errors as error_list
+    from dep2p.cli.commands import id as identity
+    from dep2p.cli.commands import peer as peers
+    from dep2p.cli.commands import send as outbox
+    from dep2p.cli.commands import session as sessions
+    from dep2p.cli.commands import topic as topics
+    from dep2p.cli.commands.doctor import command as doctor
+    from dep2p.cli.commands.queue import admin as queue
+    from dep2p.cli.commands.realm import live as realms
+    from dep2p.cli.commands.stream import send as transfer
+    from dep2p.cli.commands.trace import reports as trace
+    from dep2p.cli.framework import manual
 
     for module in (
         daemon,
@@ -174,7 +163,7 @@ def _nearest(error: Any, context: Any) -> str | None:
 
 def _shutdown(run: Invocation) -> None:
     """Stop the running daemon: it drains first, so that what is in flight is finished."""
-    from dep2p.client import Client
+    from dep2p.client.client import Client
 
     async def body(client: Client) -> None:
         await client.shutdown()

@@ -40,28 +40,28 @@ if TYPE_CHECKING:
     )
     from dep2p.gossipsub.events import Verdict
     from dep2p.gossipsub.params import GossipParams
-    from dep2p.gossipsub.score_params import ScoreParams
+    from dep2p.gossipsub.scoring.params import ScoreParams
     from dep2p.identity import Identity
-    from dep2p.io.messaging import Messaging
-    from dep2p.io.pubsub_items import Lagged, Message, PublishResult, TopicStatus
-    from dep2p.io.pubsub_subscription import Subscription
-    from dep2p.io.pubsub_topic import Topic
-    from dep2p.io.pubsub_wire import PublicPubSub
-    from dep2p.io.queue_outbox import OutboxRelay, create_outbox, publish_in
-    from dep2p.io.queue_producer import Producer
-    from dep2p.io.queue_push_consumer import PushConsumer, PushedMessage
-    from dep2p.io.queue_simple_consumer import SimpleConsumer
-    from dep2p.io.registry import Notice, Request
-    from dep2p.io.sessions import OpenSession, Session
-    from dep2p.io.sessions_served import SessionRequest
-    from dep2p.io.streams import MessageStream
     from dep2p.limits import Limits
-    from dep2p.node import Node
-    from dep2p.node_joined import RealmStatus
-    from dep2p.protocols.ordered.options import SessionOptions
-    from dep2p.protocols.queue.flows.backoff import Backoff
+    from dep2p.messaging.handlers import Notice, Request
+    from dep2p.messaging.message_stream import MessageStream
+    from dep2p.messaging.service import Messaging
+    from dep2p.node.joined_realm import RealmStatus
+    from dep2p.node.node import Node
+    from dep2p.protocols.queues.clients.backoff import Backoff
+    from dep2p.protocols.sessions.options import SessionOptions
+    from dep2p.pubsub.subscription import Subscription
+    from dep2p.pubsub.topic import Topic
+    from dep2p.pubsub.types import Lagged, Message, PublishResult, TopicStatus
+    from dep2p.pubsub.wire_formats import PublicPubSub
+    from dep2p.queues.api.outbox import OutboxRelay, create_outbox, publish_in
+    from dep2p.queues.api.producer import Producer
+    from dep2p.queues.api.push_consumer import PushConsumer, PushedMessage
+    from dep2p.queues.api.simple_consumer import SimpleConsumer
+    from dep2p.realm.credentials import Invite, Realm
     from dep2p.realm.interface import MemberEvent
-    from dep2p.realm.secret import Invite, Realm
+    from dep2p.sessions.server_session import SessionRequest
+    from dep2p.sessions.service import OpenSession, Session
     from dep2p.types import PeerId, RealmId
 
 __all__ = [
@@ -137,16 +137,16 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Backoff": "dep2p.protocols.queue.flows.backoff",
-    "OutboxRelay": "dep2p.io.queue_outbox",
-    "Producer": "dep2p.io.queue_producer",
-    "PushConsumer": "dep2p.io.queue_push_consumer",
-    "PushedMessage": "dep2p.io.queue_push_consumer",
+    "Backoff": "dep2p.protocols.queues.clients.backoff",
+    "OutboxRelay": "dep2p.queues.api.outbox",
+    "Producer": "dep2p.queues.api.producer",
+    "PushConsumer": "dep2p.queues.api.push_consumer",
+    "PushedMessage": "dep2p.queues.api.push_consumer",
     "RejectMessage": "dep2p.errors",
     "RetryMessage": "dep2p.errors",
-    "SimpleConsumer": "dep2p.io.queue_simple_consumer",
-    "create_outbox": "dep2p.io.queue_outbox",
-    "publish_in": "dep2p.io.queue_outbox",
+    "SimpleConsumer": "dep2p.queues.api.simple_consumer",
+    "create_outbox": "dep2p.queues.api.outbox",
+    "publish_in": "dep2p.queues.api.outbox",
     "ConfigError": "dep2p.errors",
     "Dep2pError": "dep2p.errors",
     "HandlerError": "dep2p.errors",
@@ -167,36 +167,36 @@ _HOMES = {
     "StreamClosedError": "dep2p.errors",
     "TopicNotFoundError": "dep2p.errors",
     "Identity": "dep2p.identity",
-    "Messaging": "dep2p.io.messaging",
-    "Notice": "dep2p.io.registry",
-    "Request": "dep2p.io.registry",
-    "MessageStream": "dep2p.io.streams",
+    "Messaging": "dep2p.messaging.service",
+    "Notice": "dep2p.messaging.handlers",
+    "Request": "dep2p.messaging.handlers",
+    "MessageStream": "dep2p.messaging.message_stream",
     "Limits": "dep2p.limits",
-    "Node": "dep2p.node",
-    "RealmStatus": "dep2p.node_joined",
-    "Invite": "dep2p.realm.secret",
-    "Realm": "dep2p.realm.secret",
+    "Node": "dep2p.node.node",
+    "RealmStatus": "dep2p.node.joined_realm",
+    "Invite": "dep2p.realm.credentials",
+    "Realm": "dep2p.realm.credentials",
     "MemberEvent": "dep2p.realm.interface",
     "PeerId": "dep2p.types",
     "RealmId": "dep2p.types",
-    "ScoreParams": "dep2p.gossipsub.score_params",
+    "ScoreParams": "dep2p.gossipsub.scoring.params",
     "GossipParams": "dep2p.gossipsub.params",
     "TooManyTopicsError": "dep2p.errors",
     "NoPeersSubscribedError": "dep2p.errors",
     "PublishRefusedError": "dep2p.errors",
     "Verdict": "dep2p.gossipsub.events",
-    "Topic": "dep2p.io.pubsub_topic",
-    "Subscription": "dep2p.io.pubsub_subscription",
-    "PublicPubSub": "dep2p.io.pubsub_wire",
-    "TopicStatus": "dep2p.io.pubsub_items",
-    "PublishResult": "dep2p.io.pubsub_items",
-    "Message": "dep2p.io.pubsub_items",
-    "Lagged": "dep2p.io.pubsub_items",
+    "Topic": "dep2p.pubsub.topic",
+    "Subscription": "dep2p.pubsub.subscription",
+    "PublicPubSub": "dep2p.pubsub.wire_formats",
+    "TopicStatus": "dep2p.pubsub.types",
+    "PublishResult": "dep2p.pubsub.types",
+    "Message": "dep2p.pubsub.types",
+    "Lagged": "dep2p.pubsub.types",
     "AlreadyRespondedError": "dep2p.errors",
-    "OpenSession": "dep2p.io.sessions",
-    "Session": "dep2p.io.sessions",
-    "SessionOptions": "dep2p.protocols.ordered.options",
-    "SessionRequest": "dep2p.io.sessions_served",
+    "OpenSession": "dep2p.sessions.service",
+    "Session": "dep2p.sessions.service",
+    "SessionOptions": "dep2p.protocols.sessions.options",
+    "SessionRequest": "dep2p.sessions.server_session",
     "SessionClosedError": "dep2p.errors",
     "SessionFailedError": "dep2p.errors",
     "SessionFullError": "dep2p.errors",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from dep2p.gossipsub.rpc import Message, PeerInfo, Rpc
-from dep2p.gossipsub.trace import Trace
+from dep2p.gossipsub.tracing.libp2p_events import Trace
 from dep2p.types import PeerId
 
 

@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import Literal
 
 from dep2p.gossipsub.rpc import Message, Rpc
-from dep2p.gossipsub.score_params import TopicScoreParams
+from dep2p.gossipsub.scoring.params import TopicScoreParams
 from dep2p.types import PeerId
 
 

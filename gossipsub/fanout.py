@@ -1,8 +1,8 @@
 """Fanout: who gets our publishes to a topic that we have not joined."""
 
-from dep2p.gossipsub.core import Core, PeerState, TopicState
 from dep2p.gossipsub.gossip import Gossip
-from dep2p.gossipsub.shuffle import sample
+from dep2p.gossipsub.random_choice import sample
+from dep2p.gossipsub.state import Core, PeerState, TopicState
 from dep2p.types import PeerId
 
 

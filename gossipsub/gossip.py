@@ -1,9 +1,9 @@
 """Lazy gossip: IHAVE to peers outside the mesh, IWANT for what they tell us, and answers to theirs."""
 
-from dep2p.gossipsub.core import Core, PeerState, TopicState
 from dep2p.gossipsub.effects import Lane
+from dep2p.gossipsub.random_choice import sample, shuffle
 from dep2p.gossipsub.rpc import IHave, Message, Rpc
-from dep2p.gossipsub.shuffle import sample, shuffle
+from dep2p.gossipsub.state import Core, PeerState, TopicState
 from dep2p.types import PeerId
 
 

@@ -3,10 +3,10 @@
 from itertools import islice
 from typing import Final
 
-from dep2p.gossipsub.core import Core, PeerState, TopicState
 from dep2p.gossipsub.effects import Lane
 from dep2p.gossipsub.events import Version
 from dep2p.gossipsub.rpc import Rpc
+from dep2p.gossipsub.state import Core, PeerState, TopicState
 
 IDS_PER_RPC: Final = 10
 """go-libp2p reads no more ids from one RPC."""

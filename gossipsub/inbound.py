@@ -8,16 +8,16 @@ IDONTWANT.
 import logging
 
 from dep2p.gossipsub import reasons
-from dep2p.gossipsub.core import Core, PeerState, TopicState
 from dep2p.gossipsub.effects import Deliver, Effect, Lane, Send, Validate
 from dep2p.gossipsub.events import Verdict
 from dep2p.gossipsub.gossip import Gossip
 from dep2p.gossipsub.idontwant import IDontWant
 from dep2p.gossipsub.mesh import Mesh
 from dep2p.gossipsub.rpc import Message, Rpc
-from dep2p.gossipsub.signing import Authenticate, Seqnos, SigningPolicy, policy_violation
+from dep2p.gossipsub.signing.policy import Authenticate, Seqnos, SigningPolicy, policy_violation
+from dep2p.gossipsub.state import Core, PeerState, TopicState
 from dep2p.gossipsub.subscriptions import Subscriptions
-from dep2p.gossipsub.trace import DeliverMessage, DuplicateMessage, RecvRpc, RejectMessage, SendRpc
+from dep2p.gossipsub.tracing.libp2p_events import DeliverMessage, DuplicateMessage, RecvRpc, RejectMessage, SendRpc
 from dep2p.gossipsub.validation import PendingMessage
 from dep2p.types import PeerId
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from dep2p.gossipsub.core import Core, PeerState, TopicState
 from dep2p.gossipsub.events import Version
-from dep2p.gossipsub.px import PeerExchange
+from dep2p.gossipsub.peer_exchange import PeerExchange
+from dep2p.gossipsub.random_choice import sample, shuffle
 from dep2p.gossipsub.rpc import Prune
-from dep2p.gossipsub.shuffle import sample, shuffle
+from dep2p.gossipsub.state import Core, PeerState, TopicState
 
 
 class Mesh:

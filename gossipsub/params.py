@@ -7,7 +7,7 @@ lists both side by side.
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
-from dep2p.gossipsub.batch_signing import BATCH_MAX
+from dep2p.gossipsub.signing.merkle_batch import BATCH_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

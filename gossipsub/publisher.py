@@ -1,16 +1,16 @@
 """Own publishes: checked before anything is sent, to the mesh, a fanout, or everybody."""
 
 from dep2p.errors import MessageTooLargeError, NoPeersSubscribedError
-from dep2p.gossipsub.core import Core, PeerState, TopicState
 from dep2p.gossipsub.effects import Deliver, Lane, Published, PublishExpired
 from dep2p.gossipsub.events import Publish
 from dep2p.gossipsub.fanout import Fanout
 from dep2p.gossipsub.idontwant import IDontWant
 from dep2p.gossipsub.publish_limits import PendingPublishes, PublishRate
+from dep2p.gossipsub.random_choice import sample
 from dep2p.gossipsub.rpc import Message, Rpc
-from dep2p.gossipsub.shuffle import sample
-from dep2p.gossipsub.signing import Compose, Seqnos
-from dep2p.gossipsub.trace import DeliverMessage, PublishMessage
+from dep2p.gossipsub.signing.policy import Compose, Seqnos
+from dep2p.gossipsub.state import Core, PeerState, TopicState
+from dep2p.gossipsub.tracing.libp2p_events import DeliverMessage, PublishMessage
 from dep2p.types import PeerId
 
 

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from dep2p.errors import TooManyTopicsError
-from dep2p.gossipsub.core import Core, PeerState
-from dep2p.gossipsub.direct import Direct
+from dep2p.gossipsub.direct_peers import Direct
 from dep2p.gossipsub.effects import Disconnect, Effect, ResetStream
 from dep2p.gossipsub.events import (
     ConfigureTopic,
@@ -27,21 +26,22 @@ from dep2p.gossipsub.events import (
     Verdict,
 )
 from dep2p.gossipsub.fanout import Fanout
-from dep2p.gossipsub.gater import GaterParams
 from dep2p.gossipsub.gossip import Gossip
 from dep2p.gossipsub.idontwant import IDontWant
 from dep2p.gossipsub.inbound import Inbound
 from dep2p.gossipsub.mesh import Mesh
 from dep2p.gossipsub.params import GossipParams
+from dep2p.gossipsub.peer_exchange import PeerExchange
+from dep2p.gossipsub.peers import Streams
 from dep2p.gossipsub.publish_limits import PublishRate
 from dep2p.gossipsub.publisher import Publisher, check_topic_name
-from dep2p.gossipsub.px import PeerExchange
 from dep2p.gossipsub.rpc import Rpc
-from dep2p.gossipsub.score_params import ScoreParams
-from dep2p.gossipsub.signing import Authenticate, Compose, Seqnos, SigningPolicy
-from dep2p.gossipsub.streams import Streams
+from dep2p.gossipsub.scoring.params import ScoreParams
+from dep2p.gossipsub.scoring.peer_gater import GaterParams
+from dep2p.gossipsub.signing.policy import Authenticate, Compose, Seqnos, SigningPolicy
+from dep2p.gossipsub.state import Core, PeerState
 from dep2p.gossipsub.subscriptions import SubscriptionFilter, Subscriptions
-from dep2p.gossipsub.trace import AddPeer, GraftPeer, JoinTopic, LeaveTopic, Trace
+from dep2p.gossipsub.tracing.libp2p_events import AddPeer, GraftPeer, JoinTopic, LeaveTopic, Trace
 from dep2p.types import PeerId, Rng
 
 _BACKOFF_SWEEP_TICKS = 15
@@ -54,7 +54,7 @@ class Router:
     - ``compose``: makes messages of own publishes, from a codec.
     - ``authenticate``: checks MAC and signature inside the router; with ``external_authentication`` every message
       becomes a `Validate` effect instead, and ``authenticate`` is not called.
-    - ``seqno_start``: see :class:`~dep2p.gossipsub.signing.Seqnos`.
+    - ``seqno_start``: see :class:`~dep2p.gossipsub.signing.policy.Seqnos`.
     - ``scores``, ``gater``: None turns them off.
     - ``publish_rate``: shared by the routers of one node; None gives this one its own.
     - ``tracing``: libp2p's trace events among the effects.

@@ -11,7 +11,7 @@ class Message:
     network does not sign. The codec fills in ``id`` by the topic's profile, and keeps in ``wire`` the bytes as they
     came (or as they go out), so that forwarding encodes nothing; the part of them that signature and MAC cover is
     ``wire[signed_start:signed_end]``. ``wire`` is empty while an own message waits for its signature: see
-    :meth:`~dep2p.gossipsub.codec.Codec.compose`. ``proof`` shows that the signature of a batch covers it.
+    :meth:`~dep2p.gossipsub.codecs.interface.Codec.compose`. ``proof`` shows that the signature of a batch covers it.
 
     Neither this nor `Rpc` is frozen: making a frozen object costs several times as much, and they are made per message.
     """

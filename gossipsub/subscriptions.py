@@ -3,10 +3,10 @@
 import re
 from collections.abc import Callable
 
-from dep2p.gossipsub.core import Core, PeerState, TopicState
 from dep2p.gossipsub.effects import Lane
 from dep2p.gossipsub.mesh import Mesh
 from dep2p.gossipsub.rpc import Rpc, Subscription
+from dep2p.gossipsub.state import Core, PeerState, TopicState
 from dep2p.types import PeerId
 
 SubscriptionFilter = Callable[[str], bool]

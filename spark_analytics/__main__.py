@@ -9,12 +9,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dep2p.spark_analytics.analysis import AnalysisOptions
-from dep2p.spark_analytics.java import JavaError
+from dep2p.spark_analytics.follow import follow
 from dep2p.spark_analytics.job import InputError, is_small, run
-from dep2p.spark_analytics.session import SessionOptions, open_session
-from dep2p.spark_analytics.stream import follow
-from dep2p.spark_analytics.trouble import UnreachableError, explained, is_of_spark
+from dep2p.spark_analytics.metrics.analysis import AnalysisOptions
+from dep2p.spark_analytics.runtime.errors import UnreachableError, explained, is_of_spark
+from dep2p.spark_analytics.runtime.java import JavaError
+from dep2p.spark_analytics.runtime.session import SessionOptions, open_session
 
 
 def _arguments(arguments: list[str]) -> argparse.Namespace:
@@ -89,7 +89,7 @@ def _say(text: str) -> None:
 
 def _train() -> int:
     """A small report, so that the JVM lists the classes that reports load."""
-    from dep2p.spark_analytics.sample import write_sample
+    from dep2p.spark_analytics.ingest.sample import write_sample
 
     with tempfile.TemporaryDirectory(prefix="dep2p-train-") as scratch:
         write_sample(Path(scratch) / "traces")

@@ -13,18 +13,18 @@ from typing import Any, Final
 
 import pandas as pd
 
-from dep2p.spark_analytics.analysis import Analysis, AnalysisOptions, NothingToAnalyse, analyse
-from dep2p.spark_analytics.check import FileTrouble, troubles
-from dep2p.spark_analytics.finding import Finding
-from dep2p.spark_analytics.findings import findings
-from dep2p.spark_analytics.load import is_local, raw_files, write_silver
+from dep2p.spark_analytics.findings.model import Finding
+from dep2p.spark_analytics.findings.pubsub import findings
+from dep2p.spark_analytics.ingest.check import FileTrouble, troubles
+from dep2p.spark_analytics.ingest.silver import is_local, raw_files, write_silver
+from dep2p.spark_analytics.metrics.analysis import Analysis, AnalysisOptions, NothingToAnalyse, analyse
+from dep2p.spark_analytics.metrics.summary import summary
 from dep2p.spark_analytics.report.page import page
-from dep2p.spark_analytics.summary import summary
 from dep2p.traces.files import trace_files
 
 REPORT: Final = "report.html"
 COMPACTED: Final = "compacted"
-"""Silver of one report, while it is made. Not that of `dep2p.spark_analytics.stream`, which may share the directory."""
+"""Silver of one report, while it is made. Not that of `dep2p.spark_analytics.follow`, which may share the directory."""
 SUMMARY: Final = "summary.json"
 FINDINGS: Final = "findings.json"
 _TROUBLES: Final = 20

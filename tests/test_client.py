@@ -14,9 +14,9 @@ import anyio
 import pytest
 import trio
 
-from dep2p.client import Client, ControlError, DaemonUnreachableError, Event, Lagged, Notice, code_of
-from dep2p.client_errors import error_from_problem
-from dep2p.client_transport import Transport
+from dep2p.client.client import Client, ControlError, DaemonUnreachableError, Event, Lagged, Notice, code_of
+from dep2p.client.errors import error_from_problem
+from dep2p.client.transport import Transport
 from dep2p.daemon.bounds import ControlBounds
 from dep2p.errors import (
     Dep2pError,
@@ -35,7 +35,7 @@ from dep2p.errors import (
     StreamClosedError,
 )
 from dep2p.host.interface import PeerConnected
-from dep2p.realm.secret import Realm
+from dep2p.realm.credentials import Realm
 from tests.daemon.fake_node import ADDR, ANN, BOB, STRANGER, FakeConnection, FakeStream, Message
 from tests.daemon.harness import TOKEN, Served, serving
 

@@ -7,7 +7,7 @@ import anyio
 import pytest
 import trio
 
-from dep2p.client import Client, DaemonUnreachableError, Lagged, Published, PublishedMany, TopicMessage
+from dep2p.client.client import Client, DaemonUnreachableError, Lagged, Published, PublishedMany, TopicMessage
 from dep2p.errors import (
     MessageTooLargeError,
     NoPeersSubscribedError,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dep2p.config import (
+from dep2p.config.loader import (
     KEYS,
     ControlConfig,
     LogConfig,
@@ -18,7 +18,7 @@ from dep2p.config import (
     example_toml,
     load_config,
 )
-from dep2p.config_values import as_toml, field_docs
+from dep2p.config.values import as_toml, field_docs
 from dep2p.errors import ConfigError
 from dep2p.limits import Limits
 

@@ -5,8 +5,8 @@ import trio
 from trio.testing import MockClock
 
 from dep2p import Node, Realm
+from dep2p.concurrency.exception_groups import lone_errors
 from dep2p.errors import ListenError
-from dep2p.lone_errors import lone_errors
 from tests.io.pubsub_support import pubsub_nodes
 
 

@@ -13,7 +13,7 @@ import trio.testing
 
 from dep2p import Limits, Node, NoHandlerError, Notice, NotInRealmError, PeerNotFoundError, Realm, Request
 from dep2p.errors import Dep2pError
-from dep2p.io.streams import MessageStream
+from dep2p.messaging.message_stream import MessageStream
 from dep2p.realm.interface import MemberEvent
 from dep2p.testing import MemoryNetwork
 from dep2p.types import RealmId

@@ -1,4 +1,4 @@
-"""dep2p as an application uses it: `dep2p.node.Node` in a realm, verified members, its messaging verbs."""
+"""dep2p as an application uses it: `dep2p.node.node.Node` in a realm, verified members, its messaging verbs."""
 
 import time
 from collections.abc import AsyncGenerator
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.sides.interface import Arrivals, DialTimes, Send
-from dep2p.io.messaging import MessageStream, Notice, Request
-from dep2p.node import Node
-from dep2p.node_arguments import split_addr
-from dep2p.realm.secret import Realm
+from dep2p.messaging.service import MessageStream, Notice, Request
+from dep2p.node.node import Node
+from dep2p.node.validation import split_addr
+from dep2p.realm.credentials import Realm
 from dep2p.types import PeerId
 
 _REQUEST = "bench/request"

@@ -11,7 +11,7 @@ import trio
 from bench.sides.interface import Send
 from bench.sides.node import NodeClient, NodeServer, NodeSide, dial, realm_of
 from dep2p.limits import Limits
-from dep2p.node import Node
+from dep2p.node.node import Node
 
 _NOTIFY = "bench/notify"
 _LISTEN = ("/ip4/127.0.0.1/tcp/0",)

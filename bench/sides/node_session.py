@@ -7,9 +7,9 @@ import trio
 
 from bench.sides.interface import Arrivals, Send
 from bench.sides.node import NodeClient, NodeServer, NodeSide
-from dep2p.io.registry import Request
-from dep2p.io.sessions import Session
-from dep2p.node import Node
+from dep2p.messaging.handlers import Request
+from dep2p.node.node import Node
+from dep2p.sessions.service import Session
 from dep2p.types import PeerId
 
 _SESSION = "bench/session"

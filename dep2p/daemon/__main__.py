@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from dep2p.config import load_config
+from dep2p.config.loader import load_config
 from dep2p.error_codes import ERRORS
 from dep2p.errors import ConfigError
 

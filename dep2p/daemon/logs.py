@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from dep2p.config import LogConfig
+from dep2p.config.loader import LogConfig
 
 _LINES_MAX: Final = 10_000
 _LINE_BYTES_MAX: Final = 16_384

@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from dep2p.client_errors import code_of
+from dep2p.client.errors import code_of
 from dep2p.error_codes import ERRORS
 from dep2p.errors import Dep2pError, NotOwnerError, RateLimitedError
 

@@ -14,18 +14,18 @@ from typing import Final
 import trio
 
 import dep2p
-from dep2p.client_errors import code_of
-from dep2p.config import Config
-from dep2p.daemon.control import Control, open_control
-from dep2p.daemon.http_server import HttpServer
+from dep2p.client.errors import code_of
+from dep2p.config.loader import Config
+from dep2p.daemon.api.context import Control, open_control
+from dep2p.daemon.gc import collect_seldom
+from dep2p.daemon.http.server import HttpServer
 from dep2p.daemon.lock import hold_lock, prepare_data_dir
 from dep2p.daemon.logs import LogSink, close_log, open_log
 from dep2p.daemon.problems import Problem
 from dep2p.daemon.realm_files import RealmFiles
-from dep2p.daemon.service_manager import notify
+from dep2p.daemon.systemd import notify
 from dep2p.error_codes import ERRORS
 from dep2p.errors import Dep2pError
-from dep2p.garbage import collect_seldom
 
 _logger = logging.getLogger("dep2p.daemon")
 _OPEN_FILES_WANTED: Final = 65_536
@@ -112,11 +112,11 @@ class _Daemon:
     async def _node(self) -> None:
         config = self._config
         # Here, so that what can be wrong with lock and configuration is told before libp2p has loaded.
-        from dep2p.daemon.pubsub_settings import gossip_params, public_pubsub
         from dep2p.daemon.queue_settings import queue_settings
+        from dep2p.daemon.settings import gossip_params, public_pubsub
         from dep2p.daemon.trace_settings import trace_settings
         from dep2p.identity import Identity
-        from dep2p.node import Node
+        from dep2p.node.node import Node
 
         started_s = time.monotonic()
         identity = await trio.to_thread.run_sync(Identity.load_or_create, config.key_file)
@@ -152,9 +152,9 @@ class _Daemon:
             raise Problem("D1003", str(error)) from error
 
     async def _serve(self, control: Control, started_s: float) -> None:
-        from dep2p.daemon.edge import Edge, build_app
-        from dep2p.daemon.listeners import load_token, open_tcp, open_unix
-        from dep2p.daemon.nsq import nsq_server
+        from dep2p.daemon.api.app import Edge, build_app
+        from dep2p.daemon.http.listeners import load_token, open_tcp, open_unix
+        from dep2p.daemon.nsq.server import nsq_server
 
         config, server = self._config, HttpServer(control.bounds)
         control.connections, control.refused = lambda: server.connection_count, lambda: server.refused

@@ -1,9 +1,9 @@
 """The queues of the node as [queues] wants them."""
 
-from dep2p.config import Config
-from dep2p.io.queue_access import Access, parse_who
-from dep2p.io.queue_settings import QueueSettings
-from dep2p.protocols.queue.options import QueueOptions
+from dep2p.config.loader import Config
+from dep2p.protocols.queues.options import QueueOptions
+from dep2p.queues.access import Access, parse_who
+from dep2p.queues.settings import QueueSettings
 
 
 def queue_settings(config: Config) -> QueueSettings:

@@ -9,7 +9,7 @@ import trio
 
 from dep2p.daemon.problems import Problem
 from dep2p.errors import RealmFileError
-from dep2p.realm.secret import Realm
+from dep2p.realm.credentials import Realm
 
 _logger = logging.getLogger("dep2p.daemon")
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -2,8 +2,8 @@
 
 from dataclasses import fields
 
-from dep2p.config_trace import TraceConfig
-from dep2p.io.trace_settings import TraceSettings
+from dep2p.config.config_trace import TraceConfig
+from dep2p.tracing.settings import TraceSettings
 
 
 def trace_settings(chosen: TraceConfig) -> TraceSettings:

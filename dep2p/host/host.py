@@ -14,26 +14,26 @@ from libp2p.crypto.ed25519 import create_new_key_pair
 import dep2p
 from dep2p.errors import ListenError, StreamClosedError
 from dep2p.host.addresses import parse_address
-from dep2p.host.connection import PeerConnection
-from dep2p.host.counting import Counters
-from dep2p.host.dialer import Dialer
-from dep2p.host.discovery import Discovery, run_source
-from dep2p.host.facade import FacadeHost
-from dep2p.host.identify import IDENTIFY, IDENTIFY_PUSH, PING, Identify, PingServer, ping
+from dep2p.host.connections.connection import PeerConnection
+from dep2p.host.connections.dialer import Dialer
+from dep2p.host.connections.identify import IDENTIFY, IDENTIFY_PUSH, PING, Identify, PingServer, ping
+from dep2p.host.connections.peerstore import PeerBook
+from dep2p.host.connections.reconnect import Reconnector
+from dep2p.host.connections.swarm import Swarm
+from dep2p.host.connections.upgrade import new_upgrader
+from dep2p.host.counters import Counters
+from dep2p.host.discovery.interface import Discovery, run_source
+from dep2p.host.discovery.libp2p_adapter import FacadeHost
 from dep2p.host.interface import Connection, HostEvent, PeerConnected, PeerDisconnected, PeerDiscovered, StreamHandler
-from dep2p.host.listen import listenable
 from dep2p.host.multistream import encode_message
-from dep2p.host.peerstore import PeerBook
-from dep2p.host.reconnect import Reconnector
-from dep2p.host.relay import RelayClient, RelayServer
 from dep2p.host.scopes import new_scope, shielded
-from dep2p.host.supervise import Supervisor
-from dep2p.host.swarm import Swarm
-from dep2p.host.transports import Transports
-from dep2p.host.upgrade import new_upgrader
+from dep2p.host.supervisor import Supervisor
+from dep2p.host.transports.registry import Transports
+from dep2p.host.transports.relay import RelayClient, RelayServer
+from dep2p.host.transports.tcp import listenable
 from dep2p.identity import Identity
 from dep2p.limits import Limits
-from dep2p.protocols.reconnect import ReconnectPolicy
+from dep2p.protocols.timing.reconnect import ReconnectPolicy
 from dep2p.types import PeerId
 
 logger = logging.getLogger("dep2p.host")

@@ -1,5 +1,5 @@
 """What the rest of the node may know of a host. No libp2p here: `host.py` implements it over py-libp2p, and
-`dep2p.testing.memory` implements it in memory for tests under a virtual clock."""
+`dep2p.testing.memory.network` implements it in memory for tests under a virtual clock."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass

@@ -22,10 +22,7 @@ from dep2p.errors import (
 )
 from dep2p.host.interface import ByteStream, Connection
 from dep2p.limits import Limits
-from dep2p.protocols.frame import encode_error
-from dep2p.protocols.headers import Key, encode_headers
-from dep2p.protocols.realm_failures import FailureLimit, address_key
-from dep2p.protocols.realm_handshake import (
+from dep2p.protocols.realm.handshake import (
     HandshakeBytes,
     HandshakeEffect,
     HandshakeFailed,
@@ -37,7 +34,10 @@ from dep2p.protocols.realm_handshake import (
     auth_protocol,
     check_features,
 )
-from dep2p.protocols.realm_keys import RealmKeys
+from dep2p.protocols.realm.handshake_limits import FailureLimit, address_key
+from dep2p.protocols.realm.keys import RealmKeys
+from dep2p.protocols.wire.frame import encode_error
+from dep2p.protocols.wire.headers import Key, encode_headers
 from dep2p.types import PeerId, Rng
 
 RESPONDING_MAX: Final = 64

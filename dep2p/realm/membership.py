@@ -21,9 +21,9 @@ from dep2p.errors import (
 from dep2p.host.interface import Connection, Host, HostEvent, PeerConnected, PeerDisconnected
 from dep2p.identity import Identity
 from dep2p.limits import Limits
-from dep2p.protocols.member_messages import MembersMessage, encode_records, members_protocol
-from dep2p.protocols.member_sync import SendFrames
-from dep2p.protocols.member_table import (
+from dep2p.protocols.realm.anti_entropy import SendFrames
+from dep2p.protocols.realm.handshake import auth_protocol
+from dep2p.protocols.realm.member_table import (
     AddrsChanged,
     ClockObserved,
     CloseLink,
@@ -43,14 +43,14 @@ from dep2p.protocols.member_table import (
     TableEffect,
     TableEvent,
 )
-from dep2p.protocols.realm_handshake import auth_protocol
+from dep2p.protocols.realm.messages import MembersMessage, encode_records, members_protocol
+from dep2p.realm.connection_interest import unwant, unwant_all, want
+from dep2p.realm.credentials import Realm
+from dep2p.realm.handshake_scheduler import Seeking
 from dep2p.realm.handshakes import Handshakes
 from dep2p.realm.interface import MemberEvent
-from dep2p.realm.links import MemberLinks
+from dep2p.realm.member_links import MemberLinks
 from dep2p.realm.records_file import load_records, save_records
-from dep2p.realm.secret import Realm
-from dep2p.realm.seeking import Seeking
-from dep2p.realm.wanted import unwant, unwant_all, want
 from dep2p.types import PeerId, RealmId, Rng, parse_peer_id
 
 FEATURES: Final = ("zstd",)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from dep2p.protocols.member_record import RECORD_BYTES_MAX
+from dep2p.protocols.realm.member_record import RECORD_BYTES_MAX
 
 _FORMAT: Final = b"dep2p-members-v1\n"
 _HASH_BYTES: Final = 32

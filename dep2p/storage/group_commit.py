@@ -12,8 +12,8 @@ from typing import Final, Protocol, TypeVar
 import trio
 
 from dep2p.errors import NotOwnerError, StoreError, StoreFullError, StoreUnknownError
-from dep2p.protocols.queue.records import StoreBatch
-from dep2p.storage.interface import QueueStore
+from dep2p.protocols.queues.records import StoreBatch
+from dep2p.storage.queue_store import QueueStore
 from dep2p.storage.writer_thread import WriterThread
 
 logger = logging.getLogger("dep2p.storage")

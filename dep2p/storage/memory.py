@@ -2,8 +2,8 @@
 
 import bisect
 
-from dep2p.protocols.queue.ranges import as_ranges
-from dep2p.protocols.queue.records import (
+from dep2p.protocols.queues.range_set import as_ranges
+from dep2p.protocols.queues.records import (
     Cursor,
     CursorChange,
     DeadRow,
@@ -13,8 +13,8 @@ from dep2p.protocols.queue.records import (
     StoreBatch,
     StoreStatistics,
 )
-from dep2p.storage.interface import nobody_waits
-from dep2p.storage.numbers import check_numbers
+from dep2p.storage.queue_store import nobody_waits
+from dep2p.storage.sequence_check import check_numbers
 
 
 class _Partition:

@@ -7,12 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dep2p.testing.memory import MemoryConnection, MemoryHost, MemoryNetwork
-    from dep2p.testing.memory_stream import MemoryStream
+    from dep2p.testing.memory.network import MemoryConnection, MemoryHost, MemoryNetwork
+    from dep2p.testing.memory.stream import MemoryStream
     from dep2p.testing.proxy import FaultProxy
-    from dep2p.testing.simulator import Report, Scenario, simulate
-    from dep2p.testing.simulator_faults import Churn, Partition
-    from dep2p.testing.simulator_links import Latency
+    from dep2p.testing.simulator.faults import Churn, Partition
+    from dep2p.testing.simulator.simulator import Report, Scenario, simulate
+    from dep2p.testing.simulator.topology import Latency
 
 __all__ = [
     "Churn",
@@ -29,17 +29,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "MemoryConnection": "memory",
-    "MemoryHost": "memory",
-    "MemoryNetwork": "memory",
-    "MemoryStream": "memory_stream",
+    "MemoryConnection": "memory.network",
+    "MemoryHost": "memory.network",
+    "MemoryNetwork": "memory.network",
+    "MemoryStream": "memory.stream",
     "FaultProxy": "proxy",
-    "Report": "simulator",
-    "Scenario": "simulator",
-    "simulate": "simulator",
-    "Churn": "simulator_faults",
-    "Partition": "simulator_faults",
-    "Latency": "simulator_links",
+    "Report": "simulator.simulator",
+    "Scenario": "simulator.simulator",
+    "simulate": "simulator.simulator",
+    "Churn": "simulator.faults",
+    "Partition": "simulator.faults",
+    "Latency": "simulator.topology",
 }
 
 if not TYPE_CHECKING:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dep2p.errors import ProtocolError
-from dep2p.protocols.frame import HEADER, HEADERS, VERSION, Frame, FrameType, encode_frame
-from dep2p.protocols.headers import HeaderMap
+from dep2p.protocols.wire.frame import HEADER, HEADERS, VERSION, Frame, FrameType, encode_frame
+from dep2p.protocols.wire.headers import HeaderMap
 
 EPOCH_BYTES: Final = 8
 NUMBER_MAX: Final = 0xFFFF_FFFF

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from dep2p.protocols.nsq.failure import NsqError
+from dep2p.protocols.nsq.errors import NsqError
 from dep2p.protocols.nsq.frames import ID_BYTES
 from dep2p.protocols.nsq.limits import NsqLimits
-from dep2p.protocols.queue.names import check_name
+from dep2p.protocols.queues.names import check_name
 
 MAGIC: Final = b"  V2"
 _SIZE: Final = struct.Struct(">i")

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from dep2p.protocols.nsq.failure import NsqError
+from dep2p.protocols.nsq.errors import NsqError
 from dep2p.protocols.nsq.limits import NsqLimits
 
 VERSION: Final = "1.3.0+dep2p"

@@ -14,7 +14,7 @@ from dep2p.protocols.nsq.commands import (
     Subscribe,
     Touch,
 )
-from dep2p.protocols.nsq.failure import NsqError
+from dep2p.protocols.nsq.errors import NsqError
 from dep2p.protocols.nsq.identify import default_settings, parse_identify
 from dep2p.protocols.nsq.limits import NsqLimits
 

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from dep2p.spark_analytics.analysis import Analysis
-from dep2p.spark_analytics.finding import Finding, clock_time
+from dep2p.spark_analytics.findings.model import Finding, clock_time
+from dep2p.spark_analytics.metrics.analysis import Analysis
 from dep2p.spark_analytics.report import sections
 from dep2p.spark_analytics.report.svg import escape
 

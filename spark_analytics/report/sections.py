@@ -5,8 +5,8 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from dep2p.spark_analytics.analysis import Analysis
-from dep2p.spark_analytics.finding import short
+from dep2p.spark_analytics.findings.model import short
+from dep2p.spark_analytics.metrics.analysis import Analysis
 from dep2p.spark_analytics.report import svg
 from dep2p.spark_analytics.report.svg import Band, Series
 

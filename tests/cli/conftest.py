@@ -16,8 +16,8 @@ import anyio.lowlevel
 import pytest
 
 from dep2p.cli import main
-from dep2p.cli.command import Invocation
-from dep2p.client import ControlError, DaemonUnreachableError, IncomingRequest, Lagged, Notice
+from dep2p.cli.framework.command import Invocation
+from dep2p.client.client import ControlError, DaemonUnreachableError, IncomingRequest, Lagged, Notice
 from dep2p.errors import Dep2pError, StreamClosedError
 from dep2p.types import PeerId, RealmId
 

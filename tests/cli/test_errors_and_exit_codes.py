@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dep2p.cli import failure
-from dep2p.client_errors import ControlError, DaemonUnreachableError
+from dep2p.cli.framework import errors as failure
+from dep2p.client.errors import ControlError, DaemonUnreachableError
 from dep2p.errors import (
     ConfigError,
     HandlerError,

@@ -9,8 +9,8 @@ import anyio
 import cbor2
 import pytest
 
-from dep2p.cli import receive
-from dep2p.cli.command import Invocation
+from dep2p.cli.commands.stream import receive
+from dep2p.cli.framework.command import Invocation
 from tests.cli.test_file_transfer_io import ANN, BOB, CONTENT, World
 
 EVE = "12D3KooWRBhwfeP2Y4TCx1SM6s9rUoHhR5STiGwxBhgFRcw3UERE"

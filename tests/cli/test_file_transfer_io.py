@@ -13,10 +13,12 @@ import anyio
 import cbor2
 import pytest
 
-from dep2p.cli import partial, receive, transfer
-from dep2p.cli.command import Invocation
-from dep2p.cli.failure import CliError
-from dep2p.protocols.file_transfer import DATA_ITEM_BYTES_MAX
+from dep2p.cli.commands.stream import partial_file as partial
+from dep2p.cli.commands.stream import receive
+from dep2p.cli.commands.stream import send as transfer
+from dep2p.cli.framework.command import Invocation
+from dep2p.cli.framework.errors import CliError
+from dep2p.protocols.messaging.file_transfer import DATA_ITEM_BYTES_MAX
 
 ANN = "12D3KooWHdiAxVd8uMQR1hGWXccidmfCwLqcMpGwR6QcTP6QRMuD"
 BOB = "12D3KooWLbtq3zyR1sr5LJrvc5rVBsqXLSRPVG3tMQ8g4PPcNaM8"
@@ -317,7 +319,7 @@ def test_only_so_many_unfinished_files_are_kept(world: World, monkeypatch: pytes
 
 
 def test_the_same_file_twice_at_once_is_refused(world: World) -> None:
-    from dep2p.protocols.file_transfer import Offer
+    from dep2p.protocols.messaging.file_transfer import Offer
 
     offer = Offer("video.mkv", len(CONTENT), world.source.stat().st_mtime_ns)
     held = partial.PartialFile.open(world.inbox, ANN, offer, force=False)

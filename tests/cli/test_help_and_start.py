@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from dep2p.cli.framework.manual import manual_of, walk
+from dep2p.cli.framework.reference import reference
 from dep2p.cli.main import root_command
-from dep2p.cli.manual import manual_of, walk
-from dep2p.cli.reference import reference
 
 ALL = [(path, found) for path, found in walk(root_command())]
 COMMANDS = [(path, found) for path, found in ALL if not hasattr(found, "commands")]
@@ -47,7 +47,9 @@ def test_every_option_has_an_explanation() -> None:
 
 def test_the_reference_is_up_to_date() -> None:
     written = Path(__file__).parents[2] / "docs/reference/cli.md"
-    assert written.read_text("utf-8") == reference(), "run: python -m dep2p.cli.reference docs/reference/cli.md"
+    assert written.read_text("utf-8") == reference(), (
+        "run: python -m dep2p.cli.framework.reference docs/reference/cli.md"
+    )
 
 
 def test_no_words_show_help_with_exit_2(cli: Callable[..., Any]) -> None:
@@ -80,7 +82,7 @@ def test_a_client_command_does_not_load_the_node(tmp_path: Path) -> None:
         "import sys; from dep2p.cli import main\n"
         f"for words in (['status'], ['realm', 'new', 'team'], ['doctor'], ['id', '--new'], ['realm', 'show']):\n"
         f"    main.run(['--data-dir', {str(tmp_path / 'd')!r}, *words])\n"
-        "heavy = ('libp2p', 'starlette', 'hypercorn', 'pyspark', 'dep2p.node')\n"
+        "heavy = ('libp2p', 'starlette', 'hypercorn', 'pyspark', 'dep2p.node.node')\n"
         "print('LOADED', *[name for name in heavy if name in sys.modules])"
     )
     done = run("-c", code)

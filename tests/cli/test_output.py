@@ -54,7 +54,7 @@ def test_status_watch_ends_after_count(cli: Callable[..., Any], fake: Any) -> No
 
 
 def test_status_waits_for_a_daemon_that_starts(cli: Callable[..., Any], fake: Any) -> None:
-    from dep2p.client import DaemonUnreachableError
+    from dep2p.client.client import DaemonUnreachableError
 
     ready = fake.answers["status"]
     tries = iter([DaemonUnreachableError("no one"), DaemonUnreachableError("no one")])
@@ -233,7 +233,7 @@ def test_listen_text_json_raw_nul(cli: Callable[..., Any], fake: Any, notices: l
 
 
 def test_events_are_one_object_per_line(cli: Callable[..., Any], fake: Any) -> None:
-    from dep2p.client import Event, Lagged
+    from dep2p.client.client import Event, Lagged
 
     fake.incoming = [Event(7, "member_up", 1_800_000_000.5, {"peer": ANN, "realm": "team"}), Lagged(2)]
     lines = cli("events", "--type", "member_up").lines

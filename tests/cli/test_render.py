@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from dep2p.cli.progress import Progress
-from dep2p.cli.render import byte_count, duration, peer_matches, percentile, printable, short_peer, table
+from dep2p.cli.framework.progress import Progress
+from dep2p.cli.framework.render import byte_count, duration, peer_matches, percentile, printable, short_peer, table
 
 PEER = "12D3KooWHdiAxVd8uMQR1hGWXccidmfCwLqcMpGwR6QcTP6QRMuD"
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dep2p.client import ControlError
-from dep2p.client_errors import error_from_problem
+from dep2p.client.client import ControlError
+from dep2p.client.errors import error_from_problem
 from dep2p.errors import MessageTooLargeError
 
 ANN = "12D3KooWHdiAxVd8uMQR1hGWXccidmfCwLqcMpGwR6QcTP6QRMuD"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dep2p.cli.publish import fill
-from dep2p.cli.subscribe import write_new
-from dep2p.client import Lagged, Published, PublishedMany, TopicMessage
+from dep2p.cli.commands.publish import fill
+from dep2p.cli.commands.subscribe import write_new
+from dep2p.client.client import Lagged, Published, PublishedMany, TopicMessage
 from dep2p.errors import NoPeersSubscribedError
 from dep2p.types import PeerId
 

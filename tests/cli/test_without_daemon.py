@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from dep2p.cli.realm_secrets import realm_file_name
+from dep2p.cli.commands.realm.files import realm_file_name
 from dep2p.errors import NotInRealmError
-from dep2p.realm.secret import Realm
+from dep2p.realm.credentials import Realm
 
 
 def test_id_from_the_key_file(cli: Callable[..., Any], home: Path) -> None:

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 import trio
 
-from dep2p.daemon.node_api import IncomingCall, IncomingNotice, MessagingApi, NodeApi, StreamApi
+from dep2p.daemon.node_interface import IncomingCall, IncomingNotice, MessagingApi, NodeApi, StreamApi
+from dep2p.delivery.service import Delivery
+from dep2p.delivery.topic_delivery import TopicPublish
 from dep2p.errors import (
     Dep2pError,
     HandlerError,
@@ -25,17 +27,15 @@ from dep2p.errors import (
 )
 from dep2p.host.interface import ByteStream, Connection, Direction, HostEvent, PeerConnected
 from dep2p.identity import Identity
-from dep2p.io.delivery import Delivery
-from dep2p.io.delivery_topics import TopicPublish
-from dep2p.io.pubsub_items import TopicStatus
-from dep2p.io.sessions import SessionRegistry
-from dep2p.io.tracing import Tracer, TraceSources
 from dep2p.limits import Limits
-from dep2p.node_messaging import RealmChoice
-from dep2p.node_services import RealmServices
-from dep2p.node_sessions import Sessions
+from dep2p.node.messaging_api import RealmChoice
+from dep2p.node.services import RealmServices
+from dep2p.node.sessions_api import Sessions
+from dep2p.node.tracer import Tracer, TraceSources
+from dep2p.pubsub.types import TopicStatus
+from dep2p.realm.credentials import Realm
 from dep2p.realm.interface import MemberEvent
-from dep2p.realm.secret import Realm
+from dep2p.sessions.service import SessionRegistry
 from dep2p.types import Headers, PeerId, RealmId, parse_peer_id
 from tests.daemon.fake_pubsub import FakePubSub, FakeTopic
 from tests.daemon.fake_queues import FakeQueues

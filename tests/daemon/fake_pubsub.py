@@ -5,8 +5,8 @@ from collections import Counter
 import trio
 
 from dep2p.errors import NoPeersSubscribedError, RateLimitedError
-from dep2p.io.pubsub_items import Message, OnFull, OnNoPeers, PublishResult, TopicStatus
-from dep2p.io.pubsub_subscription import Subscription
+from dep2p.pubsub.subscription import Subscription
+from dep2p.pubsub.types import Message, OnFull, OnNoPeers, PublishResult, TopicStatus
 from dep2p.types import PeerId, RealmId
 
 

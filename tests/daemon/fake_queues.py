@@ -1,11 +1,11 @@
 """The queues of a node without a network: a real engine over a store in memory, for tests of the control API."""
 
 from dep2p.errors import PeerNotFoundError
-from dep2p.io.queue_access import Access, Rights
-from dep2p.io.queue_engine import QueueEngine
-from dep2p.io.queue_keeping import Keeping
-from dep2p.io.queue_places import Queues
-from dep2p.io.queue_realm import LocalQueues
+from dep2p.queues.access import Access, Rights
+from dep2p.queues.api.queues import Queues
+from dep2p.queues.broker.engine import QueueEngine
+from dep2p.queues.broker.ownership import Keeping
+from dep2p.queues.service.realm_queues import LocalQueues
 from dep2p.storage.memory import MemoryStore
 from dep2p.types import PeerId
 

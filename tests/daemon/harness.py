@@ -13,12 +13,12 @@ from typing import TypeVar
 import httpx
 import trio
 
-from dep2p.config import Config, load_config
+from dep2p.config.loader import Config, load_config
+from dep2p.daemon.api.app import Edge, build_app
+from dep2p.daemon.api.context import Control, open_control
 from dep2p.daemon.bounds import ControlBounds
-from dep2p.daemon.control import Control, open_control
-from dep2p.daemon.edge import Edge, build_app
-from dep2p.daemon.http_server import HttpServer
-from dep2p.daemon.listeners import open_tcp, open_unix
+from dep2p.daemon.http.listeners import open_tcp, open_unix
+from dep2p.daemon.http.server import HttpServer
 from tests.daemon.fake_node import FakeNode, as_node_api
 
 T = TypeVar("T")

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple, cast
 import trio
 import trio.testing
 
-from dep2p.daemon.nsq import NsqServer
-from dep2p.daemon.nsq_connection import NsqConnection
-from dep2p.io.queue_engine import QueueEngine
-from dep2p.io.queue_keeping import Keeping
+from dep2p.daemon.nsq.connection import NsqConnection
+from dep2p.daemon.nsq.server import NsqServer
 from dep2p.protocols.nsq.limits import NsqLimits
-from dep2p.protocols.queue.options import QueueOptions
-from dep2p.storage.interface import QueueStore
+from dep2p.protocols.queues.options import QueueOptions
+from dep2p.queues.broker.engine import QueueEngine
+from dep2p.queues.broker.ownership import Keeping
 from dep2p.storage.memory import MemoryStore
+from dep2p.storage.queue_store import QueueStore
 
 
 class Frame(NamedTuple):

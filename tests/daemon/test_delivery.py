@@ -8,13 +8,13 @@ from typing import Any, cast
 import pytest
 import trio
 
+from dep2p.delivery.service import Delivery
 from dep2p.errors import HandlerError
 from dep2p.identity import Identity
-from dep2p.io.delivery import Delivery
-from dep2p.io.registry import Notice
-from dep2p.node import Node
-from dep2p.node_messaging import RealmChoice
-from dep2p.realm.secret import Realm
+from dep2p.messaging.handlers import Notice
+from dep2p.node.messaging_api import RealmChoice
+from dep2p.node.node import Node
+from dep2p.realm.credentials import Realm
 from dep2p.testing import MemoryNetwork
 from dep2p.types import PeerId
 from tests.daemon.harness import Served

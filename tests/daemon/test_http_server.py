@@ -5,9 +5,9 @@ from typing import Any
 
 import trio
 
-from dep2p.daemon import http_server
 from dep2p.daemon.bounds import ControlBounds
-from dep2p.daemon.http_server import HttpServer
+from dep2p.daemon.http import server as http_server
+from dep2p.daemon.http.server import HttpServer
 
 
 async def never(*_args: Any) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dep2p.daemon.listeners import open_unix
+from dep2p.daemon.http.listeners import open_unix
 from dep2p.daemon.problems import Problem
 
 

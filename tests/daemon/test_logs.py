@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dep2p.config import LogConfig
+from dep2p.config.loader import LogConfig
 from dep2p.daemon import logs
 from dep2p.daemon.logs import JsonFormatter, LogSink, TextFormatter, close_log, open_log
 

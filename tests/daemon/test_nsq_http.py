@@ -8,8 +8,8 @@ import httpx
 import pytest
 import trio
 
-from dep2p.config import load_config
-from dep2p.daemon.nsq_http import NsqHttp
+from dep2p.config.loader import load_config
+from dep2p.daemon.nsq.http import NsqHttp
 from dep2p.errors import ConfigError
 from tests.daemon.nsq_world import NsqWorld, nsq_world
 

@@ -17,9 +17,9 @@ import httpx
 import pytest
 import trio
 
-from dep2p.client import Client, ClientStream
+from dep2p.client.client import Client, ClientStream
 from dep2p.identity import Identity
-from dep2p.realm.secret import Realm
+from dep2p.realm.credentials import Realm
 from tests.daemon.processes import DaemonProcess, NotifySocket
 from tests.daemon.test_routes import DATA
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from dep2p.config import load_config
-from dep2p.daemon.pubsub_settings import gossip_params, public_pubsub
+from dep2p.config.loader import load_config
+from dep2p.daemon.settings import gossip_params, public_pubsub
 from dep2p.error_codes import EXIT_USAGE
 from dep2p.errors import ConfigError
 from dep2p.gossipsub.message_id import MessageIds
 from dep2p.identity import Identity
-from dep2p.io.pubsub import params_from
-from dep2p.io.pubsub_wire import PublicPubSub
+from dep2p.pubsub.service import params_from
+from dep2p.pubsub.wire_formats import PublicPubSub
 from dep2p.types import peer_id_bytes
 from tests.daemon.processes import DaemonProcess
 

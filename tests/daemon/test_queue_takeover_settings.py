@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from dep2p.config import load_config
+from dep2p.config.loader import load_config
 from dep2p.daemon.queue_settings import queue_settings
 from dep2p.errors import ConfigError
-from dep2p.storage.postgres_shared import PostgresStores
+from dep2p.storage.postgres.shared_store import PostgresStores
 
 
 def _file(folder: Path, store: str) -> Path:

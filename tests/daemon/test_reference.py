@@ -8,21 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from dep2p.config import load_config
-from dep2p.config_docs import reference_markdown
-from dep2p.daemon import (
-    routes_messages,
-    routes_peers,
-    routes_process,
-    routes_queues,
-    routes_realms,
-    routes_sessions,
-    routes_streams,
-    routes_topics,
-)
+from dep2p.config.loader import load_config
+from dep2p.config.reference import reference_markdown
+from dep2p.daemon.api.routes import messages as routes_messages
+from dep2p.daemon.api.routes import peers as routes_peers
+from dep2p.daemon.api.routes import process as routes_process
+from dep2p.daemon.api.routes import queues as routes_queues
+from dep2p.daemon.api.routes import realms as routes_realms
+from dep2p.daemon.api.routes import sessions as routes_sessions
+from dep2p.daemon.api.routes import streams as routes_streams
+from dep2p.daemon.api.routes import topics as routes_topics
 from dep2p.error_codes import ERRORS, error_info, find
 from dep2p.limits import Limits
-from dep2p.protocols.queue.options import QueueOptions
+from dep2p.protocols.queues.options import QueueOptions
 from tests.daemon.harness import Served
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_configuration_page_is_made_from_the_code() -> None:
     page = (ROOT / "docs/reference/config.md").read_text()
-    assert page == reference_markdown(), "python -m dep2p.config_docs > docs/reference/config.md"
+    assert page == reference_markdown(), "python -m dep2p.config.reference > docs/reference/config.md"
 
 
 def test_every_metric_is_documented_and_every_documented_one_is_there(served: Served) -> None:

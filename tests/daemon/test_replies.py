@@ -6,8 +6,8 @@ import trio
 import trio.testing
 
 from dep2p import Node, Realm
-from dep2p.config import load_config
-from dep2p.daemon.control import open_control
+from dep2p.config.loader import load_config
+from dep2p.daemon.api.context import open_control
 from dep2p.errors import Dep2pError
 from dep2p.testing import MemoryNetwork
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from dep2p.error_codes import ERRORS
-from dep2p.realm.secret import Realm
+from dep2p.realm.credentials import Realm
 from tests.daemon.fake_node import ADDR, ANN, BOB, FAILURES, ME, STRANGER
 from tests.daemon.harness import TOKEN, Served, serving
 

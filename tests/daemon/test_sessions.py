@@ -14,9 +14,9 @@ import trio
 
 from dep2p.daemon.bounds import ControlBounds
 from dep2p.identity import Identity
-from dep2p.io.sessions import OpenSession, Session
-from dep2p.node import Node
-from dep2p.realm.secret import Realm
+from dep2p.node.node import Node
+from dep2p.realm.credentials import Realm
+from dep2p.sessions.service import OpenSession, Session
 from dep2p.testing import MemoryNetwork
 from tests.daemon.harness import Served, serving
 

@@ -11,8 +11,8 @@ import httpx
 import pytest
 import trio
 
+from dep2p.daemon.api.resources.subscriptions import LineQueue
 from dep2p.daemon.bounds import ControlBounds
-from dep2p.daemon.subscriptions import LineQueue
 from dep2p.errors import HandlerError
 from dep2p.host.interface import PeerConnected, PeerDisconnected
 from dep2p.realm.interface import MemberEvent

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from dep2p.daemon.bounds import ControlBounds
-from dep2p.io.pubsub_items import OnNoPeers
+from dep2p.pubsub.types import OnNoPeers
 from tests.daemon.fake_node import ANN, BOB
 from tests.daemon.fake_pubsub import FakePubSub
 from tests.daemon.harness import Served, serving

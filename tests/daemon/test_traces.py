@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from dep2p.client import Client
+from dep2p.client.client import Client
 from dep2p.errors import TraceError, TraceRunningError
 from dep2p.traces.files import read_events, trace_files
 from tests.daemon.harness import Served

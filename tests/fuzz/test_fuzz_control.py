@@ -11,8 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from dep2p.daemon import routes_messages, routes_peers, routes_process, routes_realms, routes_streams
-from dep2p.realm.secret import Realm
+from dep2p.daemon.api.routes import messages as routes_messages
+from dep2p.daemon.api.routes import peers as routes_peers
+from dep2p.daemon.api.routes import process as routes_process
+from dep2p.daemon.api.routes import realms as routes_realms
+from dep2p.daemon.api.routes import streams as routes_streams
+from dep2p.realm.credentials import Realm
 from tests.daemon.fake_node import ADDR, ANN, STRANGER
 from tests.daemon.harness import Served, serving
 

@@ -22,8 +22,8 @@ from dep2p.protocols.delivery.wire import (
     encode_batch,
     encode_hello,
 )
-from dep2p.protocols.frame import FrameDecoder, FrameType, encode_frame
-from dep2p.protocols.headers import HeaderReader, Key, encode_headers
+from dep2p.protocols.wire.frame import FrameDecoder, FrameType, encode_frame
+from dep2p.protocols.wire.headers import HeaderReader, Key, encode_headers
 
 pytestmark = pytest.mark.fuzz
 

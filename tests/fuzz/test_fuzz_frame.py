@@ -8,14 +8,14 @@ import pytest
 
 from dep2p.errors import ProtocolError
 from dep2p.limits import Limits
-from dep2p.protocols.admission import PeerLoad
-from dep2p.protocols.compression import Zstd
-from dep2p.protocols.frame import Frame, FrameDecoder, FrameType, encode_error, encode_frame
-from dep2p.protocols.headers import encode_headers
-from dep2p.protocols.notify import NotifyInbox
-from dep2p.protocols.payload import PayloadReader
-from dep2p.protocols.request import Abandon, Begin, Requester, RequestPolicy, Responder
-from dep2p.protocols.stream import StreamMachine
+from dep2p.protocols.messaging.admission import PeerLoad
+from dep2p.protocols.messaging.notify import NotifyInbox
+from dep2p.protocols.messaging.request import Abandon, Begin, Requester, RequestPolicy, Responder
+from dep2p.protocols.messaging.stream import StreamMachine
+from dep2p.protocols.wire.compression import Zstd
+from dep2p.protocols.wire.frame import Frame, FrameDecoder, FrameType, encode_error, encode_frame
+from dep2p.protocols.wire.headers import encode_headers
+from dep2p.protocols.wire.payload import PayloadReader
 
 pytestmark = pytest.mark.fuzz
 

@@ -12,15 +12,15 @@ from dep2p.errors import (
     RateLimitedError,
     TooManyTopicsError,
 )
-from dep2p.gossipsub.codec import Codec
-from dep2p.gossipsub.codec_libp2p import Libp2pCodec
-from dep2p.gossipsub.codec_realm import RealmCodec
-from dep2p.gossipsub.delimited import DelimitedDecoder, delimit
+from dep2p.gossipsub.codecs.interface import Codec
+from dep2p.gossipsub.codecs.libp2p import Libp2pCodec
+from dep2p.gossipsub.codecs.realm import RealmCodec
+from dep2p.gossipsub.encoding.length_prefixed import DelimitedDecoder, delimit
 from dep2p.gossipsub.message_id import MessageIds
 from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.rpc import IHave, PeerInfo, Prune, Rpc, Subscription
-from dep2p.gossipsub.score_params import standard_scores
-from dep2p.gossipsub.signing import SigningPolicy, policy_violation
+from dep2p.gossipsub.scoring.params import standard_scores
+from dep2p.gossipsub.signing.policy import SigningPolicy, policy_violation
 from dep2p.identity import Identity
 from dep2p.types import peer_id_bytes
 from tests.gossipsub.hostile import some_event

@@ -7,19 +7,7 @@ import pytest
 
 from dep2p.errors import NotMemberError, OverloadedError, ProtocolError, RateLimitedError
 from dep2p.identity import Identity
-from dep2p.protocols.frame import HEADERS, FrameDecoder, FrameType, encode_error, encode_frame
-from dep2p.protocols.headers import Key, encode_headers
-from dep2p.protocols.member_messages import (
-    MEMBERS_PAYLOAD_BYTES_MAX,
-    decode_members,
-    encode_digest,
-    encode_records,
-    encode_summary,
-    encode_want,
-)
-from dep2p.protocols.member_record import LIFE_MS, MemberRecord, seal_record, verify_record
-from dep2p.protocols.member_table import AddrsChanged, ClockObserved, LinkOpened, MemberTable, MessageReceived
-from dep2p.protocols.realm_handshake import (
+from dep2p.protocols.realm.handshake import (
     HandshakeBytes,
     HandshakeEffect,
     HandshakeFailed,
@@ -28,7 +16,19 @@ from dep2p.protocols.realm_handshake import (
     PeerProved,
     SendBytes,
 )
-from dep2p.protocols.realm_keys import derive_keys
+from dep2p.protocols.realm.keys import derive_keys
+from dep2p.protocols.realm.member_record import LIFE_MS, MemberRecord, seal_record, verify_record
+from dep2p.protocols.realm.member_table import AddrsChanged, ClockObserved, LinkOpened, MemberTable, MessageReceived
+from dep2p.protocols.realm.messages import (
+    MEMBERS_PAYLOAD_BYTES_MAX,
+    decode_members,
+    encode_digest,
+    encode_records,
+    encode_summary,
+    encode_want,
+)
+from dep2p.protocols.wire.frame import HEADERS, FrameDecoder, FrameType, encode_error, encode_frame
+from dep2p.protocols.wire.headers import Key, encode_headers
 
 pytestmark = pytest.mark.fuzz
 

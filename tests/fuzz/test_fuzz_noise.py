@@ -9,8 +9,8 @@ from libp2p.crypto.x25519 import create_new_key_pair as create_static_pair
 from libp2p.peer.id import ID
 
 from dep2p.errors import ProtocolError
-from dep2p.host.noise_codec import PLAINTEXT_BYTES_MAX, NoiseOpener, NoiseSealer
-from dep2p.host.noise_handshake import NoiseHandshake
+from dep2p.host.noise.codec import PLAINTEXT_BYTES_MAX, NoiseOpener, NoiseSealer
+from dep2p.host.noise.handshake import NoiseHandshake
 
 pytestmark = pytest.mark.fuzz
 

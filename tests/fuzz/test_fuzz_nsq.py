@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from dep2p.protocols.nsq.commands import Command, CommandParser
-from dep2p.protocols.nsq.failure import NsqError
+from dep2p.protocols.nsq.errors import NsqError
 from dep2p.protocols.nsq.identify import identify_answer, parse_identify
 from dep2p.protocols.nsq.limits import NsqLimits
 from dep2p.protocols.nsq.session import NsqSession

@@ -8,10 +8,10 @@ import trio.testing
 
 from dep2p.errors import ProtocolError
 from dep2p.host.interface import ByteStream
-from dep2p.protocols import queue_wire as wire
-from dep2p.protocols.bounded_cbor import encode_canonical
-from dep2p.protocols.frame import encode_frame
-from dep2p.protocols.queue_wire import Delivered, Point, Result, Settle, Settled, WireMessage
+from dep2p.protocols.queues import wire
+from dep2p.protocols.queues.wire import Delivered, Point, Result, Settle, Settled, WireMessage
+from dep2p.protocols.wire.cbor import encode_canonical
+from dep2p.protocols.wire.frame import encode_frame
 from tests.fuzz.conftest import FuzzRounds
 from tests.io.queues_support import queue_sides
 

@@ -7,9 +7,11 @@ from contextlib import suppress
 import pytest
 
 from dep2p.errors import ProtocolError, SessionClosedError, SessionTokenError
-from dep2p.protocols.frame import Frame, FrameDecoder, FrameType, encode_frame
-from dep2p.protocols.ordered.client import ClientSession
-from dep2p.protocols.ordered.frames import (
+from dep2p.protocols.sessions.client import ClientSession
+from dep2p.protocols.sessions.options import SessionOptions
+from dep2p.protocols.sessions.resume_token import SessionToken, decode_token, encode_token
+from dep2p.protocols.sessions.server import ServerSession
+from dep2p.protocols.sessions.wire import (
     RESET,
     Answer,
     Push,
@@ -23,9 +25,7 @@ from dep2p.protocols.ordered.frames import (
     encode_taken,
     push_header,
 )
-from dep2p.protocols.ordered.options import SessionOptions
-from dep2p.protocols.ordered.server import ServerSession
-from dep2p.protocols.ordered.token import SessionToken, decode_token, encode_token
+from dep2p.protocols.wire.frame import Frame, FrameDecoder, FrameType, encode_frame
 
 pytestmark = pytest.mark.fuzz
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dep2p.errors import ProtocolError, StreamClosedError
-from dep2p.host.yamux_core import YamuxCore
-from dep2p.host.yamux_frame import HEADER, WINDOW_INITIAL_BYTES
-from dep2p.host.yamux_state import RECEIVE_WINDOW_MAX_BYTES, StreamState
+from dep2p.host.yamux.frames import HEADER, WINDOW_INITIAL_BYTES
+from dep2p.host.yamux.session import YamuxCore
+from dep2p.host.yamux.stream_state import RECEIVE_WINDOW_MAX_BYTES, StreamState
 
 pytestmark = pytest.mark.fuzz
 

@@ -22,7 +22,7 @@ from dep2p.gossipsub.events import (
 from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.router import Router
 from dep2p.gossipsub.rpc import Message, Rpc, Subscription
-from dep2p.gossipsub.score_params import ScoreParams
+from dep2p.gossipsub.scoring.params import ScoreParams
 from dep2p.types import PeerId
 
 

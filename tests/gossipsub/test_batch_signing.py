@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from dep2p.errors import ProtocolError
 from dep2p.gossipsub import reasons
-from dep2p.gossipsub.batch_signing import BATCH_MAX, VerifiedBatches, is_proof, make_proofs, root_of
-from dep2p.gossipsub.codec_realm import RealmCodec
+from dep2p.gossipsub.codecs.realm import RealmCodec
 from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.rpc import Message, Rpc
+from dep2p.gossipsub.signing.merkle_batch import BATCH_MAX, VerifiedBatches, is_proof, make_proofs, root_of
 from dep2p.identity import Identity
 from dep2p.types import peer_id_bytes
 from tests.gossipsub.test_codec_realm import IDENTITY, KEY

@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 
 from dep2p.gossipsub.backoff import Backoffs
 from dep2p.gossipsub.events import Verdict
-from dep2p.gossipsub.mcache import MessageCache
-from dep2p.gossipsub.promises import Promises
-from dep2p.gossipsub.seen import SeenCache
+from dep2p.gossipsub.gossip_promises import Promises
+from dep2p.gossipsub.message_cache import MessageCache
+from dep2p.gossipsub.seen_cache import SeenCache
 from dep2p.gossipsub.seqno_validator import SeqnoValidator
-from dep2p.gossipsub.signing import Seqnos
+from dep2p.gossipsub.signing.policy import Seqnos
 from tests.gossipsub.network import message_from, peer
 
 

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from dep2p.errors import LocalProtocolError, ProtocolError
 from dep2p.gossipsub import reasons
-from dep2p.gossipsub.author_keys import AuthorKeys
-from dep2p.gossipsub.codec import DecodeLimits
-from dep2p.gossipsub.codec_libp2p import Libp2pCodec
-from dep2p.gossipsub.delimited import DelimitedDecoder, delimit
+from dep2p.gossipsub.codecs.interface import DecodeLimits
+from dep2p.gossipsub.codecs.libp2p import Libp2pCodec
+from dep2p.gossipsub.encoding.length_prefixed import DelimitedDecoder, delimit
+from dep2p.gossipsub.encoding.protobuf import encode_field, encode_varint
 from dep2p.gossipsub.message_id import MessageIds
 from dep2p.gossipsub.params import GossipParams, with_rust_limits
-from dep2p.gossipsub.protobuf import encode_field, encode_varint
 from dep2p.gossipsub.rpc import IHave, PeerInfo, Prune, Rpc, Subscription
-from dep2p.gossipsub.signing import SigningPolicy, policy_violation
+from dep2p.gossipsub.signing.author_keys import AuthorKeys
+from dep2p.gossipsub.signing.policy import SigningPolicy, policy_violation
 from dep2p.identity import Identity
 from dep2p.types import PeerId, peer_id_bytes
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from dep2p.errors import ProtocolError
 from dep2p.gossipsub import reasons
-from dep2p.gossipsub.cbor import CborReader, encode_bytes, encode_text, head
-from dep2p.gossipsub.codec import DecodeLimits
-from dep2p.gossipsub.codec_realm import RealmCodec, derive_pubsub_key
+from dep2p.gossipsub.codecs.interface import DecodeLimits
+from dep2p.gossipsub.codecs.realm import RealmCodec, derive_pubsub_key
+from dep2p.gossipsub.encoding.cbor import CborReader, encode_bytes, encode_text, head
 from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.rpc import IHave, Message, PeerInfo, Prune, Rpc, Subscription
 from dep2p.identity import Identity

@@ -8,7 +8,7 @@ import pytest
 
 from dep2p.gossipsub.events import ConfigureTopic, Join, Verdict
 from dep2p.gossipsub.params import GossipParams, go_defaults
-from dep2p.gossipsub.score_params import ScoreParams, standard_scores
+from dep2p.gossipsub.scoring.params import ScoreParams, standard_scores
 from tests.gossipsub.network import Network
 
 
@@ -124,7 +124,7 @@ def test_a_node_that_joins_late_gets_what_is_published_from_then_on() -> None:
 
 _DIGEST = """
 from tests.gossipsub.test_delivery import scenario
-from dep2p.gossipsub.score_params import standard_scores
+from dep2p.gossipsub.scoring.params import standard_scores
 network = scenario(nodes=30, messages=10, loss=0.1, scores=standard_scores(), size=1500)
 print(network.digest.hexdigest(), network.events, network.copies)
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dep2p.gossipsub.params import GossipParams, go_defaults
-from dep2p.gossipsub.score_params import ScoreParams, ScoreThresholds, TopicScoreParams
+from dep2p.gossipsub.scoring.params import ScoreParams, ScoreThresholds, TopicScoreParams
 from tests.gossipsub import test_codec_realm as realm
 from tests.gossipsub.test_batch_signing import VECTOR_BATCH
 

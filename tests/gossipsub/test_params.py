@@ -3,7 +3,7 @@
 import pytest
 
 from dep2p.gossipsub.params import GossipParams, go_defaults, with_rust_limits
-from dep2p.gossipsub.score_params import (
+from dep2p.gossipsub.scoring.params import (
     ScoreParams,
     ScoreThresholds,
     TopicScoreParams,

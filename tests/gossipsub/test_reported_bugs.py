@@ -33,9 +33,9 @@ from dep2p.gossipsub.events import (
 from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.router import Router
 from dep2p.gossipsub.rpc import IHave, Message, Prune, Rpc, Subscription
-from dep2p.gossipsub.score_params import standard_scores
+from dep2p.gossipsub.scoring.params import standard_scores
 from dep2p.gossipsub.seqno_validator import SeqnoValidator
-from dep2p.gossipsub.trace import DropRpc
+from dep2p.gossipsub.tracing.libp2p_events import DropRpc
 from tests.gossipsub.network import connect, make_router, message_from, peer, run_until, sends
 
 HOUR = 3_600.0

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from dep2p.errors import RateLimitedError, TooManyTopicsError
-from dep2p.gossipsub import trace
 from dep2p.gossipsub.effects import Deliver, Dial, Disconnect, Effect, Lane, Published, ResetStream, Send, Validate
 from dep2p.gossipsub.events import (
     ConfigureTopic,
@@ -28,13 +27,14 @@ from dep2p.gossipsub.events import (
     Verdict,
     Version,
 )
-from dep2p.gossipsub.gater import GaterParams
 from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.router import Router
 from dep2p.gossipsub.rpc import IHave, Message, PeerInfo, Prune, Rpc, Subscription
-from dep2p.gossipsub.score_params import TopicScoreParams, standard_scores
-from dep2p.gossipsub.signing import SigningPolicy
+from dep2p.gossipsub.scoring.params import TopicScoreParams, standard_scores
+from dep2p.gossipsub.scoring.peer_gater import GaterParams
+from dep2p.gossipsub.signing.policy import SigningPolicy
 from dep2p.gossipsub.subscriptions import allow_pattern, allow_topics
+from dep2p.gossipsub.tracing import libp2p_events as trace
 from dep2p.types import PeerId
 from tests.gossipsub.network import connect, identity, make_router, message_from, peer, run_until, sends
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from dep2p.gossipsub.gater import GaterParams, PeerGater
-from dep2p.gossipsub.score import PeerStats, ScoreBook, colocation_keys
-from dep2p.gossipsub.score_params import ScoreParams, TopicScoreParams
+from dep2p.gossipsub.scoring.params import ScoreParams, TopicScoreParams
+from dep2p.gossipsub.scoring.peer_gater import GaterParams, PeerGater
+from dep2p.gossipsub.scoring.score import PeerStats, ScoreBook, colocation_keys
 from tests.gossipsub.network import peer
 
 TOPIC = TopicScoreParams(

@@ -10,10 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from dep2p.errors import MessageTooLargeError, NoPeersSubscribedError, RateLimitedError, TooManyTopicsError
 from dep2p.gossipsub.effects import Deliver, Effect, Send, Validate
 from dep2p.gossipsub.events import Event, Join, Publish, Validated, Verdict
-from dep2p.gossipsub.gater import GaterParams
 from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.router import Router
-from dep2p.gossipsub.score_params import hardening_scores, standard_scores
+from dep2p.gossipsub.scoring.params import hardening_scores, standard_scores
+from dep2p.gossipsub.scoring.peer_gater import GaterParams
 from tests.gossipsub.hostile import PEERS, TOPICS, some_event, some_rpc
 from tests.gossipsub.network import make_router, peer
 

@@ -9,15 +9,15 @@ from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from multiaddr import Multiaddr
 
-from dep2p.host import discovery_dht
-from dep2p.host.discovery import Emit, HostView
-from dep2p.host.discovery_bootstrap import BootstrapDiscovery
-from dep2p.host.discovery_dht import DhtDiscovery
-from dep2p.host.discovery_mdns import MdnsDiscovery
-from dep2p.host.discovery_rendezvous import RendezvousDiscovery, RendezvousServer
+from dep2p.host.connections.peerstore import ADDRS_PER_PEER_MAX
+from dep2p.host.discovery import dht as discovery_dht
+from dep2p.host.discovery.bootstrap import BootstrapDiscovery
+from dep2p.host.discovery.dht import DhtDiscovery
+from dep2p.host.discovery.interface import Emit, HostView
+from dep2p.host.discovery.mdns import MdnsDiscovery
+from dep2p.host.discovery.rendezvous import RendezvousDiscovery, RendezvousServer
+from dep2p.host.discovery.sources import discovery_sources
 from dep2p.host.interface import PeerConnected, PeerDiscovered
-from dep2p.host.peerstore import ADDRS_PER_PEER_MAX
-from dep2p.host.sources import discovery_sources
 from dep2p.identity import Identity
 
 pytestmark = pytest.mark.real

@@ -10,13 +10,13 @@ import trio.testing
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, StopMessage
 
 from dep2p.errors import StreamClosedError
-from dep2p.host import relay
-from dep2p.host.connection import NEGOTIATING_MAX
-from dep2p.host.counting import Counters
-from dep2p.host.delimited import encode_message, read_message
-from dep2p.host.identify import IDENTIFY_PUSH, PING, PingServer
+from dep2p.host.connections.connection import NEGOTIATING_MAX
+from dep2p.host.connections.identify import IDENTIFY_PUSH, PING, PingServer
+from dep2p.host.counters import Counters
 from dep2p.host.interface import ByteStream
-from dep2p.host.listen import TCPListener
+from dep2p.host.length_prefixed import encode_message, read_message
+from dep2p.host.transports import relay
+from dep2p.host.transports.tcp import TCPListener
 from dep2p.limits import Limits
 from dep2p.testing import MemoryHost, MemoryNetwork
 from dep2p.types import peer_id_bytes

@@ -16,7 +16,7 @@ def run(code: str) -> None:
 def test_the_node_loads_no_http_client_and_the_app_still_gets_the_real_one() -> None:
     run(
         "import sys\n"
-        "from dep2p.host.lean_import import import_libp2p\n"
+        "from dep2p.host.libp2p_import import import_libp2p\n"
         "import_libp2p()\n"
         "import dep2p.host.host\n"
         "assert 'libp2p' in sys.modules\n"
@@ -31,7 +31,7 @@ def test_the_node_loads_no_http_client_and_the_app_still_gets_the_real_one() -> 
 def test_an_http_client_that_the_app_loaded_before_is_left_alone() -> None:
     run(
         "import sys, httpx\n"
-        "from dep2p.host.lean_import import import_libp2p\n"
+        "from dep2p.host.libp2p_import import import_libp2p\n"
         "import_libp2p()\n"
         "assert sys.modules['httpx'] is httpx\n"
         "assert 'requests' not in sys.modules\n"
@@ -48,7 +48,7 @@ def test_upstream_still_loads_them_by_itself() -> None:
 def test_upstream_prints_no_line_per_hostile_event() -> None:
     run(
         "import io, logging, sys\n"
-        "from dep2p.host.lean_import import import_libp2p\n"
+        "from dep2p.host.libp2p_import import import_libp2p\n"
         "import_libp2p()\n"
         "import dep2p.host.host\n"
         "sys.stderr = printed = io.StringIO()\n"

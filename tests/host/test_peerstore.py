@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dep2p.host.counting import Counters
-from dep2p.host.peerstore import ADDRS_PER_PEER_MAX, PROTOCOLS_BYTES_PER_PEER_MAX, PeerBook
+from dep2p.host.connections.peerstore import ADDRS_PER_PEER_MAX, PROTOCOLS_BYTES_PER_PEER_MAX, PeerBook
+from dep2p.host.counters import Counters
 from dep2p.identity import Identity
 from dep2p.types import PeerId
 

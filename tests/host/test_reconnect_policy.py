@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dep2p.protocols.reconnect import ReconnectPolicy
+from dep2p.protocols.timing.reconnect import ReconnectPolicy
 from dep2p.types import PeerId
 
 PEER, OTHER = PeerId("peer"), PeerId("other")

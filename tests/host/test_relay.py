@@ -6,8 +6,8 @@ import pytest
 import trio
 
 from dep2p.errors import PeerNotFoundError, StreamClosedError
-from dep2p.host import relay
 from dep2p.host.interface import PeerConnected
+from dep2p.host.transports import relay
 
 pytestmark = pytest.mark.real
 

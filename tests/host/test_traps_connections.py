@@ -10,10 +10,10 @@ import pytest
 import trio
 
 from dep2p.errors import PeerNotFoundError, StreamClosedError
-from dep2p.host import swarm
 from dep2p.host.addresses import parse_address
+from dep2p.host.connections import swarm
+from dep2p.host.connections.upgrade import UpgradeError
 from dep2p.host.interface import ByteStream, PeerConnected, PeerDisconnected
-from dep2p.host.upgrade import UpgradeError
 from dep2p.identity import Identity
 from dep2p.limits import Limits
 

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from dep2p.errors import ProtocolNotSupportedError, RequestTimeoutError, StreamClosedError
-from dep2p.host.connection import PeerConnection
+from dep2p.host.connections.connection import PeerConnection
 from dep2p.host.interface import ByteStream
 from dep2p.limits import Limits
 

@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from dep2p import Message, Node, PublicPubSub, Subscription, Topic
-from dep2p.gossipsub.signing import SigningPolicy
-from dep2p.io.pubsub_wire import MESHSUB_1_1, MESHSUB_1_2
+from dep2p.gossipsub.signing.policy import SigningPolicy
+from dep2p.pubsub.wire_formats import MESHSUB_1_1, MESHSUB_1_2
 from dep2p.types import PeerId
 from tests.interop.conftest import FOLDER, JsPeer, run_js
 

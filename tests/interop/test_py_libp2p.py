@@ -17,8 +17,8 @@ from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from multiaddr import Multiaddr
 
-from dep2p.host.yamux import YamuxConnection
-from dep2p.host.yamux_upgrade import HardenedUpgrader
+from dep2p.host.connections.noise_yamux_upgrade import HardenedUpgrader
+from dep2p.host.yamux.connection import YamuxConnection
 from dep2p.limits import Limits
 from dep2p.types import PeerId
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import trio
 
 from dep2p import Node, Realm
-from dep2p.node_arguments import split_addr
+from dep2p.node.validation import split_addr
 
 TASKS = 32
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import trio
 
 from dep2p import Node, Realm
-from dep2p.io.registry import Notice
-from dep2p.node_arguments import split_addr
+from dep2p.messaging.handlers import Notice
+from dep2p.node.validation import split_addr
 
 PAUSE_EVERY = 7
 """A handler that never waits is never killed between two of its steps."""

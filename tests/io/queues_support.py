@@ -8,15 +8,15 @@ from random import Random
 import trio
 
 from dep2p.identity import Identity
-from dep2p.io.queue_access import Access, Rights, Who
-from dep2p.io.queue_engine import EngineBounds, QueueEngine
-from dep2p.io.queue_keeping import Keeping
-from dep2p.io.queue_realm import RemoteQueues
-from dep2p.io.queue_service import QueueService
 from dep2p.limits import Limits
-from dep2p.storage.interface import QueueStore
+from dep2p.queues.access import Access, Rights, Who
+from dep2p.queues.broker.engine import EngineBounds, QueueEngine
+from dep2p.queues.broker.ownership import Keeping
+from dep2p.queues.service.realm_queues import RemoteQueues
+from dep2p.queues.service.service import QueueService
 from dep2p.storage.memory import MemoryStore
-from dep2p.testing.memory import MemoryHost, MemoryNetwork
+from dep2p.storage.queue_store import QueueStore
+from dep2p.testing.memory.network import MemoryHost, MemoryNetwork
 from tests.io.support import REALM, FakeGate
 
 _seeds = itertools.count(1)

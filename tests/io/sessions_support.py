@@ -7,11 +7,11 @@ from random import Random
 
 import trio
 
-from dep2p.io.sessions import OpenSession, Session, SessionEntry, SessionRegistry, SessionService
-from dep2p.io.sessions_served import SessionRequest
 from dep2p.limits import Limits
-from dep2p.protocols.ordered.options import SessionOptions
-from dep2p.testing.memory import MemoryHost, MemoryNetwork
+from dep2p.protocols.sessions.options import SessionOptions
+from dep2p.sessions.server_session import SessionRequest
+from dep2p.sessions.service import OpenSession, Session, SessionEntry, SessionRegistry, SessionService
+from dep2p.testing.memory.network import MemoryHost, MemoryNetwork
 from tests.io.support import REALM, FakeGate
 
 _seeds = itertools.count(1)

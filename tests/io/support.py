@@ -9,11 +9,11 @@ import trio.testing
 
 from dep2p.errors import Dep2pError, NotMemberError
 from dep2p.host.interface import Connection
-from dep2p.io.messaging import Messaging, message_protocol
-from dep2p.io.requests import OutboundLink
-from dep2p.io.stream_service import stream_protocol
 from dep2p.limits import Limits
-from dep2p.testing.memory import MemoryHost, MemoryNetwork
+from dep2p.messaging.caller import OutboundLink
+from dep2p.messaging.service import Messaging, message_protocol
+from dep2p.messaging.stream_service import stream_protocol
+from dep2p.testing.memory.network import MemoryHost, MemoryNetwork
 from dep2p.types import PeerId, RealmId
 
 REALM = RealmId("ab" * 32)

@@ -7,14 +7,14 @@ from typing import Any
 import trio
 
 from dep2p.errors import NotOwnerError, StoreError
-from dep2p.io.queue_engine import QueueEngine
-from dep2p.io.queue_keeping import SharedKeeping
 from dep2p.limits import Limits
-from dep2p.protocols.queue.options import QueueOptions
-from dep2p.protocols.queue.records import StoreBatch
+from dep2p.protocols.queues.options import QueueOptions
+from dep2p.protocols.queues.records import StoreBatch
+from dep2p.queues.broker.engine import QueueEngine
+from dep2p.queues.broker.ownership import SharedKeeping
 from dep2p.storage.memory import MemoryStore
-from dep2p.storage.takeover import OwnedStore, StoreOwner, held_until_s
-from dep2p.testing.memory import MemoryNetwork
+from dep2p.storage.shared_store import OwnedStore, StoreOwner, held_until_s
+from dep2p.testing.memory.network import MemoryNetwork
 from tests.io.queues_support import QueueSide
 
 LEASE_S = 15.0

@@ -5,9 +5,9 @@ import trio
 
 from dep2p.errors import HandlerError, NoHandlerError, PeerNotFoundError, RequestTimeoutError
 from dep2p.identity import Identity
-from dep2p.io.broadcast import to_each
-from dep2p.io.messaging import Notice, Request
 from dep2p.limits import Limits
+from dep2p.messaging.broadcast import to_each
+from dep2p.messaging.service import Notice, Request
 from dep2p.types import PeerId
 from tests.io.support import settled, sides
 

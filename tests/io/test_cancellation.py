@@ -6,9 +6,9 @@ import pytest
 import trio
 
 from dep2p.errors import Dep2pError
-from dep2p.io.messaging import MessageStream, Notice, Request
 from dep2p.limits import Limits
-from dep2p.testing.memory import MemoryNetwork
+from dep2p.messaging.service import MessageStream, Notice, Request
+from dep2p.testing.memory.network import MemoryNetwork
 from tests.io.checkpoints import cancelled_at_step, every_cancellation
 from tests.io.support import Side, settled, sides
 

@@ -10,6 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from dep2p import Node, Realm
+from dep2p.delivery.receipts import Receipt, Status, StatusesMissed
 from dep2p.errors import (
     DeliveryExpiredError,
     DeliveryFailedError,
@@ -22,12 +23,11 @@ from dep2p.errors import (
     StoreError,
     StoreLockedError,
 )
-from dep2p.io.delivery_receipt import Receipt, Status, StatusesMissed
-from dep2p.io.registry import Notice
 from dep2p.limits import Limits
+from dep2p.messaging.handlers import Notice
 from dep2p.protocols.delivery.states import State
 from dep2p.protocols.delivery.wire import Ack, Hello, encode_ack, encode_hello
-from dep2p.storage.outbox import DeliveryBatch, InboxRow, SqliteDeliveryStore
+from dep2p.storage.delivery_store import DeliveryBatch, InboxRow, SqliteDeliveryStore
 from dep2p.testing import MemoryNetwork
 from tests.io.pubsub_support import host_of, joined, pubsub_nodes, take, until
 

@@ -9,11 +9,11 @@ from trio.testing import MockClock
 
 from dep2p import Node
 from dep2p.errors import DeliveryFailedError, ErrorCode
-from dep2p.io.registry import Notice
-from dep2p.io.sessions_link import SessionLink
 from dep2p.limits import Limits
+from dep2p.links.pull_link import SessionLink
+from dep2p.messaging.handlers import Notice
 from dep2p.protocols.delivery.wire import encode_batch
-from dep2p.protocols.frame import HEADERS, Frame, FrameType, encode_frame
+from dep2p.protocols.wire.frame import HEADERS, Frame, FrameType, encode_frame
 from dep2p.testing import MemoryNetwork
 from tests.io.pubsub_support import pubsub_nodes, until
 from tests.io.test_delivery_hostile import HEAD, Raw, hello, listen, message

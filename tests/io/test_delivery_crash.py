@@ -19,8 +19,8 @@ import pytest
 import trio
 
 from dep2p import Node, Realm
-from dep2p.io.registry import Notice
-from dep2p.storage.outbox import InboxRow, SqliteDeliveryStore
+from dep2p.messaging.handlers import Notice
+from dep2p.storage.delivery_store import InboxRow, SqliteDeliveryStore
 from tests.io.delivery_process import TASKS as SENDER_TASKS
 
 pytestmark = pytest.mark.real

@@ -10,14 +10,14 @@ import trio
 from trio.testing import MockClock
 
 from dep2p import Node, Realm
+from dep2p.delivery.receipts import Receipt
 from dep2p.errors import DeliveryFailedError, HandlerError, StoreError, StreamClosedError
-from dep2p.io.delivery_receipt import Receipt
-from dep2p.io.registry import Notice
 from dep2p.limits import Limits
+from dep2p.messaging.handlers import Notice
 from dep2p.protocols.delivery.sender import SenderLane
 from dep2p.protocols.delivery.states import State
 from dep2p.protocols.delivery.wire import WINDOW_MAX
-from dep2p.storage.outbox import DeliveryBatch, LaneRow, OutboxRow, SqliteDeliveryStore
+from dep2p.storage.delivery_store import DeliveryBatch, LaneRow, OutboxRow, SqliteDeliveryStore
 from dep2p.testing import MemoryNetwork
 from dep2p.types import PeerId
 from tests.io.pubsub_support import pubsub_nodes, take, until

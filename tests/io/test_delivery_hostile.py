@@ -7,11 +7,11 @@ import trio
 from trio.testing import MockClock
 
 from dep2p import Node
+from dep2p.delivery.receipts import Receipt
 from dep2p.errors import DeliveryFailedError, ErrorCode
 from dep2p.host.interface import ByteStream
-from dep2p.io.delivery_receipt import Receipt
-from dep2p.io.registry import Notice
 from dep2p.limits import Limits
+from dep2p.messaging.handlers import Notice
 from dep2p.protocols.delivery.states import State
 from dep2p.protocols.delivery.wire import (
     WINDOW_MAX,
@@ -22,8 +22,8 @@ from dep2p.protocols.delivery.wire import (
     encode_ack,
     encode_hello,
 )
-from dep2p.protocols.frame import HEADERS, Frame, FrameDecoder, FrameType, decode_error, encode_error, encode_frame
-from dep2p.protocols.headers import Key, encode_headers
+from dep2p.protocols.wire.frame import HEADERS, Frame, FrameDecoder, FrameType, decode_error, encode_error, encode_frame
+from dep2p.protocols.wire.headers import Key, encode_headers
 from dep2p.testing import MemoryNetwork
 from tests.io.pubsub_support import host_of, pubsub_nodes, until
 

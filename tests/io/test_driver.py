@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import trio
 
-from dep2p.io.driver import DeadlineTimer, drive
+from dep2p.concurrency.deadlines import DeadlineTimer, drive
 
 
 async def test_the_timer_fires_at_the_earliest_wanted_time_and_is_rearmed(autojump_clock: trio.abc.Clock) -> None:

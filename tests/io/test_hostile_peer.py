@@ -7,10 +7,10 @@ import trio
 
 from dep2p.errors import ErrorCode, ProtocolError, StreamClosedError
 from dep2p.host.interface import ByteStream
-from dep2p.io.messaging import Notice, Request
 from dep2p.limits import Limits
-from dep2p.protocols.compression import Zstd
-from dep2p.protocols.frame import (
+from dep2p.messaging.service import Notice, Request
+from dep2p.protocols.wire.compression import Zstd
+from dep2p.protocols.wire.frame import (
     COMPRESSED,
     FINAL,
     HEADERS,
@@ -21,7 +21,7 @@ from dep2p.protocols.frame import (
     encode_error,
     encode_frame,
 )
-from dep2p.protocols.headers import encode_headers
+from dep2p.protocols.wire.headers import encode_headers
 from tests.io.support import Side, settled, sides
 
 HEAD = encode_headers({1: "echo"})
@@ -264,7 +264,7 @@ async def test_a_flood_of_answers_that_nobody_asked_for_is_counted(autojump_cloc
 async def test_a_violation_aborts_the_stream_by_name(
     data: bytes, code: ErrorCode, autojump_clock: trio.abc.Clock
 ) -> None:
-    from dep2p.io.messaging import MessageStream
+    from dep2p.messaging.service import MessageStream
 
     async with sides(limits=LIMITS) as (a, b):
 

@@ -14,9 +14,9 @@ from dep2p.errors import (
     StreamClosedError,
 )
 from dep2p.identity import Identity
-from dep2p.io.messaging import Notice, Request
 from dep2p.limits import Limits
-from dep2p.testing.memory import MemoryNetwork
+from dep2p.messaging.service import Notice, Request
+from dep2p.testing.memory.network import MemoryNetwork
 from tests.io.support import quietly, settled, sides
 
 

@@ -7,9 +7,9 @@ import pytest
 import trio
 
 from dep2p.errors import MessageTooLargeError, PeerNotFoundError
-from dep2p.io.messaging import Notice, Request
 from dep2p.limits import Limits
-from dep2p.testing.memory import MemoryNetwork
+from dep2p.messaging.service import Notice, Request
+from dep2p.testing.memory.network import MemoryNetwork
 from tests.io.support import Side, settled, sides
 
 

@@ -8,10 +8,10 @@ import trio.testing
 
 from dep2p.errors import Dep2pError, ErrorCode, StreamClosedError
 from dep2p.host.interface import ByteStream
-from dep2p.io.messaging import MessageStream
 from dep2p.limits import Limits
-from dep2p.protocols.frame import HEADERS, Frame, FrameDecoder, FrameType, encode_error, encode_frame
-from dep2p.protocols.headers import encode_headers
+from dep2p.messaging.service import MessageStream
+from dep2p.protocols.wire.frame import HEADERS, Frame, FrameDecoder, FrameType, encode_error, encode_frame
+from dep2p.protocols.wire.headers import encode_headers
 from tests.io.support import quietly, settled, sides
 
 NOISE = Random(7).randbytes(1_000_000)  # nothing that compression would make small

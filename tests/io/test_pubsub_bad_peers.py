@@ -7,13 +7,13 @@ import trio
 import trio.testing
 
 from dep2p import Limits, Node
-from dep2p.gossipsub.cbor import encode_bytes
-from dep2p.gossipsub.codec_realm import RealmCodec, derive_pubsub_key
+from dep2p.gossipsub.codecs.realm import RealmCodec, derive_pubsub_key
+from dep2p.gossipsub.encoding.cbor import encode_bytes
 from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.rpc import Message, Rpc, Subscription
 from dep2p.identity import Identity
-from dep2p.io.pubsub_wire import pubsub_protocol
-from dep2p.protocols.frame import FrameDecoder, FrameType, decode_error, encode_frame
+from dep2p.protocols.wire.frame import FrameDecoder, FrameType, decode_error, encode_frame
+from dep2p.pubsub.wire_formats import pubsub_protocol
 from dep2p.testing import MemoryNetwork
 from dep2p.types import peer_id_bytes
 from tests.io.pubsub_support import host_of, joined, pubsub_nodes, take, until

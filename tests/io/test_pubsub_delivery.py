@@ -20,7 +20,7 @@ from dep2p import (
     TopicNotFoundError,
 )
 from dep2p.host.interface import ByteStream
-from dep2p.io.pubsub_wire import pubsub_protocol
+from dep2p.pubsub.wire_formats import pubsub_protocol
 from dep2p.testing import MemoryNetwork
 from tests.io.pubsub_support import host_of, joined, pubsub_nodes, take, until
 

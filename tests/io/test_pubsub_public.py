@@ -8,10 +8,10 @@ import trio
 import trio.testing
 
 from dep2p import Message, Node, NotInRealmError, PublicPubSub, Realm
-from dep2p.gossipsub.gater import GaterParams
-from dep2p.gossipsub.signing import SigningPolicy
+from dep2p.gossipsub.scoring.peer_gater import GaterParams
+from dep2p.gossipsub.signing.policy import SigningPolicy
 from dep2p.gossipsub.subscriptions import allow_topics
-from dep2p.io.pubsub_wire import MESHSUB_1_1, MESHSUB_1_2
+from dep2p.pubsub.wire_formats import MESHSUB_1_1, MESHSUB_1_2
 from dep2p.testing import MemoryNetwork
 from tests.io.pubsub_support import host_of, joined, pubsub_nodes, take, until
 

@@ -7,7 +7,7 @@ import trio.testing
 from dep2p import GossipParams, Node, PublicPubSub
 from dep2p.gossipsub.effects import Dial
 from dep2p.gossipsub.rpc import PeerInfo
-from dep2p.gossipsub.score_params import hardening_scores
+from dep2p.gossipsub.scoring.params import hardening_scores
 from dep2p.host.interface import Connection
 from dep2p.testing import MemoryNetwork
 from dep2p.types import peer_id_bytes

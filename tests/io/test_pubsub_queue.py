@@ -7,7 +7,7 @@ from dep2p import Limits
 from dep2p.gossipsub.effects import Lane
 from dep2p.gossipsub.rpc import IHave, Message, Rpc
 from dep2p.host.interface import ByteStream
-from dep2p.io.pubsub_queue import PeerQueue
+from dep2p.pubsub.send_queue import PeerQueue
 from dep2p.testing import MemoryNetwork
 from dep2p.types import PeerId
 

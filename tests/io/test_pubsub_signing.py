@@ -7,7 +7,7 @@ import trio.testing
 from dep2p import GossipParams
 from dep2p.gossipsub.effects import Lane
 from dep2p.identity import Identity
-from dep2p.io.pubsub_queue import LateFrame, PeerQueue
+from dep2p.pubsub.send_queue import LateFrame, PeerQueue
 from tests.io.pubsub_support import joined, pubsub_nodes, take
 from tests.io.test_pubsub_queue import CONTROL, Recorder, message, stream_pair
 

@@ -9,17 +9,17 @@ import trio
 import trio.testing
 
 from dep2p.errors import NotInFlightError, QueueFullError, StoreError, StoreFullError, StoreLockedError
-from dep2p.io.queue_access import Access, Rights
-from dep2p.io.queue_engine import EngineBounds, QueueEngine
-from dep2p.io.queue_items import Delivery
-from dep2p.io.queue_local import LocalConsumer
-from dep2p.io.queue_settings import QueueSettings
-from dep2p.protocols.queue.message import NewMessage
-from dep2p.protocols.queue.options import QueueOptions
-from dep2p.protocols.queue.records import MessageRow, StoreBatch
-from dep2p.protocols.queue_wire import Result, Settle
+from dep2p.protocols.queues.message import NewMessage
+from dep2p.protocols.queues.options import QueueOptions
+from dep2p.protocols.queues.records import MessageRow, StoreBatch
+from dep2p.protocols.queues.wire import Result, Settle
+from dep2p.queues.access import Access, Rights
+from dep2p.queues.broker.engine import EngineBounds, QueueEngine
+from dep2p.queues.broker.local_consumer import LocalConsumer
+from dep2p.queues.settings import QueueSettings
+from dep2p.queues.types import Delivery
 from dep2p.storage.memory import MemoryStore
-from dep2p.storage.sqlite import SqliteStore
+from dep2p.storage.sqlite.store import SqliteStore
 from tests.io.queues_support import running_engine
 
 

@@ -17,15 +17,15 @@ from dep2p.errors import (
     QueueExistsError,
     StreamClosedError,
 )
-from dep2p.io.queue_consumer import Messages, QueueMessage
-from dep2p.io.queue_exclusive import ExclusiveConsumer
-from dep2p.io.queue_items import Attributes, encode_attributes, parse_message_id
-from dep2p.io.queue_places import Queues
-from dep2p.protocols import queue_wire as wire
-from dep2p.protocols.bounded_cbor import encode_canonical
-from dep2p.protocols.frame import encode_frame
-from dep2p.protocols.queue_wire import Result, Settle, Settled, WireMessage
-from dep2p.storage.sqlite import SqliteStore
+from dep2p.protocols.queues import wire
+from dep2p.protocols.queues.wire import Result, Settle, Settled, WireMessage
+from dep2p.protocols.wire.cbor import encode_canonical
+from dep2p.protocols.wire.frame import encode_frame
+from dep2p.queues.api.queues import Queues
+from dep2p.queues.consumer import Messages, QueueMessage
+from dep2p.queues.ordered_consumer import ExclusiveConsumer
+from dep2p.queues.types import Attributes, encode_attributes, parse_message_id
+from dep2p.storage.sqlite.store import SqliteStore
 from tests.io.queues_support import QueueSide, queue_sides, running_engine
 
 LEASE_S = 30.0
@@ -445,7 +445,7 @@ async def test_results_with_an_old_epoch_are_refused_over_the_wire(autojump_cloc
 
 
 def test_the_public_exception_of_a_lost_lock() -> None:
-    from dep2p.io.queue_link import code_of, error_of
+    from dep2p.queues.remote.link import code_of, error_of
 
     assert code_of(LockLostError("x")) == 15
     assert isinstance(error_of(15, "x"), LockLostError)

@@ -7,9 +7,9 @@ import pytest
 import trio
 import trio.testing
 
-from dep2p.io.queue_places import Queues
-from dep2p.io.queue_push_consumer import PushedMessage
-from dep2p.protocols.queue.flows.backoff import Backoff
+from dep2p.protocols.queues.clients.backoff import Backoff
+from dep2p.queues.api.push_consumer import PushedMessage
+from dep2p.queues.api.queues import Queues
 from tests.io.queues_support import queue_sides
 
 Clock = trio.testing.MockClock

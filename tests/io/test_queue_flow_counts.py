@@ -6,10 +6,10 @@ import trio.lowlevel
 import trio.testing
 
 from dep2p.errors import Dep2pError, RejectMessage
-from dep2p.io.queue_exclusive import ExclusiveConsumer
-from dep2p.io.queue_flow_counts import Durations, FlowCounts, Handovers
-from dep2p.io.queue_placed_consumer import PlacedConsumer
-from dep2p.io.queue_push_consumer import PushedMessage
+from dep2p.queues.api.push_consumer import PushedMessage
+from dep2p.queues.client_metrics import Durations, FlowCounts, Handovers
+from dep2p.queues.distributed.consumer import PlacedConsumer
+from dep2p.queues.ordered_consumer import ExclusiveConsumer
 from tests.io.queues_support import queue_sides
 from tests.io.test_queue_exclusive import until
 from tests.io.test_queue_placed import cluster, key_at, make

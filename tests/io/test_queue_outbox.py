@@ -10,13 +10,13 @@ import pytest
 import trio
 
 from dep2p.errors import QueueFullError, StoreError, StreamClosedError
-from dep2p.io.queue_access import Rights
-from dep2p.io.queue_engine import QueueEngine
-from dep2p.io.queue_keeping import Keeping
-from dep2p.io.queue_outbox import create_outbox, publish_in
-from dep2p.io.queue_places import Queues
-from dep2p.io.queue_realm import LocalQueues
-from dep2p.protocols.queue_wire import WireMessage
+from dep2p.protocols.queues.wire import WireMessage
+from dep2p.queues.access import Rights
+from dep2p.queues.api.outbox import create_outbox, publish_in
+from dep2p.queues.api.queues import Queues
+from dep2p.queues.broker.engine import QueueEngine
+from dep2p.queues.broker.ownership import Keeping
+from dep2p.queues.service.realm_queues import LocalQueues
 from tests.io.queues_support import queue_sides, running_engine
 from tests.io.support import REALM
 

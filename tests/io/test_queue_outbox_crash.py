@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from dep2p.io.queue_access import Access, Rights
-from dep2p.io.queue_engine import QueueEngine
-from dep2p.io.queue_keeping import Keeping
-from dep2p.io.queue_outbox import create_outbox, publish_in
-from dep2p.io.queue_realm import LocalQueues
-from dep2p.storage.sqlite import SqliteStore
+from dep2p.queues.access import Access, Rights
+from dep2p.queues.api.outbox import create_outbox, publish_in
+from dep2p.queues.broker.engine import QueueEngine
+from dep2p.queues.broker.ownership import Keeping
+from dep2p.queues.service.realm_queues import LocalQueues
+from dep2p.storage.sqlite.store import SqliteStore
 from tests.services import servers
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
@@ -29,12 +29,12 @@ ROUNDS = int(os.environ.get("DEP2P_CRASH_ROUNDS", "4"))
 _APP = """
 import random, sqlite3, sys
 import trio
-from dep2p.io.queue_access import Access, Rights
-from dep2p.io.queue_engine import QueueEngine
-from dep2p.io.queue_outbox import publish_in
-from dep2p.io.queue_keeping import Keeping
-from dep2p.io.queue_realm import LocalQueues
-from dep2p.storage.sqlite import SqliteStore
+from dep2p.queues.access import Access, Rights
+from dep2p.queues.broker.engine import QueueEngine
+from dep2p.queues.api.outbox import publish_in
+from dep2p.queues.broker.ownership import Keeping
+from dep2p.queues.service.realm_queues import LocalQueues
+from dep2p.storage.sqlite.store import SqliteStore
 from pathlib import Path
 
 async def main(address, store, seed):

@@ -12,11 +12,11 @@ import pytest
 import trio
 
 from dep2p.errors import Dep2pError, QueuePlacedError, StreamClosedError
-from dep2p.io.queue_items import parse_message_id
-from dep2p.io.queue_outbox import OutboxRelay, create_outbox, publish_in
-from dep2p.io.queue_places import Queues
-from dep2p.io.queue_realm import RemoteQueues
-from dep2p.protocols.queue_wire import WireMessage
+from dep2p.protocols.queues.wire import WireMessage
+from dep2p.queues.api.outbox import OutboxRelay, create_outbox, publish_in
+from dep2p.queues.api.queues import Queues
+from dep2p.queues.service.realm_queues import RemoteQueues
+from dep2p.queues.types import parse_message_id
 from tests.io.queues_support import QueueSide, queue_sides
 from tests.io.test_queue_placed import cluster, key_at, make
 

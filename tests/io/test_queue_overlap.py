@@ -6,9 +6,9 @@ from pathlib import Path
 import trio
 import trio.testing
 
-from dep2p.protocols.queue.message import NewMessage
-from dep2p.protocols.queue.records import StoreBatch
-from dep2p.storage.sqlite import SqliteStore
+from dep2p.protocols.queues.message import NewMessage
+from dep2p.protocols.queues.records import StoreBatch
+from dep2p.storage.sqlite.store import SqliteStore
 from tests.io.queues_support import running_engine
 
 BOUND_S = 60

@@ -19,14 +19,14 @@ from dep2p.errors import (
     RequestTimeoutError,
 )
 from dep2p.identity import Identity
-from dep2p.io.queue_items import parse_message_id
-from dep2p.io.queue_placed_consumer import PlacedConsumer
-from dep2p.io.queue_places import Queues
 from dep2p.limits import Limits
-from dep2p.protocols.queue.names import logical_partition
-from dep2p.protocols.queue_wire import WireMessage
+from dep2p.protocols.queues.names import logical_partition
+from dep2p.protocols.queues.wire import WireMessage
+from dep2p.queues.api.queues import Queues
+from dep2p.queues.distributed.consumer import PlacedConsumer
+from dep2p.queues.types import parse_message_id
 from dep2p.storage.memory import MemoryStore
-from dep2p.testing.memory import MemoryNetwork
+from dep2p.testing.memory.network import MemoryNetwork
 from tests.io.queues_support import QueueSide, queue_sides
 from tests.io.support import REALM
 from tests.io.test_queue_exclusive import Seen, consume_all, in_order, put, until

@@ -16,11 +16,11 @@ from dep2p.errors import (
     QueueNotFoundError,
     QueuePartlyPublishedError,
 )
-from dep2p.io.queue_consumer import Consumer
-from dep2p.io.queue_items import Attributes, encode_attributes, parse_message_id
-from dep2p.io.queue_places import Queues
-from dep2p.protocols.queue.ordering.placement import Place
-from dep2p.protocols.queue_wire import WireMessage
+from dep2p.protocols.queues.ordering.placement import Place
+from dep2p.protocols.queues.wire import WireMessage
+from dep2p.queues.api.queues import Queues
+from dep2p.queues.consumer import Consumer
+from dep2p.queues.types import Attributes, encode_attributes, parse_message_id
 from tests.io.queues_support import queue_sides
 from tests.io.support import REALM
 from tests.io.test_queue_placed import cluster, key_at, make, shares

@@ -14,7 +14,7 @@ from dep2p.errors import (
     QueueExistsError,
     QueueNotFoundError,
 )
-from dep2p.io.queue_access import Access
+from dep2p.queues.access import Access
 from tests.io.queues_support import queue_sides
 from tests.io.support import REALM
 from tests.io.test_queue_exclusive import put, until

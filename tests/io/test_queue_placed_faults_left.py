@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from dep2p.errors import Dep2pError, PeerNotFoundError, QueueAccessError
-from dep2p.io.queue_access import Access
+from dep2p.queues.access import Access
 from tests.io.queues_support import queue_sides
 from tests.io.support import REALM
 from tests.io.test_queue_exclusive import put, until

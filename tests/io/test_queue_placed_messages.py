@@ -7,8 +7,8 @@ import trio
 import trio.testing
 
 from dep2p.errors import Dep2pError, ProtocolError, QueueAccessError, QueueMessageNotFoundError
-from dep2p.io.queue_items import parse_message_id
-from dep2p.io.queue_places import Queues
+from dep2p.queues.api.queues import Queues
+from dep2p.queues.types import parse_message_id
 from tests.io.queues_support import QueueSide, queue_sides
 from tests.io.test_queue_placed import cluster, key_at, make, shares
 
@@ -52,7 +52,7 @@ async def test_messages_of_all_partitions_are_told_with_their_node(
 async def test_an_export_of_many_pages_has_each_message_once(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dep2p.io.queue_places.EXPORT_ITEMS", 3)
+    monkeypatch.setattr("dep2p.queues.api.queues.EXPORT_ITEMS", 3)
     async with queue_sides(3) as [home, one, user]:
         await make(home.queues, [home, one], 3)
         ids = await fill(user.at(home), 31)

@@ -15,11 +15,11 @@ from dep2p.errors import (
     QueueExistsError,
     QueueFullError,
 )
-from dep2p.io import queue_simple
-from dep2p.io.queue_items import message_id, parse_message_id
-from dep2p.io.queue_places import Queues
-from dep2p.io.queue_simple_consumer import ReceivedMessage
-from dep2p.protocols.queue.names import logical_partition
+from dep2p.protocols.queues.names import logical_partition
+from dep2p.queues.api.queues import Queues
+from dep2p.queues.api.simple_consumer import ReceivedMessage
+from dep2p.queues.broker import receive as queue_simple
+from dep2p.queues.types import message_id, parse_message_id
 from tests.io.queues_support import QueueSide, queue_sides
 from tests.io.support import REALM
 from tests.io.test_queue_placed import cluster, key_at, make, shares

@@ -13,8 +13,8 @@ from dep2p.errors import (
     QueueConsumerClosedError,
     QueueNotFoundError,
 )
-from dep2p.io.queue_items import message_id, parse_message_id
-from dep2p.io.queue_simple_consumer import ReceivedMessage
+from dep2p.queues.api.simple_consumer import ReceivedMessage
+from dep2p.queues.types import message_id, parse_message_id
 from tests.io.queues_support import queue_sides
 from tests.io.support import REALM
 from tests.io.test_queue_placed import cluster, key_at, make, shares

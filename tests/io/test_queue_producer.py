@@ -18,14 +18,14 @@ from dep2p.errors import (
     StoreError,
     StreamClosedError,
 )
-from dep2p.io.queue_access import Rights
-from dep2p.io.queue_engine import QueueEngine
-from dep2p.io.queue_keeping import Keeping
-from dep2p.io.queue_places import Queues
-from dep2p.io.queue_producer import Producer, ProducerSettings
-from dep2p.io.queue_realm import LocalQueues
-from dep2p.protocols.queue.flows.backoff import Backoff
-from dep2p.protocols.queue_wire import WireMessage
+from dep2p.protocols.queues.clients.backoff import Backoff
+from dep2p.protocols.queues.wire import WireMessage
+from dep2p.queues.access import Rights
+from dep2p.queues.api.producer import Producer, ProducerSettings
+from dep2p.queues.api.queues import Queues
+from dep2p.queues.broker.engine import QueueEngine
+from dep2p.queues.broker.ownership import Keeping
+from dep2p.queues.service.realm_queues import LocalQueues
 from tests.io.queues_support import queue_sides
 from tests.io.support import REALM
 

@@ -11,9 +11,9 @@ import trio
 import trio.testing
 
 from dep2p.errors import QueueConsumerClosedError, QueueNotFoundError, RejectMessage, RetryMessage
-from dep2p.io.queue_places import Queue, Queues
-from dep2p.io.queue_push_consumer import ConsumerSettings, PushedMessage
-from dep2p.protocols.queue.flows.backoff import Backoff
+from dep2p.protocols.queues.clients.backoff import Backoff
+from dep2p.queues.api.push_consumer import ConsumerSettings, PushedMessage
+from dep2p.queues.api.queues import Queue, Queues
 from tests.io.queues_support import QueueSide, queue_sides
 
 Clock = trio.testing.MockClock

@@ -20,8 +20,8 @@ from dep2p.errors import (
     RequestTimeoutError,
     StreamClosedError,
 )
-from dep2p.io import queue_receiving
-from dep2p.io.queue_receiving import Receivings
+from dep2p.queues.remote import abandoned_receives as queue_receiving
+from dep2p.queues.remote.abandoned_receives import Receivings
 
 Clock = trio.testing.MockClock
 FIELDS: Mapping[str, object] = {"queue": "q", "channel": "c", "attempt_id": "a", "count": 1, "invisible_s": 60.0}

@@ -11,15 +11,15 @@ import trio
 import trio.testing
 
 from dep2p.errors import NotInFlightError, StoreError
-from dep2p.io.queue_consumer import Messages
-from dep2p.io.queue_engine import QueueEngine
 from dep2p.limits import Limits
-from dep2p.protocols.queue.message import NewMessage
-from dep2p.protocols.queue.options import QueueOptions
-from dep2p.protocols.queue.records import DeadRow, MessageRow, StoreBatch
-from dep2p.protocols.queue_wire import Result, Settle
+from dep2p.protocols.queues.message import NewMessage
+from dep2p.protocols.queues.options import QueueOptions
+from dep2p.protocols.queues.records import DeadRow, MessageRow, StoreBatch
+from dep2p.protocols.queues.wire import Result, Settle
+from dep2p.queues.broker.engine import QueueEngine
+from dep2p.queues.consumer import Messages
 from dep2p.storage.memory import MemoryStore
-from dep2p.storage.sqlite import SqliteStore
+from dep2p.storage.sqlite.store import SqliteStore
 from tests.io.queues_support import queue_sides, running_engine
 from tests.io.support import REALM
 

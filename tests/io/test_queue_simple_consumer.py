@@ -18,12 +18,12 @@ from dep2p.errors import (
     RequestTimeoutError,
     StreamClosedError,
 )
-from dep2p.io import queue_simple
-from dep2p.io.queue_places import Queues
-from dep2p.io.queue_simple import parse_handle
 from dep2p.limits import Limits
-from dep2p.protocols.queue.consumer import Delivery
-from dep2p.protocols.queue.message import NewMessage
+from dep2p.protocols.queues.consumer import Delivery
+from dep2p.protocols.queues.message import NewMessage
+from dep2p.queues.api.queues import Queues
+from dep2p.queues.broker import receive as queue_simple
+from dep2p.queues.broker.receive import parse_handle
 from tests.io.queues_support import QueueSide, queue_sides, running_engine
 
 Clock = trio.testing.MockClock

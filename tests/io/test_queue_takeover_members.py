@@ -13,9 +13,9 @@ from dep2p.errors import (
     RequestTimeoutError,
     StreamClosedError,
 )
-from dep2p.io.queue_push_consumer import PushedMessage
 from dep2p.limits import Limits
-from dep2p.protocols.queue.records import StoreBatch
+from dep2p.protocols.queues.records import StoreBatch
+from dep2p.queues.api.push_consumer import PushedMessage
 from tests.io.takeover_support import LEASE_S, SetSide, set_of_nodes
 
 Clock = trio.testing.MockClock

@@ -5,9 +5,9 @@ import trio
 import trio.testing
 
 from dep2p.errors import NotInFlightError, NotOwnerError, QueueAccessError
-from dep2p.io.queue_items import parse_message_id
-from dep2p.io.queue_push_consumer import PushedMessage
 from dep2p.limits import Limits
+from dep2p.queues.api.push_consumer import PushedMessage
+from dep2p.queues.types import parse_message_id
 from tests.io.takeover_support import set_of_nodes
 
 Clock = trio.testing.MockClock

@@ -10,12 +10,12 @@ import trio
 import trio.testing
 
 from dep2p.errors import StoreError, StoreFullError
-from dep2p.io.queue_engine import QueueEngine
-from dep2p.protocols.queue.consumer import Consumer
-from dep2p.protocols.queue.message import NewMessage
-from dep2p.protocols.queue.records import DeadRow, MessageRow, StoreBatch
+from dep2p.protocols.queues.consumer import Consumer
+from dep2p.protocols.queues.message import NewMessage
+from dep2p.protocols.queues.records import DeadRow, MessageRow, StoreBatch
+from dep2p.queues.broker.engine import QueueEngine
 from dep2p.storage.memory import MemoryStore
-from dep2p.storage.sqlite import SqliteStore
+from dep2p.storage.sqlite.store import SqliteStore
 from tests.io.queues_support import running_engine
 from tests.protocols.queue_world import Taker, World
 

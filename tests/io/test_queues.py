@@ -15,8 +15,8 @@ from dep2p.errors import (
     QueueFullError,
     QueueNotFoundError,
 )
-from dep2p.io.queue_consumer import Messages, QueueMessage
 from dep2p.limits import Limits
+from dep2p.queues.consumer import Messages, QueueMessage
 from tests.io.queues_support import queue_sides
 
 

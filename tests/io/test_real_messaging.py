@@ -12,8 +12,8 @@ from dep2p.errors import NoHandlerError, StreamClosedError
 from dep2p.host.host import LibP2PHost
 from dep2p.host.interface import Connection
 from dep2p.identity import Identity
-from dep2p.io.messaging import MessageStream, Messaging, Notice, Request
 from dep2p.limits import Limits
+from dep2p.messaging.service import MessageStream, Messaging, Notice, Request
 from dep2p.types import PeerId
 from tests.io.support import REALM
 

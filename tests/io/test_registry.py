@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from dep2p.io.messaging import MessageStream, Messaging, Notice, Request
+from dep2p.messaging.service import MessageStream, Messaging, Notice, Request
 from tests.io.support import settled, sides
 
 

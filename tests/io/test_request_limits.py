@@ -9,8 +9,8 @@ from dep2p.errors import (
     RateLimitedError,
     RequestTimeoutError,
 )
-from dep2p.io.messaging import Request
 from dep2p.limits import Limits
+from dep2p.messaging.service import Request
 from tests.io.support import Side, quietly, settled, sides
 
 

@@ -14,9 +14,9 @@ from dep2p.errors import (
     OverloadedError,
     RequestTimeoutError,
 )
-from dep2p.io.messaging import Request
 from dep2p.limits import Limits
-from dep2p.testing.memory import MemoryNetwork
+from dep2p.messaging.service import Request
+from dep2p.testing.memory.network import MemoryNetwork
 from tests.io.support import settled, sides
 
 

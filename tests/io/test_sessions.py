@@ -19,12 +19,12 @@ from dep2p.errors import (
     SessionResetError,
     SessionTokenError,
 )
-from dep2p.io.sessions import OpenSession, Session
-from dep2p.io.sessions_served import SessionRequest
 from dep2p.limits import Limits
-from dep2p.protocols.ordered.frames import PUSH
-from dep2p.protocols.ordered.options import SessionOptions
-from dep2p.testing.memory import MemoryNetwork
+from dep2p.protocols.sessions.options import SessionOptions
+from dep2p.protocols.sessions.wire import PUSH
+from dep2p.sessions.server_session import SessionRequest
+from dep2p.sessions.service import OpenSession, Session
+from dep2p.testing.memory.network import MemoryNetwork
 from tests.io.sessions_support import SessionSide, forever, session_sides, take
 
 

@@ -5,8 +5,8 @@ import trio
 import trio.testing
 
 from dep2p.errors import HandlerError, SessionClosedError, SessionFailedError
-from dep2p.io.sessions import OpenSession, Session
-from dep2p.io.sessions_served import SessionRequest
+from dep2p.sessions.server_session import SessionRequest
+from dep2p.sessions.service import OpenSession, Session
 from tests.io.sessions_support import session_sides
 
 

@@ -9,8 +9,8 @@ import trio.testing
 from dep2p.errors import ErrorCode, StreamClosedError
 from dep2p.host.interface import ByteStream
 from dep2p.limits import Limits
-from dep2p.protocols.frame import Frame, FrameDecoder, decode_error, encode_frame
-from dep2p.protocols.ordered.frames import (
+from dep2p.protocols.sessions.options import SessionOptions
+from dep2p.protocols.sessions.wire import (
     Answer,
     Resume,
     decode_answer,
@@ -21,7 +21,7 @@ from dep2p.protocols.ordered.frames import (
     encode_resume,
     push_header,
 )
-from dep2p.protocols.ordered.options import SessionOptions
+from dep2p.protocols.wire.frame import Frame, FrameDecoder, decode_error, encode_frame
 from tests.io.sessions_support import SessionSide, forever, session_sides, take
 
 RESUME = Resume(b"0123456789abcdef", 0, 0, 0, 64, 1_000, 0, "x", b"")

@@ -10,8 +10,8 @@ from dep2p.errors import (
     LocalProtocolError,
     StreamClosedError,
 )
-from dep2p.io.messaging import MessageStream
 from dep2p.limits import Limits
+from dep2p.messaging.service import MessageStream
 from tests.io.support import settled, sides
 
 

@@ -12,9 +12,9 @@ from dep2p.errors import (
     RequestTimeoutError,
     StreamClosedError,
 )
-from dep2p.io.messaging import MessageStream
 from dep2p.limits import Limits
-from dep2p.testing.memory import MemoryNetwork
+from dep2p.messaging.service import MessageStream
+from dep2p.testing.memory.network import MemoryNetwork
 from tests.io.support import settled, sides
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from dep2p.io.trace_files import TraceFiles
-from dep2p.io.trace_settings import TraceSettings
 from dep2p.traces.files import SUFFIX, ReadProblems, read_events, scan_frames, trace_files
 from dep2p.traces.salvage import salvage
 from dep2p.traces.schema import SCHEMA_VERSION, Event, Publish
+from dep2p.tracing.file_writer import TraceFiles
+from dep2p.tracing.settings import TraceSettings
 
 T_US = 1_577_836_800_000_000
 NODE = "12D3KooWnode"

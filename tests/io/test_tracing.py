@@ -12,10 +12,10 @@ import trio.testing
 
 from dep2p import HandlerError, MessageStream, Node, NoHandlerError, Notice, Realm, Request
 from dep2p.errors import TraceError, TraceRunningError
-from dep2p.io.trace_log import TraceLog
-from dep2p.io.trace_settings import TraceSettings
 from dep2p.traces.files import parse_file_name, read_events, trace_files
 from dep2p.traces.schema import SCHEMA_VERSION, Join
+from dep2p.tracing.event_log import TraceLog
+from dep2p.tracing.settings import TraceSettings
 from dep2p.types import PeerId
 from tests.io.pubsub_support import joined, pubsub_nodes, take, until
 

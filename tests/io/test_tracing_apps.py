@@ -13,9 +13,9 @@ import trio.testing
 
 from dep2p import MessageStream, Notice
 from dep2p.errors import SessionGapError
-from dep2p.io.sessions import Session
-from dep2p.io.trace_queues import queue_message_id
-from dep2p.io.trace_settings import TraceSettings
+from dep2p.queues.trace_events import queue_message_id
+from dep2p.sessions.service import Session
+from dep2p.tracing.settings import TraceSettings
 from tests.io.pubsub_support import joined, pubsub_nodes, take, until
 from tests.io.test_tracing import BARE, events_in, of_kind
 

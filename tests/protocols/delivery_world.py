@@ -12,7 +12,7 @@ from dep2p.protocols.delivery.receiver import ReceiverLane
 from dep2p.protocols.delivery.sender import DeliveryPolicy, Outgoing, SenderLane
 from dep2p.protocols.delivery.states import ENDS, FOLLOWS, State
 from dep2p.protocols.delivery.wire import Hello, decode_ack, decode_hello, encode_hello, split_ack
-from dep2p.protocols.frame import FrameDecoder, FrameType, encode_frame
+from dep2p.protocols.wire.frame import FrameDecoder, FrameType, encode_frame
 
 EPOCH = b"epoch--1"
 

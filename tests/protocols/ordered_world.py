@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from random import Random
 
 from dep2p.errors import AlreadyRespondedError, ProtocolError, SessionClosedError, SessionFullError
-from dep2p.protocols.frame import Frame, FrameDecoder
-from dep2p.protocols.ordered.client import ClientSession
-from dep2p.protocols.ordered.frames import (
+from dep2p.protocols.sessions.client import ClientSession
+from dep2p.protocols.sessions.options import SessionOptions
+from dep2p.protocols.sessions.server import ServerSession
+from dep2p.protocols.sessions.wire import (
     AFTER,
     BEFORE,
     END,
@@ -23,8 +24,7 @@ from dep2p.protocols.ordered.frames import (
     decode_resume,
     read_reset,
 )
-from dep2p.protocols.ordered.options import SessionOptions
-from dep2p.protocols.ordered.server import ServerSession
+from dep2p.protocols.wire.frame import Frame, FrameDecoder
 
 _ID = b"0123456789abcdef"
 _HELLO_TIMEOUT_S = 10.0

@@ -15,15 +15,15 @@ from functools import partial
 from typing import Any
 
 from dep2p.errors import NotInFlightError, QueueFullError
-from dep2p.protocols.bounded_cbor import encode_canonical
-from dep2p.protocols.queue.book import QueueBook
-from dep2p.protocols.queue.consumer import Delivery
-from dep2p.protocols.queue.message import NewMessage
-from dep2p.protocols.queue.options import QueueOptions
-from dep2p.protocols.queue.ordering.exclusive import ExclusiveChannel, ExclusiveConsumer
-from dep2p.protocols.queue.ordering.group import Lease
-from dep2p.protocols.queue.ordering.member import Beat, Heartbeat, Lost, MemberCore, Revoked, Unlock
-from dep2p.protocols.queue.queue import Publish, Queue
+from dep2p.protocols.queues.consumer import Delivery
+from dep2p.protocols.queues.exclusive_channel import ExclusiveChannel, ExclusiveConsumer
+from dep2p.protocols.queues.message import NewMessage
+from dep2p.protocols.queues.options import QueueOptions
+from dep2p.protocols.queues.ordering.consumer_group import Lease
+from dep2p.protocols.queues.ordering.group_member import Beat, Heartbeat, Lost, MemberCore, Revoked, Unlock
+from dep2p.protocols.queues.queue import Publish, Queue
+from dep2p.protocols.queues.registry import QueueBook
+from dep2p.protocols.wire.cbor import encode_canonical
 from dep2p.storage.memory import MemoryStore
 
 START_US = 1_700_000_000_000_000

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from dep2p.errors import QueueFullError, QueueMovedError
-from dep2p.protocols.bounded_cbor import encode_canonical
-from dep2p.protocols.queue.message import NewMessage
-from dep2p.protocols.queue.options import QueueOptions
-from dep2p.protocols.queue.ordering.group import Lease
-from dep2p.protocols.queue.ordering.placement import Place, Placement, narrowed_by, ranges_of
-from dep2p.protocols.queue.queue import Publish
+from dep2p.protocols.queues.message import NewMessage
+from dep2p.protocols.queues.options import QueueOptions
+from dep2p.protocols.queues.ordering.consumer_group import Lease
+from dep2p.protocols.queues.ordering.placement import Place, Placement, narrowed_by, ranges_of
+from dep2p.protocols.queues.queue import Publish
+from dep2p.protocols.wire.cbor import encode_canonical
 from dep2p.storage.memory import MemoryStore
 from tests.protocols.ordering_world import START_US, Agenda, Handler, Keeper, Order, OrderBrokenError, Plan, SimConsumer
 

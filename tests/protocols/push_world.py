@@ -6,9 +6,9 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from dep2p.protocols.queue.flows.backoff import Backoff
-from dep2p.protocols.queue.flows.process_queue import Entry
-from dep2p.protocols.queue.flows.push_consumer import (
+from dep2p.protocols.queues.clients.backoff import Backoff
+from dep2p.protocols.queues.clients.process_queue import Entry
+from dep2p.protocols.queues.clients.push_consumer import (
     Arrived,
     Cancel,
     Effect,
@@ -20,7 +20,7 @@ from dep2p.protocols.queue.flows.push_consumer import (
     Tell,
     Told,
 )
-from dep2p.protocols.queue_wire import Settle
+from dep2p.protocols.queues.wire import Settle
 
 TIMEOUT_S = 60.0
 TIMEOUT_MAX_S = 300.0

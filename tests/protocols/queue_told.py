@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from dep2p.protocols.queue.book import QueueBook
-from dep2p.protocols.queue.channel_places import ChannelPlaces
-from dep2p.protocols.queue.consumer import Held
-from dep2p.protocols.queue.message import Message
-from dep2p.protocols.queue.queue import Queue, Run
+from dep2p.protocols.queues.consumer import Held
+from dep2p.protocols.queues.cursor import ChannelPlaces
+from dep2p.protocols.queues.message import Message
+from dep2p.protocols.queues.queue import Queue, Run
+from dep2p.protocols.queues.registry import QueueBook
 
 _COUNTED = {
     "handed_out": ("delivered",),

@@ -4,13 +4,13 @@ import copy
 from collections.abc import Callable, Sequence
 
 from dep2p.errors import StoreError, StoreUnknownError
-from dep2p.protocols.queue.book import QueueBook
-from dep2p.protocols.queue.channel import Channel
-from dep2p.protocols.queue.consumer import Consumer, Delivery
-from dep2p.protocols.queue.message import NewMessage
-from dep2p.protocols.queue.options import QueueOptions
-from dep2p.protocols.queue.queue import Publish, Queue
-from dep2p.protocols.queue.records import StoreBatch
+from dep2p.protocols.queues.channel import Channel
+from dep2p.protocols.queues.consumer import Consumer, Delivery
+from dep2p.protocols.queues.message import NewMessage
+from dep2p.protocols.queues.options import QueueOptions
+from dep2p.protocols.queues.queue import Publish, Queue
+from dep2p.protocols.queues.records import StoreBatch
+from dep2p.protocols.queues.registry import QueueBook
 from dep2p.storage.memory import MemoryStore
 from tests.protocols.queue_told import Told
 

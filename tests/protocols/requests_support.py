@@ -1,11 +1,11 @@
 """A requester and a responder to be tested, and frames between them."""
 
 from dep2p.limits import Limits
-from dep2p.protocols.admission import PeerLoad
-from dep2p.protocols.frame import HEADERS, Frame, FrameDecoder, FrameType
-from dep2p.protocols.headers import Key, encode_headers
-from dep2p.protocols.payload import PayloadReader
-from dep2p.protocols.request import Abandon, Answer, Begin, Job, Requester, RequestPolicy, Responder
+from dep2p.protocols.messaging.admission import PeerLoad
+from dep2p.protocols.messaging.request import Abandon, Answer, Begin, Job, Requester, RequestPolicy, Responder
+from dep2p.protocols.wire.frame import HEADERS, Frame, FrameDecoder, FrameType
+from dep2p.protocols.wire.headers import Key, encode_headers
+from dep2p.protocols.wire.payload import PayloadReader
 
 LIMITS = Limits(handlers_per_peer_max=3, message_bytes_max=1_000)
 

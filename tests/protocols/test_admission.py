@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dep2p.errors import ErrorCode
 from dep2p.limits import Limits
-from dep2p.protocols.admission import HandlerQueue, PeerLoad
+from dep2p.protocols.messaging.admission import HandlerQueue, PeerLoad
 from dep2p.types import PeerId
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")

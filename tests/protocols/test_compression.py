@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dep2p.errors import ErrorCode, ProtocolError
-from dep2p.protocols.compression import Compression, Zstd
+from dep2p.protocols.wire.compression import Compression, Zstd
 
 CAP = 100_000
 

@@ -25,8 +25,8 @@ from dep2p.protocols.delivery.wire import (
     fits_batch,
     split_ack,
 )
-from dep2p.protocols.frame import HEADERS, Frame, FrameDecoder, FrameType
-from dep2p.protocols.headers import HeaderReader, Key, encode_headers
+from dep2p.protocols.wire.frame import HEADERS, Frame, FrameDecoder, FrameType
+from dep2p.protocols.wire.headers import HeaderReader, Key, encode_headers
 
 EPOCH = bytes(range(8))
 

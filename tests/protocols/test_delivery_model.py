@@ -11,7 +11,7 @@ from dep2p.protocols.delivery.receiver import ReceiverLane
 from dep2p.protocols.delivery.sender import DeliveryPolicy, Outgoing, SenderLane
 from dep2p.protocols.delivery.states import ENDS, FOLLOWS, State
 from dep2p.protocols.delivery.wire import decode_ack, decode_hello, encode_hello, split_ack
-from dep2p.protocols.frame import Frame, FrameDecoder, FrameType, encode_frame
+from dep2p.protocols.wire.frame import Frame, FrameDecoder, FrameType, encode_frame
 
 _EPOCH = b"12345678"
 _POLICY = DeliveryPolicy(ack_timeout_s=5.0, retries_max=2, age_max_s=60.0)

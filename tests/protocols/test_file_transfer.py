@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dep2p.errors import LocalProtocolError, ProtocolError
-from dep2p.protocols.file_transfer import (
+from dep2p.protocols.messaging.file_transfer import (
     CONTROL_ITEM_BYTES_MAX,
     DATA_ITEM_BYTES_MAX,
     FILE_BYTES_MAX,

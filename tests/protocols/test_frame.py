@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dep2p.errors import ErrorCode, LocalProtocolError, ProtocolError
-from dep2p.protocols.frame import (
+from dep2p.protocols.wire.frame import (
     COMPRESSED,
     ENCRYPTED,
     FINAL,

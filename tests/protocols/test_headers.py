@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dep2p.errors import ProtocolError
-from dep2p.protocols.headers import (
+from dep2p.protocols.wire.headers import (
     HeaderReader,
     Key,
     app_headers,

@@ -1,8 +1,8 @@
 """Up and down are told with a grace period, and a flapping member is not told of."""
 
 from dep2p.identity import Identity
-from dep2p.protocols.member_keep import KeepChoice
-from dep2p.protocols.member_presence import MemberPresence, PresenceChanged
+from dep2p.protocols.realm.peer_selection import KeepChoice
+from dep2p.protocols.realm.presence import MemberPresence, PresenceChanged
 from dep2p.types import PeerId
 
 PEER = Identity(bytes([1]) * 32).peer_id

@@ -9,8 +9,19 @@ from hypothesis import strategies as st
 
 from dep2p.errors import ProtocolError
 from dep2p.identity import Identity
-from dep2p.protocols.frame import Frame, FrameDecoder, FrameType
-from dep2p.protocols.member_messages import (
+from dep2p.protocols.realm.keys import derive_keys, keyed_mac, length_prefixed
+from dep2p.protocols.realm.member_record import (
+    LIFE_MS,
+    LIFE_MS_MAX,
+    RECORD_BYTES_MAX,
+    SEQ_MAX,
+    SKEW_MS,
+    MemberRecord,
+    fitting_addrs,
+    seal_record,
+    verify_record,
+)
+from dep2p.protocols.realm.messages import (
     ENTRIES_PER_MESSAGE_MAX,
     MEMBERS_PAYLOAD_BYTES_MAX,
     Digest,
@@ -23,18 +34,7 @@ from dep2p.protocols.member_messages import (
     encode_summary,
     encode_want,
 )
-from dep2p.protocols.member_record import (
-    LIFE_MS,
-    LIFE_MS_MAX,
-    RECORD_BYTES_MAX,
-    SEQ_MAX,
-    SKEW_MS,
-    MemberRecord,
-    fitting_addrs,
-    seal_record,
-    verify_record,
-)
-from dep2p.protocols.realm_keys import derive_keys, keyed_mac, length_prefixed
+from dep2p.protocols.wire.frame import Frame, FrameDecoder, FrameType
 
 KEYS = derive_keys(bytes(range(32)))
 OTHER = derive_keys(bytes(32))

@@ -8,12 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dep2p.identity import Identity
-from dep2p.protocols.frame import FrameDecoder
-from dep2p.protocols.member_messages import Digest, Records, Summary, Want, decode_members
-from dep2p.protocols.member_record import LIFE_MS, SKEW_MS, MemberRecord, State, seal_record
-from dep2p.protocols.member_store import Applied, OwnRecordSeen, RecordStore, Refused
-from dep2p.protocols.member_sync import INVALID_PER_LINK_MAX, SendFrames
-from dep2p.protocols.member_table import (
+from dep2p.protocols.realm.anti_entropy import INVALID_PER_LINK_MAX, SendFrames
+from dep2p.protocols.realm.keys import derive_keys
+from dep2p.protocols.realm.member_record import LIFE_MS, SKEW_MS, MemberRecord, State, seal_record
+from dep2p.protocols.realm.member_table import (
     AddrsChanged,
     ClockObserved,
     CloseLink,
@@ -32,7 +30,9 @@ from dep2p.protocols.member_table import (
     TableEffect,
     TableEvent,
 )
-from dep2p.protocols.realm_keys import derive_keys
+from dep2p.protocols.realm.messages import Digest, Records, Summary, Want, decode_members
+from dep2p.protocols.realm.record_store import Applied, OwnRecordSeen, RecordStore, Refused
+from dep2p.protocols.wire.frame import FrameDecoder
 from dep2p.types import PeerId
 
 KEYS = derive_keys(bytes(range(32)))

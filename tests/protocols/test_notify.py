@@ -4,11 +4,11 @@ import pytest
 
 from dep2p.errors import ErrorCode, ProtocolError
 from dep2p.limits import Limits
-from dep2p.protocols.compression import Zstd
-from dep2p.protocols.frame import COMPRESSED, FINAL, HEADERS, Frame, FrameType
-from dep2p.protocols.headers import encode_headers
-from dep2p.protocols.notify import NotifyInbox
-from dep2p.protocols.payload import PayloadReader
+from dep2p.protocols.messaging.notify import NotifyInbox
+from dep2p.protocols.wire.compression import Zstd
+from dep2p.protocols.wire.frame import COMPRESSED, FINAL, HEADERS, Frame, FrameType
+from dep2p.protocols.wire.headers import encode_headers
+from dep2p.protocols.wire.payload import PayloadReader
 
 
 def inbox(items_max: int = 10, bytes_max: int = 10_000) -> NotifyInbox:

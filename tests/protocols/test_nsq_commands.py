@@ -19,7 +19,7 @@ from dep2p.protocols.nsq.commands import (
     Touch,
     split_mpub,
 )
-from dep2p.protocols.nsq.failure import NsqError
+from dep2p.protocols.nsq.errors import NsqError
 from dep2p.protocols.nsq.frames import FRAME_ERROR, FRAME_MESSAGE, encode_frame, encode_message
 from dep2p.protocols.nsq.identify import identify_answer, parse_identify
 from dep2p.protocols.nsq.limits import NsqLimits

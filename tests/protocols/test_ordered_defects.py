@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from dep2p.errors import AlreadyRespondedError, ErrorCode, MessageTooLargeError, ProtocolError
-from dep2p.protocols.frame import Frame, FrameDecoder, FrameType
-from dep2p.protocols.ordered.client import ClientSession
-from dep2p.protocols.ordered.frames import AFTER, BEFORE, FAILURE, PUSH, RESET, RESPONSE, SKIP, Push, decode_resume
-from dep2p.protocols.ordered.options import SessionOptions
-from dep2p.protocols.ordered.server import ServerSession
+from dep2p.protocols.sessions.client import ClientSession
+from dep2p.protocols.sessions.options import SessionOptions
+from dep2p.protocols.sessions.server import ServerSession
+from dep2p.protocols.sessions.wire import AFTER, BEFORE, FAILURE, PUSH, RESET, RESPONSE, SKIP, Push, decode_resume
+from dep2p.protocols.wire.frame import Frame, FrameDecoder, FrameType
 from tests.protocols.ordered_old import OldBindings, OldQueue, OldSender
 
 _OPTIONS = SessionOptions(items_max=1_000)

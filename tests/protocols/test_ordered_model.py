@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dep2p.errors import AlreadyRespondedError, LocalProtocolError, ProtocolError, SessionFullError
-from dep2p.protocols.frame import Frame, FrameDecoder
-from dep2p.protocols.ordered.client import ClientSession
-from dep2p.protocols.ordered.frames import (
+from dep2p.protocols.sessions.client import ClientSession
+from dep2p.protocols.sessions.options import SessionOptions
+from dep2p.protocols.sessions.server import ServerSession
+from dep2p.protocols.sessions.wire import (
     AFTER,
     BEFORE,
     FAILURE,
@@ -20,8 +21,7 @@ from dep2p.protocols.ordered.frames import (
     encode_failure,
     read_reset,
 )
-from dep2p.protocols.ordered.options import SessionOptions
-from dep2p.protocols.ordered.server import ServerSession
+from dep2p.protocols.wire.frame import Frame, FrameDecoder
 
 _OPTIONS = SessionOptions(
     items_max=6,

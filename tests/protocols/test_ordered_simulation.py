@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from dep2p.protocols.ordered.options import SessionOptions
+from dep2p.protocols.sessions.options import SessionOptions
 from tests.protocols.ordered_world import Faults, World
 
 _SEEDS = int(os.environ.get("DEP2P_SESSION_SEEDS", "50"))

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from dep2p.errors import ErrorCode
-from dep2p.protocols.frame import FrameDecoder, encode_frame
-from dep2p.protocols.ordered.frames import (
+from dep2p.protocols.sessions.resume_token import SessionToken, decode_token, encode_token
+from dep2p.protocols.sessions.wire import (
     AFTER,
     BEFORE,
     END,
@@ -35,7 +35,7 @@ from dep2p.protocols.ordered.frames import (
     push_header,
     read_items,
 )
-from dep2p.protocols.ordered.token import SessionToken, decode_token, encode_token
+from dep2p.protocols.wire.frame import FrameDecoder, encode_frame
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "spec" / "session.md").read_text(encoding="utf-8")
 [_TABLE] = re.findall(r"```\n(.*?)```", _PAGE[_PAGE.index("## 8. Vectors") :], flags=re.DOTALL)

@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dep2p.errors import LockLostError, ProtocolError, StoreError
-from dep2p.protocols.bounded_cbor import encode_canonical
-from dep2p.protocols.queue.consumer import Delivery
-from dep2p.protocols.queue.message import NewMessage
-from dep2p.protocols.queue.names import logical_partition
-from dep2p.protocols.queue.ordering.allocation import Strategy, allocate
-from dep2p.protocols.queue.ordering.exclusive import ExclusiveChannel, ExclusiveConsumer
-from dep2p.protocols.queue.ordering.group import Freed, Granted, Group, Lease, Tell
-from dep2p.protocols.queue.ordering.lines import Lines, key_of
-from dep2p.protocols.queue.ordering.member import Beat, Lost, MemberCore, Revoked, State, Unlock
-from dep2p.protocols.queue.queue import Queue
-from dep2p.protocols.queue.records import StoreBatch
+from dep2p.protocols.queues.consumer import Delivery
+from dep2p.protocols.queues.exclusive_channel import ExclusiveChannel, ExclusiveConsumer
+from dep2p.protocols.queues.message import NewMessage
+from dep2p.protocols.queues.names import logical_partition
+from dep2p.protocols.queues.ordering.assignment import Strategy, allocate
+from dep2p.protocols.queues.ordering.consumer_group import Freed, Granted, Group, Lease, Tell
+from dep2p.protocols.queues.ordering.group_member import Beat, Lost, MemberCore, Revoked, State, Unlock
+from dep2p.protocols.queues.ordering.key_queues import Lines, key_of
+from dep2p.protocols.queues.queue import Queue
+from dep2p.protocols.queues.records import StoreBatch
+from dep2p.protocols.wire.cbor import encode_canonical
 from tests.protocols.queue_world import World
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
@@ -185,7 +185,7 @@ def test_a_lock_whose_release_was_lost_on_the_way_is_free_with_the_next_heartbea
 
 
 def _stored(group: Group) -> object:
-    from dep2p.protocols.bounded_cbor import decode_bounded
+    from dep2p.protocols.wire.cbor import decode_bounded
 
     return decode_bounded(encode_canonical(group.to_value()), "a group", depth_max=8, entries_max=1_000)
 

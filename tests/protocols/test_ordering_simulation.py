@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from dep2p.protocols.queue.book import QueueBook
-from dep2p.protocols.queue.ordering.exclusive import ExclusiveChannel
-from dep2p.protocols.queue.ordering.group import Group, Lease
-from dep2p.protocols.queue.ordering.lines import Lines
-from dep2p.protocols.queue.ordering.member import MemberCore, State
-from dep2p.protocols.queue.ordering.routes import Route
+from dep2p.protocols.queues.exclusive_channel import ExclusiveChannel
+from dep2p.protocols.queues.ordering.consumer_group import Group, Lease
+from dep2p.protocols.queues.ordering.group_member import MemberCore, State
+from dep2p.protocols.queues.ordering.key_queues import Lines
+from dep2p.protocols.queues.ordering.route_table import Route
+from dep2p.protocols.queues.registry import QueueBook
 from tests.protocols.ordering_world import OrderBrokenError, Plan, World
 
 SEEDS = int(os.environ.get("DEP2P_ORDER_SEEDS", "24"))
@@ -89,7 +89,7 @@ def test_mutant_without_the_scope_of_the_lease(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_mutant_whose_keeper_does_not_wait_for_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dep2p.protocols.queue.ordering.group._DRIFT", 0.5)
+    monkeypatch.setattr("dep2p.protocols.queues.ordering.consumer_group._DRIFT", 0.5)
     assert "two consumers" in _first_broken(Plan())
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from dep2p.errors import ErrorCode, MessageTooLargeError, ProtocolError
 from dep2p.limits import Limits
-from dep2p.protocols.compression import Compression, Zstd
-from dep2p.protocols.frame import COMPRESSED, FINAL, HEADERS, Frame
-from dep2p.protocols.headers import Key
-from dep2p.protocols.payload import HeaderEncoder, PayloadReader, compressed_body, required_name
+from dep2p.protocols.wire.compression import Compression, Zstd
+from dep2p.protocols.wire.frame import COMPRESSED, FINAL, HEADERS, Frame
+from dep2p.protocols.wire.headers import Key
+from dep2p.protocols.wire.payload import HeaderEncoder, PayloadReader, compressed_body, required_name
 
 LIMITS = Limits(message_bytes_max=5_000, headers_bytes_max=200, compress_bytes_min=100)
 

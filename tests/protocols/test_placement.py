@@ -6,13 +6,11 @@ import pytest
 
 from dep2p.errors import ProtocolError, QueueMovedError, QueuePlacedError
 from dep2p.identity import Identity
-from dep2p.protocols.bounded_cbor import encode_canonical
-from dep2p.protocols.queue.book import QueueBook
-from dep2p.protocols.queue.message import NewMessage
-from dep2p.protocols.queue.names import logical_partition
-from dep2p.protocols.queue.options import QueueOptions
-from dep2p.protocols.queue.ordering.exclusive import ExclusiveChannel
-from dep2p.protocols.queue.ordering.placement import (
+from dep2p.protocols.queues.exclusive_channel import ExclusiveChannel
+from dep2p.protocols.queues.message import NewMessage
+from dep2p.protocols.queues.names import logical_partition
+from dep2p.protocols.queues.options import QueueOptions
+from dep2p.protocols.queues.ordering.placement import (
     Place,
     Placement,
     Served,
@@ -23,7 +21,9 @@ from dep2p.protocols.queue.ordering.placement import (
     readable,
     share_name,
 )
-from dep2p.protocols.queue.ordering.routes import RouteTable
+from dep2p.protocols.queues.ordering.route_table import RouteTable
+from dep2p.protocols.queues.registry import QueueBook
+from dep2p.protocols.wire.cbor import encode_canonical
 from dep2p.storage.memory import MemoryStore
 
 PLACES = {1: Place("A", "q.1"), 2: Place("B", "q.2"), 3: Place("A", "q.3"), 4: Place("C", "q.4")}

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from dep2p.protocols.queue.ordering.exclusive import ExclusiveChannel
-from dep2p.protocols.queue.ordering.placement import Served
-from dep2p.protocols.queue.ordering.routes import Route
-from dep2p.protocols.queue.placed import PlacedParts
+from dep2p.protocols.queues.exclusive_channel import ExclusiveChannel
+from dep2p.protocols.queues.ordering.placement import Served
+from dep2p.protocols.queues.ordering.route_table import Route
+from dep2p.protocols.queues.placed import PlacedParts
 from tests.protocols.ordering_world import OrderBrokenError
 from tests.protocols.placement_world import Node, PlacedPlan, PlacedWorld, Process
 

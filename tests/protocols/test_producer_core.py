@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dep2p.protocols.queue.flows.backoff import Backoff
-from dep2p.protocols.queue.flows.producer import (
+from dep2p.protocols.queues.clients.backoff import Backoff
+from dep2p.protocols.queues.clients.destinations import Kind, RouteCache
+from dep2p.protocols.queues.clients.producer import (
     Dispatch,
     Failure,
     FetchRoute,
@@ -24,9 +25,8 @@ from dep2p.protocols.queue.flows.producer import (
     Send,
     Taken,
 )
-from dep2p.protocols.queue.flows.routes import Kind, RouteCache
-from dep2p.protocols.queue.names import logical_partition
-from dep2p.protocols.queue.ordering.routes import RouteTable
+from dep2p.protocols.queues.names import logical_partition
+from dep2p.protocols.queues.ordering.route_table import RouteTable
 
 SEEDS = int(os.environ.get("DEP2P_SEEDS", "40"))
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dep2p.protocols.queue.flows.backoff import Backoff
-from dep2p.protocols.queue.flows.process_queue import Entry, Line, Phase, ProcessQueue
-from dep2p.protocols.queue.flows.push_consumer import (
+from dep2p.protocols.queues.clients.backoff import Backoff
+from dep2p.protocols.queues.clients.process_queue import Entry, Line, Phase, ProcessQueue
+from dep2p.protocols.queues.clients.push_consumer import (
     Arrived,
     Cancel,
     Effect,
@@ -22,7 +22,7 @@ from dep2p.protocols.queue.flows.push_consumer import (
     Tell,
     Told,
 )
-from dep2p.protocols.queue_wire import Settle
+from dep2p.protocols.queues.wire import Settle
 from tests.protocols.push_world import PushWorld
 
 SEEDS = int(os.environ.get("DEP2P_SEEDS", "40"))

@@ -11,13 +11,13 @@ from dep2p.errors import (
     QueueNotFoundError,
     StoreFullError,
 )
-from dep2p.protocols.bounded_cbor import encode_canonical
-from dep2p.protocols.queue.filters import Filter
-from dep2p.protocols.queue.history import failures_of
-from dep2p.protocols.queue.message import NewMessage
-from dep2p.protocols.queue.names import check_name, logical_partition, ranges
-from dep2p.protocols.queue.options import QueueOptions, options_from
-from dep2p.protocols.queue.queue import Publish
+from dep2p.protocols.queues.failure_history import failures_of
+from dep2p.protocols.queues.filters import Filter
+from dep2p.protocols.queues.message import NewMessage
+from dep2p.protocols.queues.names import check_name, logical_partition, ranges
+from dep2p.protocols.queues.options import QueueOptions, options_from
+from dep2p.protocols.queues.queue import Publish
+from dep2p.protocols.wire.cbor import encode_canonical
 from tests.protocols.queue_world import World, seqs
 
 

@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dep2p.errors import StoreError
-from dep2p.protocols.queue.channel_places import EPHEMERAL_BACKLOG_MAX
-from dep2p.protocols.queue.message import NewMessage
-from dep2p.protocols.queue.queue import Publish
-from dep2p.protocols.queue.ranges import Ranges, as_ranges
+from dep2p.protocols.queues.cursor import EPHEMERAL_BACKLOG_MAX
+from dep2p.protocols.queues.message import NewMessage
+from dep2p.protocols.queues.queue import Publish
+from dep2p.protocols.queues.range_set import Ranges, as_ranges
 from tests.protocols.queue_world import World, seqs
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dep2p.protocols.queue.keepers import AWAY_S, NODES_MAX, STANDBY_S, Keepers
+from dep2p.protocols.queues.failover_group import AWAY_S, NODES_MAX, STANDBY_S, Keepers
 
 
 def test_a_member_alone_is_always_asked() -> None:

@@ -1,8 +1,8 @@
 """Messages in memory: bounded, the oldest go first, and what is gone leaves nothing behind."""
 
-from dep2p.protocols.queue.log import LogCache, PartitionLog
-from dep2p.protocols.queue.message import OVERHEAD_BYTES, Message
-from dep2p.protocols.queue.records import PartitionRecord
+from dep2p.protocols.queues.message import OVERHEAD_BYTES, Message
+from dep2p.protocols.queues.partition_log import LogCache, PartitionLog
+from dep2p.protocols.queues.records import PartitionRecord
 
 SIZE = 100
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dep2p.errors import ProtocolError
-from dep2p.protocols.queue.names import logical_partition
-from dep2p.protocols.queue.ordering.routes import Barrier, Route, RouteTable, java31_partition
+from dep2p.protocols.queues.names import logical_partition
+from dep2p.protocols.queues.ordering.route_table import Barrier, Route, RouteTable, java31_partition
 
 
 def test_hash_vectors() -> None:

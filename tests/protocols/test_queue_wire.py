@@ -3,10 +3,10 @@
 import pytest
 
 from dep2p.errors import ProtocolError
-from dep2p.protocols import queue_wire as wire
-from dep2p.protocols import queue_wire_exclusive as fenced
-from dep2p.protocols.frame import FrameDecoder
-from dep2p.protocols.queue_wire import Delivered, Point, Result, Settle, Settled, WireMessage
+from dep2p.protocols.queues import wire
+from dep2p.protocols.queues import wire_exclusive as fenced
+from dep2p.protocols.queues.wire import Delivered, Point, Result, Settle, Settled, WireMessage
+from dep2p.protocols.wire.frame import FrameDecoder
 
 
 def payload_of(frame: bytes, type_: int, req_id: int) -> bytes:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dep2p.protocols.rate_limit import TokenBucket
+from dep2p.protocols.messaging.rate_limit import TokenBucket
 
 
 def test_the_burst_is_there_at_once_and_then_the_rate() -> None:

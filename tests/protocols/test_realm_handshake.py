@@ -17,9 +17,7 @@ from dep2p.errors import (
     WireError,
 )
 from dep2p.identity import Identity
-from dep2p.protocols.frame import FrameDecoder, FrameType, encode_error, encode_frame
-from dep2p.protocols.headers import Key, encode_headers
-from dep2p.protocols.realm_handshake import (
+from dep2p.protocols.realm.handshake import (
     HandshakeBytes,
     HandshakeEffect,
     HandshakeFailed,
@@ -30,7 +28,9 @@ from dep2p.protocols.realm_handshake import (
     SendBytes,
     check_features,
 )
-from dep2p.protocols.realm_keys import RealmKeys, derive_keys, handshake_proof
+from dep2p.protocols.realm.keys import RealmKeys, derive_keys, handshake_proof
+from dep2p.protocols.wire.frame import FrameDecoder, FrameType, encode_error, encode_frame
+from dep2p.protocols.wire.headers import Key, encode_headers
 from dep2p.types import PeerId, peer_id_bytes
 
 KEYS = derive_keys(bytes(range(32)))

@@ -3,9 +3,9 @@
 import pytest
 
 from dep2p.errors import ProtocolError
-from dep2p.protocols.bounded_cbor import decode_bounded, encode_canonical
-from dep2p.protocols.realm_failures import FailureLimit, address_key
-from dep2p.protocols.realm_keys import Side, derive_keys, handshake_proof, stretch_passphrase
+from dep2p.protocols.realm.handshake_limits import FailureLimit, address_key
+from dep2p.protocols.realm.keys import Side, derive_keys, handshake_proof, stretch_passphrase
+from dep2p.protocols.wire.cbor import decode_bounded, encode_canonical
 
 PSK = bytes(range(32))
 REALM_ID = "24ce373b1aa775394207392be0df98d0fdc7abdf3a327ec74f4a9907cd1f7c16"

@@ -6,18 +6,18 @@ from pathlib import Path
 import cbor2
 
 from dep2p.identity import Identity
-from dep2p.protocols.member_messages import encode_digest, encode_summary, encode_want
-from dep2p.protocols.member_record import LIFE_MS, MemberRecord, seal_record
-from dep2p.protocols.member_store import Applied, RecordStore
-from dep2p.protocols.realm_handshake import (
+from dep2p.protocols.realm.handshake import (
     HandshakeBytes,
     HandshakeInitiator,
     HandshakeResponder,
     PeerProved,
     SendBytes,
 )
-from dep2p.protocols.realm_keys import derive_keys, handshake_proof, stretch_passphrase
-from dep2p.realm.secret import Realm
+from dep2p.protocols.realm.keys import derive_keys, handshake_proof, stretch_passphrase
+from dep2p.protocols.realm.member_record import LIFE_MS, MemberRecord, seal_record
+from dep2p.protocols.realm.messages import encode_digest, encode_summary, encode_want
+from dep2p.protocols.realm.record_store import Applied, RecordStore
+from dep2p.realm.credentials import Realm
 
 SPEC = Path(__file__).resolve().parents[2] / "docs" / "spec" / "realm.md"
 KEYS = derive_keys(bytes(range(32)))

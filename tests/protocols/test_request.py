@@ -18,9 +18,10 @@ from dep2p.errors import (
     TopicNotFoundError,
     WireError,
 )
-from dep2p.protocols.admission import PeerLoad, Refusal
-from dep2p.protocols.compression import Zstd
-from dep2p.protocols.frame import (
+from dep2p.protocols.messaging.admission import PeerLoad, Refusal
+from dep2p.protocols.messaging.request import Abandon, Answer, Begin, Requester
+from dep2p.protocols.wire.compression import Zstd
+from dep2p.protocols.wire.frame import (
     COMPRESSED,
     FINAL,
     HEADERS,
@@ -29,9 +30,8 @@ from dep2p.protocols.frame import (
     FrameType,
     encode_error,
 )
-from dep2p.protocols.headers import encode_headers
-from dep2p.protocols.payload import PayloadReader, retry_after_headers
-from dep2p.protocols.request import Abandon, Answer, Begin, Requester
+from dep2p.protocols.wire.headers import encode_headers
+from dep2p.protocols.wire.payload import PayloadReader, retry_after_headers
 from tests.protocols.requests_support import LIMITS, begun, one_frame, request_frame, requester, responder, response
 
 # The asking side

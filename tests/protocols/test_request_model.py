@@ -9,14 +9,14 @@ from dep2p.errors import (
     RequestTimeoutError,
 )
 from dep2p.limits import Limits
-from dep2p.protocols.admission import PeerLoad
-from dep2p.protocols.frame import (
+from dep2p.protocols.messaging.admission import PeerLoad
+from dep2p.protocols.messaging.request import Abandon, Answer, Begin, Job, Requester
+from dep2p.protocols.wire.frame import (
     REQ_ID_MAX,
     Frame,
     FrameType,
 )
-from dep2p.protocols.payload import PayloadReader
-from dep2p.protocols.request import Abandon, Answer, Begin, Job, Requester
+from dep2p.protocols.wire.payload import PayloadReader
 from tests.protocols.requests_support import one_frame, request_frame, responder, response
 
 

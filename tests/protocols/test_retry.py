@@ -20,7 +20,7 @@ from dep2p.errors import (
     TopicNotFoundError,
 )
 from dep2p.limits import Limits
-from dep2p.protocols.retry import RetryPolicy
+from dep2p.protocols.messaging.retry import RetryPolicy
 
 
 def policy(limits: Limits | None = None, seed: int = 1) -> RetryPolicy:

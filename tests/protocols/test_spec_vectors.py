@@ -7,8 +7,8 @@ import pytest
 
 from dep2p.errors import ErrorCode
 from dep2p.limits import Limits
-from dep2p.protocols.compression import Zstd
-from dep2p.protocols.frame import (
+from dep2p.protocols.wire.compression import Zstd
+from dep2p.protocols.wire.frame import (
     FINAL,
     HEADERS,
     Frame,
@@ -18,8 +18,8 @@ from dep2p.protocols.frame import (
     encode_error,
     encode_frame,
 )
-from dep2p.protocols.headers import decode_headers, encode_headers
-from dep2p.protocols.payload import PayloadReader, retry_after_headers
+from dep2p.protocols.wire.headers import decode_headers, encode_headers
+from dep2p.protocols.wire.payload import PayloadReader, retry_after_headers
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "spec" / "frame.md").read_text(encoding="utf-8")
 _GOOD, _REFUSED = re.findall(r"```\n(.*?)```", _PAGE[_PAGE.index("## 7. Vectors") :], flags=re.DOTALL)

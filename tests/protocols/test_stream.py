@@ -16,10 +16,7 @@ from dep2p.errors import (
     RequestTimeoutError,
 )
 from dep2p.limits import Limits
-from dep2p.protocols.compression import Zstd
-from dep2p.protocols.frame import COMPRESSED, FINAL, HEADERS, Frame, FrameDecoder, FrameType, encode_error, encode_frame
-from dep2p.protocols.headers import encode_headers
-from dep2p.protocols.stream import (
+from dep2p.protocols.messaging.stream import (
     PART_BYTES_MIN,
     Aborted,
     Accepted,
@@ -30,6 +27,18 @@ from dep2p.protocols.stream import (
     StreamEffect,
     StreamMachine,
 )
+from dep2p.protocols.wire.compression import Zstd
+from dep2p.protocols.wire.frame import (
+    COMPRESSED,
+    FINAL,
+    HEADERS,
+    Frame,
+    FrameDecoder,
+    FrameType,
+    encode_error,
+    encode_frame,
+)
+from dep2p.protocols.wire.headers import encode_headers
 
 LIMITS = Limits(
     message_bytes_max=4_096,

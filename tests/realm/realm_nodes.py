@@ -11,10 +11,10 @@ import trio
 from dep2p.host.interface import ByteStream, Connection
 from dep2p.identity import Identity
 from dep2p.limits import Limits
-from dep2p.protocols.frame import Frame, FrameDecoder
+from dep2p.protocols.wire.frame import Frame, FrameDecoder
+from dep2p.realm.credentials import Realm
 from dep2p.realm.interface import MemberEvent
 from dep2p.realm.membership import Membership
-from dep2p.realm.secret import Realm
 from dep2p.testing import MemoryHost, MemoryNetwork
 
 WALL_S = 1_700_000_000.0

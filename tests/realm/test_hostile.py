@@ -10,19 +10,19 @@ from dep2p.errors import ErrorCode, NotMemberError, StreamClosedError
 from dep2p.host.interface import ByteStream, Connection
 from dep2p.identity import Identity
 from dep2p.limits import Limits
-from dep2p.protocols.frame import ENCRYPTED, HEADERS, FrameType, decode_error, encode_frame
-from dep2p.protocols.headers import item_end
-from dep2p.protocols.member_messages import (
+from dep2p.protocols.realm.anti_entropy import SendFrames
+from dep2p.protocols.realm.handshake import auth_protocol
+from dep2p.protocols.realm.member_record import LIFE_MS, MemberRecord, seal_record
+from dep2p.protocols.realm.messages import (
     encode_digest,
     encode_records,
     encode_summary,
     members_protocol,
 )
-from dep2p.protocols.member_record import LIFE_MS, MemberRecord, seal_record
-from dep2p.protocols.member_sync import SendFrames
-from dep2p.protocols.realm_handshake import auth_protocol
+from dep2p.protocols.wire.frame import ENCRYPTED, HEADERS, FrameType, decode_error, encode_frame
+from dep2p.protocols.wire.headers import item_end
 from dep2p.realm.handshakes import RESPONDING_MAX
-from dep2p.realm.links import GOSSIP_UNSENT_BYTES_MAX, LINKS_PER_CONNECTION_MAX
+from dep2p.realm.member_links import GOSSIP_UNSENT_BYTES_MAX, LINKS_PER_CONNECTION_MAX
 from dep2p.realm.membership import Membership
 from dep2p.testing import MemoryHost
 from tests.realm.realm_nodes import OTHER, TEAM, WALL_S, Node, Nodes, read_frames, realm_nodes, until

@@ -10,7 +10,7 @@ from dep2p.errors import NotInRealmError, NotMemberError, PeerNotFoundError, Req
 from dep2p.host.interface import Connection
 from dep2p.identity import Identity
 from dep2p.limits import Limits
-from dep2p.protocols.member_record import LIFE_MS, SKEW_MS
+from dep2p.protocols.realm.member_record import LIFE_MS, SKEW_MS
 from dep2p.realm.interface import MemberEvent, RealmGate
 from tests.realm.realm_nodes import OTHER, TEAM, WALL_S, Node, Nodes, realm_nodes, until
 
@@ -375,7 +375,7 @@ async def test_five_hundred_members_are_synced(autojump_clock: Clock) -> None:
 
 
 def _envelopes(count: int) -> list[bytes]:
-    from dep2p.protocols.member_record import MemberRecord, seal_record
+    from dep2p.protocols.realm.member_record import MemberRecord, seal_record
 
     made: list[bytes] = []
     for number in range(count):

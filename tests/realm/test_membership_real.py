@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from dep2p.errors import NotMemberError
-from dep2p.host.connection import PeerConnection
+from dep2p.host.connections.connection import PeerConnection
 from dep2p.host.host import LibP2PHost
 from dep2p.identity import Identity
 from dep2p.limits import Limits

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dep2p.errors import Dep2pError, RealmFileError, RealmSecretError
+from dep2p.realm.credentials import INVITE_PREFIX, Realm
 from dep2p.realm.records_file import load_records, save_records
-from dep2p.realm.secret import INVITE_PREFIX, Realm
 
 PSK = bytes(range(32))
 TEAM = Realm.from_psk(PSK, "team")

@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    from dep2p.spark_analytics.session import SessionOptions, close_session, open_session
+    from dep2p.spark_analytics.runtime.session import SessionOptions, close_session, open_session
 
     session = open_session(SessionOptions(master="local[2]", memory="1500m", shuffle_partitions=2))
     yield session

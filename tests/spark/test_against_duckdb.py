@@ -7,9 +7,9 @@ import pytest
 
 from bench.spark import agree, registered
 from bench.spark_trace import write_trace
-from dep2p.spark_analytics import analysis
-from dep2p.spark_analytics.analysis import Analysis, analyse
-from dep2p.spark_analytics.load import raw_files, write_silver
+from dep2p.spark_analytics.ingest.silver import raw_files, write_silver
+from dep2p.spark_analytics.metrics import analysis
+from dep2p.spark_analytics.metrics.analysis import Analysis, analyse
 from dep2p.traces.files import read_events, trace_files
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import zstandard
 
-from dep2p.spark_analytics.analysis import AnalysisOptions
-from dep2p.spark_analytics.finding import Finding
+from dep2p.spark_analytics.findings.model import Finding
 from dep2p.spark_analytics.job import COMPACTED, InputError, Result, check_places, run
+from dep2p.spark_analytics.metrics.analysis import AnalysisOptions
 from dep2p.spark_analytics.report.page import listed
 from dep2p.testing import Scenario, simulate
 from dep2p.traces import schema

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dep2p.spark_analytics.java import command_of, executor_home, find_java, spark_home
 from dep2p.spark_analytics.job import run
+from dep2p.spark_analytics.runtime.java import command_of, executor_home, find_java, spark_home
 from dep2p.testing import Scenario, simulate
 
 pytestmark = pytest.mark.real

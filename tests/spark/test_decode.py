@@ -14,14 +14,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
-from dep2p.spark_analytics import decode
-from dep2p.spark_analytics.compact import finisher, hidden, writer
-from dep2p.spark_analytics.decode import Blocks, batches_of, filled, lines, run_of
+from dep2p.spark_analytics.ingest import decode
+from dep2p.spark_analytics.ingest.compact import finisher, hidden, writer
+from dep2p.spark_analytics.ingest.decode import Blocks, batches_of, filled, lines, run_of
+from dep2p.spark_analytics.ingest.keys import keys_of
+from dep2p.spark_analytics.ingest.sample import write_sample
+from dep2p.spark_analytics.ingest.silver import (
+    COMMON,
+    KIND_CODES,
+    NESTED,
+    PARTS,
+    layout,
+    raw_files,
+    read_silver,
+    write_silver,
+)
 from dep2p.spark_analytics.job import run
-from dep2p.spark_analytics.keys import keys_of
-from dep2p.spark_analytics.load import COMMON, KIND_CODES, NESTED, PARTS, layout, raw_files, read_silver, write_silver
-from dep2p.spark_analytics.sample import write_sample
-from dep2p.spark_analytics.traffic import strangers
+from dep2p.spark_analytics.metrics.traffic import strangers
 from dep2p.traces.files import read_events, trace_files
 from dep2p.traces.schema import columns
 from tests.spark.app_trace import write_apps

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import trio
 
-from dep2p.io.trace_log import sample_below
-from dep2p.io.trace_settings import TraceSettings
-from dep2p.spark_analytics.analysis import AnalysisOptions, analyse
-from dep2p.spark_analytics.findings import findings
+from dep2p.spark_analytics.findings.pubsub import findings
+from dep2p.spark_analytics.ingest.silver import raw_files, write_silver
 from dep2p.spark_analytics.job import check_places
-from dep2p.spark_analytics.load import raw_files, write_silver
+from dep2p.spark_analytics.metrics.analysis import AnalysisOptions, analyse
+from dep2p.spark_analytics.metrics.summary import estimate, summary
 from dep2p.spark_analytics.report.page import page
-from dep2p.spark_analytics.summary import estimate, summary
+from dep2p.tracing.event_log import sample_below
+from dep2p.tracing.settings import TraceSettings
 from tests.io.pubsub_support import joined, pubsub_nodes, take, until
 
 MESSAGES = 60

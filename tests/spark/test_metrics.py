@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from dep2p.spark_analytics.analysis import Analysis, AnalysisOptions, analyse
+from dep2p.spark_analytics.ingest.silver import raw_files, write_silver
 from dep2p.spark_analytics.job import check_places
-from dep2p.spark_analytics.load import raw_files, write_silver
-from dep2p.spark_analytics.summary import summary
+from dep2p.spark_analytics.metrics.analysis import Analysis, AnalysisOptions, analyse
+from dep2p.spark_analytics.metrics.summary import summary
 from dep2p.testing import Scenario, simulate
-from dep2p.testing.simulator_faults import Churn, Partition
+from dep2p.testing.simulator.faults import Churn, Partition
 from tests.spark.app_trace import write_apps
 from tests.spark.reference import Reference, load
 

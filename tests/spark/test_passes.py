@@ -6,11 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dep2p.spark_analytics import app, mesh
-from dep2p.spark_analytics.analysis import analyse
-from dep2p.spark_analytics.load import KIND_CODES, raw_files, read_silver, write_silver
-from dep2p.spark_analytics.queries import COLUMNS, Query, empty, first_queries, later_queries
-from dep2p.spark_analytics.sample import write_sample
+from dep2p.spark_analytics.ingest.sample import write_sample
+from dep2p.spark_analytics.ingest.silver import KIND_CODES, raw_files, read_silver, write_silver
+from dep2p.spark_analytics.metrics import apps as app
+from dep2p.spark_analytics.metrics import mesh
+from dep2p.spark_analytics.metrics.analysis import analyse
+from dep2p.spark_analytics.metrics.queries import COLUMNS, Query, empty, first_queries, later_queries
 
 
 @pytest.fixture(scope="module")

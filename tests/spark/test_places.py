@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from dep2p.spark_analytics.analysis import AnalysisOptions
+from dep2p.spark_analytics.follow import CHECKPOINT, SILVER, batch_place, committed, follow, report_committed
+from dep2p.spark_analytics.ingest.silver import pattern_of, raw_files, write_silver
 from dep2p.spark_analytics.job import InputError, check_out, run
-from dep2p.spark_analytics.load import pattern_of, raw_files, write_silver
-from dep2p.spark_analytics.stream import CHECKPOINT, SILVER, batch_place, committed, follow, report_committed
+from dep2p.spark_analytics.metrics.analysis import AnalysisOptions
 from dep2p.testing import Scenario, simulate
 
 STRANGE = "a b ü 日本 100%25 [x] {a,b} *? #&'\\"

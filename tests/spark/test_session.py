@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dep2p.spark_analytics import java
-from dep2p.spark_analytics.java import Java, JavaError, archive_path, find_java, jars
 from dep2p.spark_analytics.job import SMALL_BYTES_MAX, is_small
+from dep2p.spark_analytics.runtime import java
+from dep2p.spark_analytics.runtime.java import Java, JavaError, archive_path, find_java, jars
 
 
 def _home(base: Path, version: str) -> Path:
@@ -32,7 +32,7 @@ def test_java_home_comes_first_then_the_path_then_the_package(tmp_path: Path) ->
 
 def test_settings_of_sparks_reach_the_jvm_and_the_session() -> None:
     code = (
-        "from dep2p.spark_analytics.session import SessionOptions, open_session\n"
+        "from dep2p.spark_analytics.runtime.session import SessionOptions, open_session\n"
         "given = {'spark.driver.maxResultSize': '77m', 'spark.sql.files.maxRecordsPerFile': '7'}\n"
         "session = open_session(SessionOptions(master='local[1]', conf=given))\n"
         "print(session.sparkContext.getConf().get('spark.driver.maxResultSize'), end=' ')\n"
@@ -90,7 +90,7 @@ def test_only_small_local_input_is_compiled_quickly(tmp_path: Path) -> None:
 @pytest.mark.real
 def test_the_packaged_runtime_does_a_whole_report_with_no_java_on_the_path(tmp_path: Path) -> None:
     script = (
-        "from pathlib import Path; from dep2p.spark_analytics.sample import write_sample; "
+        "from pathlib import Path; from dep2p.spark_analytics.ingest.sample import write_sample; "
         f"write_sample(Path({str(tmp_path / 'traces')!r}))"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from dep2p.spark_analytics.analysis import AnalysisOptions
+from dep2p.spark_analytics.follow import batch_place, committed, follow
+from dep2p.spark_analytics.ingest.silver import raw_files, write_silver
 from dep2p.spark_analytics.job import run
-from dep2p.spark_analytics.load import raw_files, write_silver
-from dep2p.spark_analytics.stream import batch_place, committed, follow
+from dep2p.spark_analytics.metrics.analysis import AnalysisOptions
 from dep2p.testing import Scenario, simulate
 from dep2p.traces.files import trace_files
 

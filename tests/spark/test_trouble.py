@@ -10,8 +10,8 @@ import pytest
 
 from dep2p.spark_analytics.__main__ import main
 from dep2p.spark_analytics.job import run
-from dep2p.spark_analytics.session import SessionOptions, open_session
-from dep2p.spark_analytics.trouble import UnreachableError, explained, is_of_spark, reach
+from dep2p.spark_analytics.runtime.errors import UnreachableError, explained, is_of_spark, reach
+from dep2p.spark_analytics.runtime.session import SessionOptions, open_session
 from dep2p.testing import Scenario, simulate
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dep2p.storage.interface import QueueStore
 from dep2p.storage.memory import MemoryStore
-from dep2p.storage.sqlite import SqliteStore
+from dep2p.storage.queue_store import QueueStore
+from dep2p.storage.sqlite.store import SqliteStore
 from tests.services import servers
 
 ON_SERVERS = [pytest.param(name, marks=pytest.mark.real) for name in ("postgres", "redis")]
@@ -70,8 +70,8 @@ def fresh_place(kind: str, folder: Path, get_server: Callable[[str], servers.Ser
     server = get_server(kind)
 
     def on_server() -> QueueStore:
-        from dep2p.storage.postgres import PostgresStore
-        from dep2p.storage.redis import RedisStore
+        from dep2p.storage.postgres.store import PostgresStore
+        from dep2p.storage.redis.store import RedisStore
 
         if kind == "redis":
             return RedisStore(server.url, prefix=name + ":")

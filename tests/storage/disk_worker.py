@@ -7,9 +7,9 @@ from pathlib import Path
 import trio
 
 from dep2p.errors import StoreError
-from dep2p.io.queue_engine import QueueEngine
-from dep2p.protocols.queue.message import NewMessage
-from dep2p.storage.sqlite import SqliteStore
+from dep2p.protocols.queues.message import NewMessage
+from dep2p.queues.broker.engine import QueueEngine
+from dep2p.storage.sqlite.store import SqliteStore
 
 PUBLISHER = bytes(16)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dep2p.storage.opening import open_url
+from dep2p.storage.factory import open_url
 
 _RAW = ["hush#x", "hu/sh", "hush?x", "hu@sh", "hu:sh", "hu%sh", "hu sh", "hu[sh", "hu]sh", "hush%", "hush%2"]
 

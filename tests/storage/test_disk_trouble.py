@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dep2p.storage.sqlite import SqliteStore
+from dep2p.storage.sqlite.store import SqliteStore
 from tests.services import servers
 
 pytestmark = pytest.mark.real

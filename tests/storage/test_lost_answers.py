@@ -7,14 +7,15 @@ import pytest
 import trio
 
 from dep2p.errors import StoreError, StoreUnknownError
-from dep2p.io.queue_engine import QueueEngine
-from dep2p.io.queue_local import LocalConsumer
-from dep2p.protocols.queue.message import NewMessage
-from dep2p.protocols.queue.records import Cursor, CursorChange, MessageRow, StoreBatch
-from dep2p.protocols.queue_wire import Result, Settle
-from dep2p.storage import postgres, redis
-from dep2p.storage.interface import QueueStore
-from dep2p.storage.opening import open_url
+from dep2p.protocols.queues.message import NewMessage
+from dep2p.protocols.queues.records import Cursor, CursorChange, MessageRow, StoreBatch
+from dep2p.protocols.queues.wire import Result, Settle
+from dep2p.queues.broker.engine import QueueEngine
+from dep2p.queues.broker.local_consumer import LocalConsumer
+from dep2p.storage.factory import open_url
+from dep2p.storage.postgres import store as postgres
+from dep2p.storage.queue_store import QueueStore
+from dep2p.storage.redis import store as redis
 from tests.io.queues_support import running_engine
 from tests.services import servers
 from tests.services.cutting_proxy import CuttingProxy

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from dep2p.io.queue_engine import QueueEngine
-from dep2p.io.queue_exclusive import ExclusiveConsumer
-from dep2p.io.queue_items import Attributes, decode_attributes, encode_attributes, new_messages
-from dep2p.protocols.queue_wire import Result, Settle, WireMessage
+from dep2p.protocols.queues.wire import Result, Settle, WireMessage
+from dep2p.queues.broker.engine import QueueEngine
+from dep2p.queues.ordered_consumer import ExclusiveConsumer
+from dep2p.queues.types import Attributes, decode_attributes, encode_attributes, new_messages
 from tests.io.queues_support import running_engine
 from tests.services import servers
 from tests.storage.conftest import DURABLE, fresh_place

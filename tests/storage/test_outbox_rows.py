@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dep2p.storage.outbox import DeliveryBatch, LaneRow, OutboxRow, SqliteDeliveryStore
+from dep2p.storage.delivery_store import DeliveryBatch, LaneRow, OutboxRow, SqliteDeliveryStore
 
 REALM, ANN, BOB = "a" * 64, "ann", "bob"
 

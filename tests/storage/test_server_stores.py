@@ -13,13 +13,13 @@ import redis
 import trio
 
 from dep2p.errors import StoreError
-from dep2p.io.queue_engine import QueueEngine
-from dep2p.protocols.queue.message import NewMessage
-from dep2p.protocols.queue.records import Cursor, CursorChange, DeadRow, MessageRow, StateRow, StoreBatch
-from dep2p.storage.interface import QueueStore
+from dep2p.protocols.queues.message import NewMessage
+from dep2p.protocols.queues.records import Cursor, CursorChange, DeadRow, MessageRow, StateRow, StoreBatch
+from dep2p.queues.broker.engine import QueueEngine
 from dep2p.storage.memory import MemoryStore
-from dep2p.storage.postgres import PostgresStore
-from dep2p.storage.redis import RedisStore
+from dep2p.storage.postgres.store import PostgresStore
+from dep2p.storage.queue_store import QueueStore
+from dep2p.storage.redis.store import RedisStore
 from tests.io.queues_support import running_engine
 from tests.services import servers
 

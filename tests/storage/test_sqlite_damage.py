@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from dep2p.errors import StoreError
-from dep2p.protocols.queue.records import (
+from dep2p.protocols.queues.records import (
     Cursor,
     CursorChange,
     DeadRow,
@@ -21,7 +21,7 @@ from dep2p.protocols.queue.records import (
     StateRow,
     StoreBatch,
 )
-from dep2p.storage.sqlite import SqliteStore
+from dep2p.storage.sqlite.store import SqliteStore
 
 SEEDS = int(os.environ.get("DEP2P_SEEDS", "60"))
 PAGE_BYTES = 8_192

@@ -9,10 +9,10 @@ from random import Random
 import pytest
 import zstandard
 
-from dep2p.protocols.queue.records import Cursor, CursorChange, MessageRow, PartitionRecord, StoreBatch
-from dep2p.storage.sqlite import SqliteStore
-from dep2p.storage.sqlite_schema import SCHEMA_1, SCHEMA_2, SCHEMA_3, SCHEMA_VERSION
-from dep2p.storage.sqlite_segments import SEGMENT_ITEMS
+from dep2p.protocols.queues.records import Cursor, CursorChange, MessageRow, PartitionRecord, StoreBatch
+from dep2p.storage.sqlite.schema import SCHEMA_1, SCHEMA_2, SCHEMA_3, SCHEMA_VERSION
+from dep2p.storage.sqlite.segments import SEGMENT_ITEMS
+from dep2p.storage.sqlite.store import SqliteStore
 
 ALL = {"items_max": 99_999, "bytes_max": 1 << 30}
 
@@ -177,7 +177,7 @@ def test_a_file_is_brought_over_as_a_whole_or_not_at_all(tmp_path: Path, monkeyp
         raise RuntimeError("the power went")
 
     with monkeypatch.context() as patched:
-        patched.setattr("dep2p.storage.sqlite_file.old_message", ends)
+        patched.setattr("dep2p.storage.sqlite.file.old_message", ends)
         with pytest.raises(RuntimeError, match="power"):
             SqliteStore(path).open()
     store = SqliteStore(path)

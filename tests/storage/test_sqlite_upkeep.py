@@ -7,12 +7,12 @@ import pytest
 import trio
 
 from dep2p.errors import StoreError
-from dep2p.io.queue_engine import QueueEngine
-from dep2p.protocols.queue.message import NewMessage
-from dep2p.protocols.queue.records import MessageRow, StoreBatch
-from dep2p.storage import sqlite
+from dep2p.protocols.queues.message import NewMessage
+from dep2p.protocols.queues.records import MessageRow, StoreBatch
+from dep2p.queues.broker.engine import QueueEngine
 from dep2p.storage.group_commit import GroupCommit
-from dep2p.storage.sqlite import SqliteStore
+from dep2p.storage.sqlite import store as sqlite
+from dep2p.storage.sqlite.store import SqliteStore
 from tests.io.queues_support import running_engine
 
 

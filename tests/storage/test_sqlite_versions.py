@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from dep2p.errors import StoreError
-from dep2p.protocols.queue.records import Cursor, StateRow, StoreBatch
-from dep2p.storage.sqlite import SqliteStore
-from dep2p.storage.sqlite_schema import SCHEMA_1, SCHEMA_VERSION
+from dep2p.protocols.queues.records import Cursor, StateRow, StoreBatch
+from dep2p.storage.sqlite.schema import SCHEMA_1, SCHEMA_VERSION
+from dep2p.storage.sqlite.store import SqliteStore
 
 
 def _first_version(path: Path) -> None:

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dep2p.errors import StoreError, StoreLockedError
-from dep2p.protocols.queue.records import Cursor, CursorChange, DeadRow, MessageRow, StateRow, StoreBatch
-from dep2p.storage.interface import QueueStore
+from dep2p.protocols.queues.records import Cursor, CursorChange, DeadRow, MessageRow, StateRow, StoreBatch
 from dep2p.storage.memory import MemoryStore
+from dep2p.storage.queue_store import QueueStore
 from tests.services.servers import Server
 from tests.storage.conftest import ALL, DURABLE, Stores, fresh_place
 

@@ -9,11 +9,13 @@ import psycopg
 import pytest
 
 from dep2p.errors import NotOwnerError, StoreError, StoreLockedError
-from dep2p.protocols.queue.records import MessageRow, StoreBatch
-from dep2p.storage import postgres, postgres_shared, takeover
-from dep2p.storage.opening import open_shared
-from dep2p.storage.postgres import PostgresStore
-from dep2p.storage.postgres_shared import OwnedPostgresStore, PostgresStores
+from dep2p.protocols.queues.records import MessageRow, StoreBatch
+from dep2p.storage import shared_store as takeover
+from dep2p.storage.factory import open_shared
+from dep2p.storage.postgres import shared_store as postgres_shared
+from dep2p.storage.postgres import store as postgres
+from dep2p.storage.postgres.shared_store import OwnedPostgresStore, PostgresStores
+from dep2p.storage.postgres.store import PostgresStore
 from tests.services import servers
 from tests.services.cutting_proxy import CuttingProxy
 

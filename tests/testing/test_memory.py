@@ -7,7 +7,7 @@ import trio.testing
 from dep2p.errors import PeerNotFoundError, ProtocolNotSupportedError, StreamClosedError
 from dep2p.host.interface import ByteStream, Host, HostEvent, PeerConnected, PeerDisconnected
 from dep2p.testing import MemoryHost, MemoryNetwork
-from dep2p.testing.memory_stream import WINDOW_BYTES
+from dep2p.testing.memory.stream import WINDOW_BYTES
 
 
 def as_host(host: MemoryHost) -> Host:

@@ -10,9 +10,9 @@ from typing import Literal
 import pytest
 
 from dep2p.gossipsub.params import GossipParams, go_defaults
-from dep2p.gossipsub.score_params import ScoreParams, hardening_scores, standard_scores
+from dep2p.gossipsub.scoring.params import ScoreParams, hardening_scores, standard_scores
 from dep2p.testing import Churn, Latency, Partition, Report, Scenario, simulate
-from dep2p.testing.simulator_attacks import ATTACKS
+from dep2p.testing.simulator.attacks import ATTACKS
 
 SMALL = Scenario(nodes=40, publishers=4, messages=12, degree=12)
 

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from dep2p.gossipsub.params import GossipParams, go_defaults
 from dep2p.gossipsub.router import Router
-from dep2p.gossipsub.score_params import hardening_scores, standard_scores
+from dep2p.gossipsub.scoring.params import hardening_scores, standard_scores
 from dep2p.testing import Churn, Latency, Partition, Scenario
-from dep2p.testing.simulator import TOPIC, Simulation
-from dep2p.testing.simulator_agenda import NOBODY, Agenda
-from dep2p.testing.simulator_attacks import ATTACKS
-from dep2p.testing.simulator_links import random_graph
+from dep2p.testing.simulator.attacks import ATTACKS
+from dep2p.testing.simulator.calendar import NOBODY, Agenda
+from dep2p.testing.simulator.simulator import TOPIC, Simulation
+from dep2p.testing.simulator.topology import random_graph
 
 FORGETFUL = GossipParams(d=3, d_lo=2, d_hi=4, d_score=2, d_out=1, seen_items_max=8)
 STORM = Scenario(

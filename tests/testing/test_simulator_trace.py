@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from dep2p.testing import Scenario, simulate
-from dep2p.testing.simulator import TOPIC, Simulation
-from dep2p.testing.simulator_faults import Churn
-from dep2p.testing.simulator_trace import TRACE_EPOCH_NS, TraceDir
+from dep2p.testing.simulator.faults import Churn
+from dep2p.testing.simulator.simulator import TOPIC, Simulation
+from dep2p.testing.simulator.trace import TRACE_EPOCH_NS, TraceDir
 from dep2p.traces.files import ReadProblems, parse_file_name, read_events, trace_files
 from dep2p.traces.schema import AnyEvent
 

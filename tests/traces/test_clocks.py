@@ -2,7 +2,7 @@
 
 from random import Random
 
-from dep2p.spark_analytics.clocks import Edge, edges_of_delays, offsets
+from dep2p.spark_analytics.metrics.clocks import Edge, edges_of_delays, offsets
 
 
 def test_offsets_come_along_the_most_exact_readings() -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from dep2p.gossipsub.rpc import IHave, Message, PeerInfo, Prune, Rpc, Subscription
-from dep2p.gossipsub.trace import (
+from dep2p.gossipsub.tracing.libp2p_events import (
     AddPeer,
     DeliverMessage,
     DropRpc,
@@ -27,7 +27,7 @@ from dep2p.gossipsub.trace import (
     Trace,
     trace_to_json,
 )
-from dep2p.gossipsub.trace_events import trace_events
+from dep2p.gossipsub.tracing.schema_events import trace_events
 from dep2p.identity import Identity
 from dep2p.traces.files import read_events, trace_files
 from dep2p.traces.libp2p import ImportReport, TraceFormatError, import_files

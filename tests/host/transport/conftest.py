@@ -16,10 +16,10 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
-from dep2p.host.noise import NoiseSession, NoiseTransport
-from dep2p.host.yamux import YamuxConnection
-from dep2p.host.yamux_core import YamuxCore
-from dep2p.host.yamux_state import StreamState
+from dep2p.host.noise.session import NoiseSession, NoiseTransport
+from dep2p.host.yamux.connection import YamuxConnection
+from dep2p.host.yamux.session import YamuxCore
+from dep2p.host.yamux.stream_state import StreamState
 from dep2p.limits import Limits
 
 QUIET = Limits(liveness_interval_s=0)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dep2p.errors import ProtocolError
-from dep2p.host.noise_codec import NONCE_MAX, PLAINTEXT_BYTES_MAX, NoiseOpener, NoiseSealer
+from dep2p.host.noise.codec import NONCE_MAX, PLAINTEXT_BYTES_MAX, NoiseOpener, NoiseSealer
 
 KEY = bytes(range(32))
 

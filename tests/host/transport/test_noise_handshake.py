@@ -8,7 +8,7 @@ from libp2p.crypto.x25519 import create_new_key_pair as create_static_pair
 from libp2p.peer.id import ID
 
 from dep2p.errors import LocalProtocolError, ProtocolError
-from dep2p.host.noise_handshake import HANDSHAKE_BYTES_MAX, NoiseHandshake
+from dep2p.host.noise.handshake import HANDSHAKE_BYTES_MAX, NoiseHandshake
 
 KEYS, OTHER_KEYS = create_new_key_pair(), create_new_key_pair()
 PEER, OTHER_PEER = ID.from_pubkey(KEYS.public_key), ID.from_pubkey(OTHER_KEYS.public_key)

@@ -13,8 +13,8 @@ from libp2p.peer.id import ID
 from libp2p.security.exceptions import HandshakeFailure
 from libp2p.security.noise.transport import Transport as StockNoise
 
-from dep2p.host.noise import NoiseTransport
-from dep2p.host.noise_codec import NONCE_MAX
+from dep2p.host.noise.codec import NONCE_MAX
+from dep2p.host.noise.session import NoiseTransport
 
 RawPair = tuple[IRawConnection, IRawConnection]
 

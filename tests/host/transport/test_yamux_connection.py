@@ -19,10 +19,10 @@ from libp2p.stream_muxer.exceptions import (
 from dep2p.errors import LocalProtocolError, StreamClosedError
 from dep2p.host.interface import ByteStream, Connection
 from dep2p.host.scopes import new_scope
-from dep2p.host.yamux import YamuxConnection
-from dep2p.host.yamux_bytes import YamuxByteStream
-from dep2p.host.yamux_frame import DATA, FIN, SYN, WINDOW_INITIAL_BYTES, WINDOW_UPDATE, encode_header
-from dep2p.host.yamux_stream import LINGER_S, WRITE_HIGH_BYTES, YamuxStream
+from dep2p.host.yamux.byte_stream import YamuxByteStream
+from dep2p.host.yamux.connection import YamuxConnection
+from dep2p.host.yamux.frames import DATA, FIN, SYN, WINDOW_INITIAL_BYTES, WINDOW_UPDATE, encode_header
+from dep2p.host.yamux.yamux_stream import LINGER_S, WRITE_HIGH_BYTES, YamuxStream
 from dep2p.limits import Limits
 
 MIB = 1_048_576

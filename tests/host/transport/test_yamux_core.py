@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dep2p.errors import LocalProtocolError, ProtocolError, StreamClosedError
-from dep2p.host.yamux_core import ACCEPT_BACKLOG_MAX
-from dep2p.host.yamux_frame import (
+from dep2p.host.yamux.frames import (
     ACK,
     DATA,
     FIN,
@@ -26,8 +25,9 @@ from dep2p.host.yamux_frame import (
     GoAway,
     encode_header,
 )
-from dep2p.host.yamux_outbox import CONTROL_BYTES_MAX, QUANTUM_BYTES
-from dep2p.host.yamux_state import (
+from dep2p.host.yamux.send_queue import CONTROL_BYTES_MAX, QUANTUM_BYTES
+from dep2p.host.yamux.session import ACCEPT_BACKLOG_MAX
+from dep2p.host.yamux.stream_state import (
     BUFFERED_BYTES_MAX,
     DISCARD_BYTES_MAX,
     RECEIVE_WINDOW_MAX_BYTES,

@@ -10,9 +10,9 @@ from libp2p.crypto.keys import KeyPair
 from libp2p.peer.id import ID
 from libp2p.transport.exceptions import MuxerUpgradeFailure, SecurityUpgradeFailure
 
-from dep2p.host.noise import NoiseSession
-from dep2p.host.yamux import YamuxConnection
-from dep2p.host.yamux_upgrade import HardenedUpgrader
+from dep2p.host.connections.noise_yamux_upgrade import HardenedUpgrader
+from dep2p.host.noise.session import NoiseSession
+from dep2p.host.yamux.connection import YamuxConnection
 from dep2p.limits import Limits
 
 RawPair = tuple[IRawConnection, IRawConnection]

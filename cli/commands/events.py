@@ -1,0 +1,58 @@
+"""``dep2p events``: what happens on the node, one JSON object per line."""
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dep2p.cli.framework.command import Invocation, command
+from dep2p.cli.framework.render import printable
+
+if TYPE_CHECKING:
+    from dep2p.client.client import Client
+
+
+def events(
+    run: Invocation,
+    types: Annotated[
+        list[str] | None, typer.Option("--type", help="Only events of this kind; may be repeated.", metavar="KIND")
+    ] = None,
+    count: Annotated[int | None, typer.Option("--count", "-n", help="End after so many.", min=1)] = None,
+) -> None:
+    """Print connections and members that come and go, as JSON, one object per line."""
+
+    async def body(client: "Client") -> None:
+        seen = 0
+        async with client.events(types or ()) as stream:
+            run.say("waiting for events; Ctrl-C ends")
+            async for event in stream:
+                lagged = getattr(event, "count", None)
+                if isinstance(lagged, int):
+                    run.emit({"lagged": lagged})
+                    continue
+                run.emit(_line(event))
+                seen += 1
+                if seen == count:
+                    return
+
+    run.with_client(body)
+
+
+def _line(event: Any) -> dict[str, Any]:
+    when = datetime.fromtimestamp(event.time_s, UTC).isoformat(timespec="milliseconds")
+    fields = {key: printable(value) if isinstance(value, str) else value for key, value in event.fields.items()}
+    return {"id": event.id, "kind": event.kind, "time": when, "time_s": event.time_s} | fields
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``events``."""
+    command(
+        app,
+        "events",
+        examples=[
+            ("dep2p events", "everything"),
+            ("dep2p events --type member_up --count 1", "waits until a member comes up"),
+        ],
+        notes="Kinds: peer_connected, peer_disconnected, peer_discovered, member_joined, member_up, member_down, "
+        "member_left, member_expired.",
+    )(events)

@@ -1,0 +1,306 @@
+"""``dep2p publish``: send messages to a topic, one or a stream of them."""
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+
+from dep2p.cli.commands.send import ReliableOption, WaitOption
+from dep2p.cli.framework.command import Invocation, command
+from dep2p.cli.framework.errors import CliError
+from dep2p.cli.framework.payloads import PAYLOAD_BYTES_MAX, RealmOption, read_payload
+from dep2p.cli.framework.render import byte_count, duration, printable, short_peer
+from dep2p.cli.framework.resolve import resolve_peer
+from dep2p.error_codes import EXIT_FAILED, EXIT_OK
+
+if TYPE_CHECKING:
+    from dep2p.client.client import Client
+
+_READ_BYTES: Final = 65_536
+_ON_NO_PEERS: Final = ("error", "queue", "ok")
+_NOT_ENDED: Final = ("created", "sending", "delivered", "retrying")
+"""States of a reliable message; instead of an end its reason is told."""
+
+TopicArgument = Annotated[str, typer.Argument(help="The topic's name.", metavar="TOPIC")]
+PublicOption = Annotated[
+    bool, typer.Option("--public", help="On libp2p's public network, when the daemon speaks it, instead of a realm.")
+]
+
+
+def publish(
+    run: Invocation,
+    topic: TopicArgument,
+    data: Annotated[
+        str | None,
+        typer.Argument(help="The message as text; - reads standard input as one message.", metavar="[DATA|-]"),
+    ] = None,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option("--file", "-f", help="A file as one message; may be repeated.", metavar="FILE"),
+    ] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Each line of standard input is a message.")] = False,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            "--count",
+            "-n",
+            help="Publish DATA so many times, with {{n}} (1, 2, …), {{time}} and {{random}} in it replaced.",
+            min=1,
+        ),
+    ] = None,
+    interval: Annotated[
+        float, typer.Option("--interval", "-i", help="Seconds between two messages.", min=0.0, max=86_400.0)
+    ] = 0.0,
+    on_no_peers: Annotated[
+        str,
+        typer.Option(
+            "--on-no-peers",
+            help="While nobody is subscribed: error; queue, to wait 30 s for a first one; or ok.",
+            metavar="WHAT",
+        ),
+    ] = "error",
+    reliable: ReliableOption = False,
+    critical: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--critical",
+            help="With --reliable: a peer whose app must have handled the message; may be repeated. By default who is "
+            "subscribed.",
+            metavar="PEER",
+        ),
+    ] = None,
+    any_: Annotated[bool, typer.Option("--any", help="With --reliable: one critical peer is enough.")] = False,
+    timeout: WaitOption = 30.0,
+    realm: RealmOption = None,
+    public: PublicOption = False,
+) -> int:
+    """Publish messages to a topic; every subscriber in the realm gets them."""
+    if on_no_peers not in _ON_NO_PEERS:
+        raise CliError(f"--on-no-peers {on_no_peers!r} is none of {', '.join(_ON_NO_PEERS)}", "D1001")
+    given = [data is not None and not (lines and data == "-"), bool(files), lines]
+    if sum(given) > 1:
+        raise CliError("DATA, --file and --lines exclude each other", "D1001")
+    if not any(given) and count is None and data is None:
+        raise CliError(
+            "nothing to publish: give DATA ('' is an empty message), - or --lines for standard input, or --file",
+            "D1001",
+            tries=("dep2p publish TOPIC 'hello'", "… | dep2p publish TOPIC --lines"),
+        )
+    if count is not None and (data is None or data == "-"):
+        raise CliError(
+            "--count needs DATA to repeat", "D1001", tries=("dep2p publish TOPIC 'message {{n}}' --count 5",)
+        )
+    if reliable:
+        if lines or count is not None or len(files or ()) > 1 or public:
+            raise CliError("--reliable takes one message, in a realm", "D1001")
+        content = read_payload(data, files[0] if files else None)
+        wanted = _Critical(critical or [], "any" if any_ else "all", timeout, realm)
+        return run.with_client(lambda client: _reliably(run, client, topic, content, wanted))
+    if critical or any_:
+        raise CliError("--critical and --any go with --reliable", "D1001")
+    options: dict[str, Any] = {"realm": realm, "public": public, "on_no_peers": on_no_peers}
+    if lines or count is not None or len(files or ()) > 1:
+        source = _Source(data or "", files or (), lines, count, interval)
+        return run.with_client(lambda client: _many(run, client, topic, source, options))
+    content = read_payload(data, files[0] if files else None)
+    return run.with_client(lambda client: _one(run, client, topic, content, options))
+
+
+async def _one(run: Invocation, client: "Client", topic: str, content: bytes, options: dict[str, Any]) -> int:
+    result = await client.publish(topic, content, **options)
+    if run.json:
+        run.emit(
+            {
+                "topic": topic,
+                "id": result.id,
+                "sent_to": list(result.sent_to),
+                "queued": result.queued,
+                "dropped": list(result.dropped),
+            }
+        )
+    elif result.queued:
+        run.say(f"queued {byte_count(len(content))}: nobody is subscribed to {printable(topic)} yet")
+    else:
+        run.say(f"published {byte_count(len(content))} to {_peers(len(result.sent_to))}")
+    return _exit_code(run, len(result.dropped), len(result.sent_to))
+
+
+@dataclass(frozen=True, slots=True)
+class _Critical:
+    """Who must have handled a reliable publish."""
+
+    peers: list[str]
+    wait_for: Literal["all", "any"]
+    wait_s: float
+    realm: str | None
+
+
+async def _reliably(run: Invocation, client: "Client", topic: str, content: bytes, wanted: _Critical) -> int:
+    peers = [await resolve_peer(client, peer) for peer in wanted.peers]
+    done = await client.publish_reliably(
+        topic,
+        content,
+        critical_peers=peers,
+        wait_for=wanted.wait_for,
+        wait_s=wanted.wait_s,
+        realm=wanted.realm,
+    )
+    enough = bool(done.acknowledged_by) if wanted.wait_for == "any" else not done.missing
+    if not wanted.wait_s:  # accepted is enough, as with `send`
+        enough = enough or all(why in _NOT_ENDED for why in done.missing.values())
+    if run.json:
+        run.emit(
+            {
+                "topic": topic,
+                "id": done.id,
+                "sent_to": list(done.sent_to),
+                "acknowledged_by": list(done.acknowledged_by),
+                "missing": {str(peer): why for peer, why in done.missing.items()},
+            }
+        )
+    else:
+        by = ", ".join(short_peer(peer) for peer in done.acknowledged_by) or (
+            "nobody" if wanted.wait_s else "nobody yet"
+        )
+        run.say(f"published {byte_count(len(content))}; acknowledged by {by}")
+        for peer, why in done.missing.items():
+            goes_on = "; the daemon goes on trying" if why in _NOT_ENDED else ""
+            run.warn(f"{short_peer(peer)}: {why}{goes_on}")
+    return EXIT_OK if enough else EXIT_FAILED
+
+
+async def _many(run: Invocation, client: "Client", topic: str, source: "_Source", options: dict[str, Any]) -> int:
+    started_s = time.monotonic()
+    async with aclosing(source.messages()) as messages:
+        result = await client.publish_many(topic, messages, **options)
+    elapsed_s = time.monotonic() - started_s
+    if run.json:
+        run.emit(
+            {
+                "topic": topic,
+                "messages": result.messages,
+                "bytes": result.bytes,
+                "queued": result.queued,
+                "dropped": result.dropped,
+                "peers": result.peers,
+                "elapsed_s": round(elapsed_s, 3),
+            }
+        )
+    else:
+        waiting = f", {result.queued} queued until somebody subscribes" if result.queued else ""
+        reached = f", each to {_peers(result.peers)} at least" if result.messages > result.queued else ""
+        run.say(
+            f"published {result.messages} messages ({byte_count(result.bytes)}) in {duration(elapsed_s)}"
+            f"{reached}{waiting}"
+        )
+    return _exit_code(run, result.dropped, result.peers)
+
+
+def _peers(count: int) -> str:
+    return "1 neighbour" if count == 1 else f"{count} neighbours"
+
+
+def _exit_code(run: Invocation, dropped: int, peers: int) -> int:
+    if not dropped:
+        return EXIT_OK
+    if not run.json:
+        run.warn(f"dropped {dropped} times: a neighbour is too slow to be waited for; others may bring it the message")
+    return EXIT_OK if peers else EXIT_FAILED
+
+
+class _Source:
+    """Where many messages come from."""
+
+    def __init__(self, template: str, files: Sequence[Path], lines: bool, count: int | None, interval_s: float) -> None:
+        self._template = template
+        self._files = files
+        self._lines = lines
+        self._count = count
+        self._interval_s = interval_s
+
+    async def messages(self) -> AsyncGenerator[bytes, None]:
+        """The messages, each when its time has come. Raises :class:`CliError` for a file that cannot be read."""
+        from anyio import sleep
+
+        first = True
+        async with aclosing(self._all()) as messages:
+            async for message in messages:
+                if not first and self._interval_s:
+                    await sleep(self._interval_s)
+                first = False
+                yield message
+
+    async def _all(self) -> AsyncGenerator[bytes, None]:
+        if self._lines:
+            async with aclosing(stdin_lines()) as lines:
+                async for line in lines:
+                    yield line
+        elif self._count is not None:
+            for number in range(1, self._count + 1):
+                yield fill(self._template, number)
+        else:
+            for file in self._files:
+                yield read_payload(None, file)
+
+
+def fill(template: str, number: int) -> bytes:
+    """The template's text with ``{{n}}``, ``{{time}}`` (UTC) and ``{{random}}`` (16 hex digits) replaced."""
+    if "{{" in template:
+        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        template = template.replace("{{n}}", str(number)).replace("{{time}}", now)
+        while "{{random}}" in template:
+            template = template.replace("{{random}}", secrets.token_hex(8), 1)
+    return os.fsencode(template)
+
+
+async def stdin_lines() -> AsyncGenerator[bytes, None]:
+    """Lines of standard input as they come, without their ends. Raises :class:`CliError` for one that is too long."""
+    rest = bytearray()
+    while piece := await _read_stdin():
+        rest += piece
+        *lines, rest = rest.split(b"\n")
+        for line in lines:
+            yield bytes(line)
+        if len(rest) > PAYLOAD_BYTES_MAX:
+            raise CliError(f"a line is over {byte_count(PAYLOAD_BYTES_MAX)}", "D5004")
+    if rest:
+        yield bytes(rest)
+
+
+async def _read_stdin() -> bytes:
+    from anyio import wait_readable
+
+    stream = sys.stdin.buffer
+    try:
+        descriptor = stream.fileno()
+        await wait_readable(descriptor)
+    except OSError:  # a file, which is always readable, or no file at all
+        return stream.read(_READ_BYTES)
+    return os.read(descriptor, _READ_BYTES)
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``publish``."""
+    command(
+        app,
+        "publish",
+        examples=[
+            ("dep2p publish chat 'hello everyone'", "one message"),
+            ("tail -f app.log | dep2p publish logs --lines", "each line is a message, sent as it comes"),
+            ("dep2p publish photos --file a.jpg --file b.jpg", "files, each one message"),
+            ("dep2p publish ticks 'tick {{n}} at {{time}}' --count 10 --interval 1", "ten messages, one a second"),
+            ("dep2p publish orders 'sold' --reliable --critical bob", "waits until bob's app has handled it"),
+            ("dep2p publish chat hi --on-no-peers queue", "waits up to 30 s for a first subscriber"),
+        ],
+        notes="The command ends when the messages are in the bounded queues of the neighbours that carry them on, and "
+        "waits while these are full. While nobody is subscribed nothing is sent and the exit status is 4. Subscribers "
+        "get each message once; a message reaches everybody who is subscribed and connected at the time.",
+    )(publish)

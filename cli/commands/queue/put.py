@@ -1,0 +1,172 @@
+"""``dep2p queue put``: publish messages, each durable before the command says so."""
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dep2p.cli.commands.publish import fill, stdin_lines
+from dep2p.cli.commands.queue.options import QueueArgument, QueuePeerOption, QueueRealmOption, parse_seconds, place
+from dep2p.cli.framework.command import Invocation
+from dep2p.cli.framework.errors import CliError
+from dep2p.cli.framework.payloads import read_payload
+from dep2p.cli.framework.progress import Progress
+from dep2p.cli.framework.render import byte_count, duration, printable
+
+if TYPE_CHECKING:
+    from dep2p.client.client import Client
+
+
+def put(
+    run: Invocation,
+    queue: QueueArgument,
+    data: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Messages as text, each argument one; - reads standard input as one message.", metavar="[DATA|-]..."
+        ),
+    ] = None,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option("--file", "-f", help="A file as one message; may be repeated.", metavar="FILE"),
+    ] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Each line of standard input is a message.")] = False,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            "--count",
+            "-n",
+            help="Put DATA so many times, with {{n}} (1, 2, …), {{time}} and {{random}} in it replaced.",
+            min=1,
+        ),
+    ] = None,
+    defer: Annotated[
+        str, typer.Option("--defer", help="Deliver it after this time, like 30, 10m or 2h.", metavar="TIME")
+    ] = "0",
+    key: Annotated[
+        str, typer.Option("--key", help="Messages of one key go to one partition, in order.", metavar="KEY")
+    ] = "",
+    tags: Annotated[
+        list[str] | None, typer.Option("--tag", help="A tag for channels that filter; may be repeated.", metavar="TAG")
+    ] = None,
+    priority: Annotated[int, typer.Option("--priority", help="Higher is delivered first.", min=0, max=9)] = 0,
+    realm: QueueRealmOption = None,
+    peer: QueuePeerOption = None,
+) -> None:
+    """Put messages into a queue. The command ends when they are on the disk of the node that keeps it."""
+    if sum((bool(data), bool(files), lines)) > 1:
+        raise CliError("DATA, --file and --lines exclude each other", "D1001")
+    if count is not None and (not data or len(data) != 1 or data[0] == "-"):
+        raise CliError(
+            "--count needs one DATA to repeat", "D1001", tries=("dep2p queue put QUEUE 'job {{n}}' --count 5",)
+        )
+    if not data and not files and not lines:
+        raise CliError(
+            "there is nothing to put: give DATA, --file or --lines",
+            "D1001",
+            tries=("dep2p queue put QUEUE 'a message'", "dep2p queue put QUEUE - < FILE"),
+        )
+    options: dict[str, Any] = {"key": key, "tags": tuple(tags or ()), "priority": priority}
+    options["defer_s"] = parse_seconds(defer, "--defer")
+    if not lines and count is None and len(data or files or ()) == 1:
+        content = read_payload(data[0] if data else None, files[0] if files else None)
+        return run.with_client(lambda client: _one(run, client, queue, content, options, realm, peer))
+    source = _Source(data or (), files or (), lines, count, Progress("put", 0, shown=False))
+    return run.with_client(lambda client: _many(run, client, queue, source, options, realm, peer))
+
+
+async def _one(
+    run: Invocation,
+    client: "Client",
+    queue: str,
+    content: bytes,
+    options: dict[str, Any],
+    realm: str | None,
+    peer: str | None,
+) -> None:
+    where = await place(client, realm, peer)
+    message_id = await client.queue_put(queue, content, **options, **where)
+    if run.json:
+        run.emit({"queue": queue, "id": message_id, "bytes": len(content)})
+    else:
+        run.say(f"put {byte_count(len(content))} into {printable(queue)} as {message_id}")
+
+
+async def _many(
+    run: Invocation,
+    client: "Client",
+    queue: str,
+    source: "_Source",
+    options: dict[str, Any],
+    realm: str | None,
+    peer: str | None,
+) -> None:
+    started_s = time.monotonic()
+    where = await place(client, realm, peer)
+    source.start(shown=not run.quiet and not run.json)
+    try:
+        async with aclosing(source.messages()) as messages:
+            result = await client.queue_put_many(queue, messages, **options, **where)
+    finally:
+        source.progress.clear()
+    elapsed_s = time.monotonic() - started_s
+    if run.json:
+        run.emit(
+            {
+                "queue": queue,
+                "messages": result.messages,
+                "bytes": result.bytes,
+                "first_id": result.first_id,
+                "last_id": result.last_id,
+                "elapsed_s": round(elapsed_s, 3),
+            }
+        )
+    else:
+        rate = result.messages / max(elapsed_s, 1e-6)
+        run.say(
+            f"put {result.messages} messages ({byte_count(result.bytes)}) into {printable(queue)} "
+            f"in {duration(elapsed_s)}, {rate:,.0f} a second"
+        )
+
+
+class _Source:
+    """Where many messages come from."""
+
+    def __init__(
+        self, texts: Sequence[str], files: Sequence[Path], lines: bool, count: int | None, progress: Progress
+    ) -> None:
+        self._texts = texts
+        self._files = files
+        self._lines = lines
+        self._count = count
+        self.progress = progress
+
+    def start(self, *, shown: bool) -> None:
+        """Begin to show how far it is, where that is known."""
+        if not self._lines:
+            total = self._count or len(self._texts) or len(self._files)
+            self.progress = Progress("put", total, shown=shown, unit="messages")
+
+    async def messages(self) -> AsyncGenerator[bytes, None]:
+        """The messages. Raises :class:`CliError` for a file that cannot be read."""
+        async with aclosing(self._all()) as messages:
+            async for message in messages:
+                yield message
+                self.progress.add(1)
+
+    async def _all(self) -> AsyncGenerator[bytes, None]:
+        if self._lines:
+            async with aclosing(stdin_lines()) as lines:
+                async for line in lines:
+                    yield line
+        elif self._count is not None:
+            for number in range(1, self._count + 1):
+                yield fill(self._texts[0], number)
+        else:
+            for text in self._texts:
+                yield read_payload(text, None)
+            for file in self._files:
+                yield read_payload(None, file)

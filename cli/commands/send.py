@@ -1,0 +1,197 @@
+"""``dep2p send``, and ``dep2p outbox``: reliable messages, and those that wait."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dep2p.cli.framework.command import Invocation, command, group
+from dep2p.cli.framework.errors import CliError
+from dep2p.cli.framework.payloads import FileOption, HeaderOption, RealmOption, check_name, read_headers, read_payload
+from dep2p.cli.framework.render import byte_count, duration, printable, short_peer, table
+from dep2p.cli.framework.resolve import resolve_peer
+from dep2p.error_codes import EXIT_FAILED, EXIT_OK
+
+if TYPE_CHECKING:
+    from dep2p.client.client import Client
+
+ReliableOption = Annotated[
+    bool, typer.Option("--reliable", help="Keep it until the handler there has taken it, across restarts.")
+]
+WaitOption = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        "-t",
+        help="Seconds to wait for the acknowledgement of a reliable message; the daemon goes on trying. 0: accepted is "
+        "enough.",
+        min=0.0,
+        max=86_400.0,
+    ),
+]
+
+
+def send(
+    run: Invocation,
+    peer: Annotated[str, typer.Argument(help="A member's peer id, or the start of it.", metavar="PEER")],
+    name: Annotated[str, typer.Argument(help="The name of the notifies that the peer listens to.", metavar="NAME")],
+    data: Annotated[
+        str | None, typer.Argument(help="The message as text; - reads standard input.", metavar="[DATA|-]")
+    ] = None,
+    file: FileOption = None,
+    reliable: ReliableOption = False,
+    timeout: WaitOption = 30.0,
+    headers: HeaderOption = None,
+    realm: RealmOption = None,
+) -> int:
+    """Send a message to a peer; --reliable: it is taken once, or this says why not."""
+    check_name(name)
+    content = read_payload(data, file)
+    fields = read_headers(headers)
+
+    async def body(client: "Client") -> int:
+        target = await resolve_peer(client, peer)
+        if not reliable:
+            await client.notify(target, name, content, realm=realm, headers=fields)
+            if run.json:
+                run.emit({"peer": target, "name": name, "sent": True})
+            else:
+                run.say(f"sent {byte_count(len(content))} to {short_peer(target)}")
+            return EXIT_OK
+        sent = await client.send(target, name, content, headers=fields, realm=realm, wait_s=timeout)
+        if run.json:
+            run.emit({"id": sent.id, "peer": sent.peer, "name": name, "state": sent.state, "tries": sent.tries})
+        elif sent.state == "acknowledged":
+            run.say(f"{short_peer(target)} has taken {byte_count(len(content))}")
+        else:
+            run.say(f"{short_peer(target)} has not acknowledged yet ({sent.state}): the daemon goes on trying")
+            run.say("see what waits: dep2p outbox ls")
+        return EXIT_OK
+
+    return run.with_client(body)
+
+
+def ls(run: Invocation, realm: RealmOption = None) -> None:
+    """List the reliable messages that wait for their acknowledgement."""
+
+    async def body(client: "Client") -> None:
+        found = await client.outbox(realm=realm)
+        items: list[dict[str, Any]] = found["items"]
+        if run.json:
+            run.emit(found)
+            return
+        if not items:
+            run.say("nothing waits")
+            return
+        rows = [
+            [
+                f"{short_peer(str(item['peer']))}:{str(item['id']).rpartition(':')[2]}",
+                printable(str(item["topic"] or item["name"])),
+                str(item["state"]),
+                byte_count(int(item["size_bytes"])),
+                str(item["tries"]),
+                duration(float(item["age_s"])),
+                printable(str(item["last_error"]))[:60],
+            ]
+            for item in items
+        ]
+        run.print(table(["ID", "NAME", "STATE", "SIZE", "TRIES", "AGE", "LAST ERROR"], rows))
+        if not found["is_durable"]:
+            run.say("these are in memory only: they end with the daemon")
+
+    run.with_client(body)
+
+
+def flush(
+    run: Invocation,
+    timeout: Annotated[float, typer.Option("--timeout", "-t", help="Seconds to wait.", min=0.0, max=86_400.0)] = 30.0,
+    realm: RealmOption = None,
+) -> int:
+    """Try every receiver again now, and wait until nothing is left."""
+
+    async def body(client: "Client") -> int:
+        left = await client.flush_outbox(wait_s=timeout, realm=realm)
+        if run.json:
+            run.emit({"left": left})
+        elif left:
+            run.warn(f"{left} {'message' if left == 1 else 'messages'} still wait: dep2p outbox ls")
+        else:
+            run.say("nothing waits")
+        return EXIT_FAILED if left else EXIT_OK
+
+    return run.with_client(body)
+
+
+def drop(
+    run: Invocation,
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="Ids as in `dep2p outbox ls`, whole or abbreviated.", metavar="[ID…]")
+    ] = None,
+    peer: Annotated[str | None, typer.Option("--peer", help="All messages for this peer.", metavar="PEER")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All messages.")] = False,
+    realm: RealmOption = None,
+) -> int:
+    """Give up messages: they end as failed, and nobody gets them."""
+    if sum((bool(ids), peer is not None, everything)) != 1:
+        raise CliError("give ids, --peer PEER or --all: one of the three", "D1001", tries=("dep2p outbox ls",))
+
+    async def body(client: "Client") -> int:
+        dropped = 0
+        if everything:
+            dropped = await client.drop_from_outbox(everything=True, realm=realm)
+        elif peer is not None:
+            dropped = await client.drop_from_outbox(peer=await resolve_peer(client, peer), realm=realm)
+        else:
+            waiting = [str(item["id"]) for item in (await client.outbox(realm=realm))["items"]]
+            for found in dict.fromkeys([_find(given, waiting) for given in ids or ()]):
+                dropped += await client.drop_from_outbox(message_id=found, realm=realm)
+        if run.json:
+            run.emit({"dropped": dropped})
+        elif dropped:
+            run.say(f"dropped {dropped} {'message' if dropped == 1 else 'messages'}")
+        else:
+            run.say("nothing waits")
+        return EXIT_OK if dropped else EXIT_FAILED
+
+    return run.with_client(body)
+
+
+def _find(given: str, waiting: list[str]) -> str:
+    """The whole id: ``12D3KooW…abcd:7``, ``abcd:7`` and ``7`` stand for one that ends so, its number being whole.
+
+    Raises :class:`CliError`.
+    """
+    peer, _colon, number = given.rpartition("…")[2].rpartition(":")
+    found = [each for each in waiting if each.endswith(f":{number}") and each.rpartition(":")[0].endswith(peer)]
+    if len(found) != 1:
+        what = "is the end of several ids: give" if found else "is the end of no id of a message that waits: give"
+        text = f"{printable(given)!r} {what} PEER:NUMBER, or more of it, as `dep2p outbox ls` shows it"
+        raise CliError(text, "D1001", tries=("dep2p outbox ls",))
+    return found[0]
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``send`` and ``outbox``."""
+    command(
+        app,
+        "send",
+        examples=[
+            ("dep2p send bob orders '{\"id\": 7}' --reliable", "waits until bob's handler has taken it"),
+            ("dep2p send bob orders --file big.json --reliable --timeout 0", "accepted is enough: on disk, sent later"),
+        ],
+        notes="The handler is that of notifies of this name (`dep2p listen NAME`, node.on_notify). A reliable message "
+        "is kept in the outbox of the daemon, on disk, until the receiver's handler has returned; at most 5 minutes. "
+        "It comes once, also when a connection is lost or either daemon is killed; docs/howto/delivery.md says what "
+        "exactly is promised. Without --reliable this is `dep2p notify`.",
+    )(send)
+    box = group(app, "outbox", "Reliable messages that wait for their acknowledgement.")
+    command(box, "ls", examples=[("dep2p outbox ls", "what waits for whom, and why")])(ls)
+    command(box, "flush", examples=[("dep2p outbox flush --timeout 60", "tries everybody again now")])(flush)
+    command(
+        box,
+        "drop",
+        examples=[
+            ("dep2p outbox drop 12D3KooW…abcd:7", "one message"),
+            ("dep2p outbox drop --peer bob", "all for one peer"),
+            ("dep2p outbox drop --all", "all"),
+        ],
+    )(drop)

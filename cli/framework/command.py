@@ -1,0 +1,315 @@
+"""How a command is declared: the options that all of them share, their manual, and what happens to their errors."""
+
+import contextlib
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec, TypeVar, cast, get_type_hints
+
+import typer
+
+from dep2p.cli.framework.errors import describe, show, single_cause
+from dep2p.cli.framework.usage import PlainCommand, PlainGroup
+from dep2p.error_codes import EXIT_OK
+
+if TYPE_CHECKING:
+    from dep2p.client.client import Client
+    from dep2p.config.loader import Config
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+GLOBAL_OPTIONS: Final = {
+    "data_dir": "--data-dir",
+    "socket": "--socket",
+    "json": "--json",
+    "quiet": "--quiet",
+    "no_color": "--no-color",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Manual:
+    """What ``dep2p help COMMAND`` says beyond the options. ``examples``: pairs of a command line and a remark."""
+
+    examples: tuple[tuple[str, str], ...] = ()
+    notes: str = ""
+
+
+MANUALS: Final[dict[Callable[..., Any], Manual]] = {}
+"""Manual by the function that Typer calls."""
+
+
+@dataclass(slots=True)
+class Invocation:
+    """The shared options of one run, and the ways to speak to the user. Data goes to stdout, talk to stderr."""
+
+    json: bool = False
+    quiet: bool = False
+    color: bool = False
+    socket: Path | None = None
+    given_data_dir: Path | None = None
+
+    def config(self, flags: Mapping[str, object] | None = None, file: Path | None = None) -> "Config":
+        """The configuration that a daemon would have here. Raises ConfigError."""
+        from dep2p.config.loader import load_config
+
+        given = {"node.data_dir": self.given_data_dir, **(flags or {})}
+        return load_config(flags=given, environ=os.environ, config_file=file)
+
+    @property
+    def data_dir(self) -> Path:
+        """The node's data directory, absolute. Raises ConfigError."""
+        return self.config().data_dir
+
+    def emit(self, value: Mapping[str, Any]) -> None:
+        """Print one JSON object on one line to stdout, at once."""
+        from json import dumps
+
+        self.write(dumps(value, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace") + b"\n")
+
+    def print(self, text: str) -> None:
+        """Print text to stdout, at once."""
+        print(text, flush=True)
+
+    def write(self, data: bytes) -> None:
+        """Write bytes to stdout, at once."""
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+    def say(self, text: str) -> None:
+        """Tell the user something on stderr; not with --quiet."""
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def warn(self, text: str) -> None:
+        """Tell the user something on stderr even with --quiet."""
+        print(text, file=sys.stderr, flush=True)
+
+    def paint(self, text: str, style: str) -> str:
+        """``text`` in bold, green, yellow, red or dim when stdout is a terminal that wants colour."""
+        codes = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
+        return f"\x1b[{codes[style]}m{text}\x1b[0m" if self.color else text
+
+    def client(self) -> "AbstractAsyncContextManager[Client]":
+        """A client of the running daemon. Raises DaemonUnreachableError on entry or at the first call."""
+        from dep2p.client.client import Client
+
+        return Client.open(self.socket or self.config().socket_path)
+
+    def with_client(self, body: "Callable[[Client], Awaitable[T]]") -> T:
+        """Run ``body`` with a connected client and return its result."""
+
+        async def main() -> T:
+            async with self.client() as client:
+                return await body(client)
+
+        return run_async(main)
+
+
+def run_async(main: Callable[[], Awaitable[T]]) -> T:
+    """Run an async function to its end on asyncio.
+
+    Ctrl-C cancels it and raises KeyboardInterrupt; SIGTERM cancels it, too, so that nothing it started is left behind,
+    and raises ``typer.Exit`` with 143.
+    """
+    import asyncio
+    import signal
+
+    import anyio
+
+    async def guarded_main() -> T:
+        task = asyncio.current_task()
+        terminated = False
+
+        def terminate() -> None:
+            nonlocal terminated
+            terminated = True
+            if task is not None:
+                task.cancel()
+
+        with contextlib.suppress(RuntimeError, ValueError):  # not the main thread: a test's affair
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+        try:
+            return await main()
+        except asyncio.CancelledError:
+            if terminated:
+                raise typer.Exit(128 + signal.SIGTERM) from None
+            raise
+
+    return anyio.run(guarded_main, backend="asyncio")
+
+
+def _shared_parameters(*, root: bool) -> list[inspect.Parameter]:
+    hidden = not root
+
+    def option(*names: str, help: str, metavar: str | None = None, env: str | None = None, hide: bool = hidden) -> Any:
+        return typer.Option(
+            *names, help=help, metavar=metavar, envvar=env if root else None, hidden=hide, show_default=False
+        )
+
+    kinds: dict[str, tuple[Any, Any]] = {
+        "shared_data_dir": (
+            Annotated[
+                Path | None,
+                option("--data-dir", metavar="DIR", help="The node's data directory (else DEP2P_DATA_DIR)."),
+            ],
+            None,
+        ),
+        "shared_socket": (
+            Annotated[
+                Path | None, option("--socket", metavar="PATH", help="The daemon's control socket.", env="DEP2P_SOCKET")
+            ],
+            None,
+        ),
+        "shared_json": (
+            Annotated[
+                bool, option("--json", help="Print JSON: one object, or one per line where more follow.", hide=False)
+            ],
+            False,
+        ),
+        "shared_quiet": (Annotated[bool, option("--quiet", "-q", help="Print data and errors only.")], False),
+        "shared_no_color": (
+            Annotated[bool, option("--no-color", help="No colours (as with NO_COLOR in the environment).")],
+            False,
+        ),
+    }
+    return [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+        for name, (annotation, default) in kinds.items()
+    ]
+
+
+def _merge(context: typer.Context, given: Mapping[str, Any]) -> Invocation:
+    root = context.find_root()
+    if not isinstance(root.obj, Invocation):
+        root.obj = Invocation()
+    run = root.obj
+    run.json = run.json or bool(given["shared_json"])
+    run.quiet = run.quiet or bool(given["shared_quiet"])
+    if given["shared_data_dir"] is not None:
+        run.given_data_dir = Path(given["shared_data_dir"]).expanduser()
+    if given["shared_socket"] is not None:
+        run.socket = Path(given["shared_socket"]).expanduser()
+    plain = bool(given["shared_no_color"]) or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    run.color = sys.stdout.isatty() and not plain if context is root or plain else run.color
+    return run
+
+
+def _with_shared(function: Callable[..., Any], call: Callable[..., Any], *, root: bool = False) -> Callable[..., Any]:
+    """``call`` with the signature of ``function``, Typer's context for its first parameter, and the shared options."""
+    hints = get_type_hints(function, include_extras=True)
+    own = list(inspect.signature(function).parameters.values())[1:]
+    context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    parameters = (
+        [context]
+        + [p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[p.name]) for p in own]
+        + _shared_parameters(root=root)
+    )
+
+    @functools.wraps(function)
+    def wrapper(**kwargs: Any) -> Any:
+        ctx = kwargs.pop("context")
+        shared = {name: kwargs.pop(name) for name in list(kwargs) if name.startswith("shared_")}
+        return call(_merge(ctx, shared), **kwargs)
+
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+    del wrapper.__wrapped__
+    return wrapper
+
+
+def guarded(run: Invocation, call: Callable[[], Any]) -> None:
+    """Run a command and turn its errors into lines on stderr and an exit code. Raises ``typer.Exit``."""
+    try:
+        result = call()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence_stdout()
+        raise typer.Exit(EXIT_OK) from None
+    except (typer.Exit, typer.Abort, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        if hasattr(error, "format_message"):  # Typer's own usage errors: main() shows them
+            raise
+        cause = single_cause(error)
+        if isinstance(cause, BrokenPipeError):
+            silence_stdout()
+            raise typer.Exit(EXIT_OK) from None
+        if isinstance(cause, KeyboardInterrupt | SystemExit | typer.Exit):
+            raise cause from None
+        if os.environ.get("DEP2P_TRACEBACK"):
+            from traceback import print_exception
+
+            print_exception(error)
+        failure = describe(error)
+        show(failure, json=run.json)
+        raise typer.Exit(failure.exit_code) from None
+    if isinstance(result, int) and result:
+        raise typer.Exit(result)
+
+
+def silence_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush cannot fail on a closed pipe."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        return  # stdout is no file here (a test's): then nothing will be flushed to it either
+
+
+def command(
+    app: typer.Typer,
+    name: str,
+    *,
+    examples: Sequence[tuple[str, str]] = (),
+    notes: str = "",
+    hidden: bool = False,
+) -> Callable[[Callable[Concatenate[Invocation, P], int | None]], Callable[Concatenate[Invocation, P], int | None]]:
+    """Register a command. It gets the :class:`Invocation` first and may return its exit code."""
+
+    def register(
+        function: Callable[Concatenate[Invocation, P], int | None],
+    ) -> Callable[Concatenate[Invocation, P], int | None]:
+        def call(run: Invocation, **kwargs: Any) -> None:
+            guarded(run, lambda: cast(Callable[..., Any], function)(run, **kwargs))
+
+        wrapper = _with_shared(function, call)
+        MANUALS[wrapper] = Manual(tuple(examples), inspect.cleandoc(notes))
+        epilog = None
+        if examples:
+            epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line, _ in examples)
+        settings = {"help_option_names": ["--help", "-h"], "max_content_width": 100}
+        app.command(name, cls=PlainCommand, epilog=epilog, hidden=hidden, context_settings=settings)(wrapper)
+        return function
+
+    return register
+
+
+def group(app: typer.Typer, name: str, help: str) -> typer.Typer:
+    """Add a group of commands, which takes the shared options too."""
+    sub = typer.Typer(
+        cls=PlainGroup,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        help=help,
+        context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
+    )
+
+    def remember(run: Invocation) -> None:
+        """Only the shared options."""
+
+    sub.callback()(_with_shared(remember, remember))
+    app.add_typer(sub, name=name, help=help)
+    return sub
+
+
+def root_callback(app: typer.Typer, function: Callable[..., None]) -> None:
+    """Make ``function(run, …)`` the callback of the whole app, with the shared options visible in its help."""
+    app.callback()(_with_shared(function, function, root=True))

@@ -1,0 +1,299 @@
+"""The daemon's control API as calls, NDJSON and bodies that go on, over its Unix socket or loopback TCP."""
+
+import errno
+import json
+import os
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, cast
+from urllib.parse import urlencode
+
+import anyio
+
+from dep2p.client.errors import ControlError, DaemonUnreachableError, error_from_problem
+from dep2p.client.http import LOST, Address, Exchange, HttpPool
+from dep2p.control_api.encoding import LineSplitter
+from dep2p.errors import ConfigError, Dep2pError
+
+_LINE_BYTES_MAX: Final = 268_435_456
+_ANSWER_TIMEOUT_S: Final = 60.0
+
+
+class Transport:
+    """One daemon's control API. Any number of calls and streams at once; each stream has a connection of its own."""
+
+    def __init__(self, socket: Path | None, tcp: str | None, token: str | None) -> None:
+        """Raises ConfigError when ``tcp`` is not HOST:PORT."""
+        self._socket = socket
+        self.where = f"http://{tcp}" if socket is None else str(socket)
+        self._headers = [("user-agent", "dep2p-client")]
+        if token is not None:
+            self._headers.append(("authorization", f"Bearer {token}"))
+        host, _, port = (tcp or ":0").rpartition(":")
+        if not port.isdecimal() or int(port) > 65_535 or (socket is None and not host):
+            raise ConfigError(f"{tcp!r} is not HOST:PORT: write it like 127.0.0.1:4780")
+        self._pool = HttpPool(Address(socket, host.strip("[]"), int(port)))
+
+    async def aclose(self) -> None:
+        """Close the connections that are idle; those in use end with their calls."""
+        await self._pool.aclose()
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        params: Mapping[str, str] | None = None,
+        timeout_s: float = _ANSWER_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """One JSON call. ``timeout_s`` bounds the wait for the answer.
+
+        Raises the exception of the daemon's problem, or DaemonUnreachableError.
+        """
+        status, content = await self.raw(method, path, body, params=params, timeout_s=timeout_s)
+        return self._object(status, content)
+
+    def _object(self, status: int, content: bytes) -> dict[str, Any]:
+        try:
+            value: object = json.loads(content) if content else {}
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise ControlError({"code": "D3007", "status": status, "detail": f"{self.where} did not answer with JSON"})
+        return cast(dict[str, Any], value)
+
+    async def raw(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        params: Mapping[str, str] | None = None,
+        timeout_s: float = _ANSWER_TIMEOUT_S,
+        accept_statuses: tuple[int, ...] = (),
+    ) -> tuple[int, bytes]:
+        """Status and body of one call; problems with other than ``accept_statuses`` are raised as by `call`."""
+        try:
+            with anyio.fail_after(timeout_s):
+                async with self._exchange(method, path, body, params) as exchange:
+                    content = await self._whole(exchange)
+        except TimeoutError as error:
+            if isinstance(error, Dep2pError):
+                raise
+            raise self._unreachable(error) from error
+        if exchange.status >= 400 and exchange.status not in accept_statuses:
+            raise _problem(exchange.status, content)
+        return exchange.status, content
+
+    @asynccontextmanager
+    async def opened(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Mapping[str, object] | None = None,
+        params: Mapping[str, str] | None = None,
+    ) -> AsyncGenerator["Body", None]:
+        """An answer whose body is read as it comes, without a time limit. Raises as `call`."""
+        async with self._exchange(method, path, body, params) as exchange:
+            if exchange.status >= 400:
+                raise _problem(exchange.status, await self._whole(exchange))
+            yield Body(self, exchange)
+
+    async def upload(self, path: str, pieces: AsyncIterator[bytes], *, params: Mapping[str, str]) -> dict[str, Any]:
+        """POST a body as it is made, and return the answer. One that comes before the end is an error, and ends it.
+
+        Raises as `call`, and what ``pieces`` raises.
+        """
+        failed: list[Exception] = []
+        answer: bytes | None = None
+        exchange: Exchange | None = None
+        try:
+            exchange = await self._pool.take()
+            headers = [*self._headers, ("content-type", "application/octet-stream"), ("transfer-encoding", "chunked")]
+            await exchange.send_head("POST", f"{path}?{urlencode(params)}", headers)
+            async with anyio.create_task_group() as tasks:
+
+                async def send(scope: anyio.CancelScope) -> None:
+                    assert exchange is not None
+                    try:
+                        await exchange.send_pieces(pieces)
+                    except LOST:
+                        return  # the answer, which the other task waits for, says why
+                    except Exception as error:
+                        failed.append(error)
+                        scope.cancel()
+
+                tasks.start_soon(send, tasks.cancel_scope)
+                try:
+                    await exchange.receive_head()
+                    content = await exchange.body()
+                    if exchange.status >= 400:
+                        failed.append(_problem(exchange.status, content))
+                    else:
+                        answer = content
+                except LOST as error:
+                    failed.append(self._unreachable(error))
+                tasks.cancel_scope.cancel()
+        except (TimeoutError, *LOST) as error:
+            failed.append(self._unreachable(error))
+        finally:
+            if exchange is not None:
+                await self._pool.give_back(exchange)
+        if failed:
+            raise failed[0]
+        assert exchange is not None and answer is not None
+        return self._object(exchange.status, answer)
+
+    @asynccontextmanager
+    async def _exchange(
+        self, method: str, path: str, body: Mapping[str, object] | None, params: Mapping[str, str] | None
+    ) -> AsyncGenerator[Exchange, None]:
+        """A call up to the head of its answer."""
+        content = b"" if body is None else json.dumps(body, separators=(",", ":")).encode("ascii")
+        headers = list(self._headers)
+        if body is not None or method == "POST":
+            headers += [("content-type", "application/json"), ("content-length", str(len(content)))]
+        target = f"{path}?{urlencode(params)}" if params else path
+        exchange: Exchange | None = None
+        try:
+            try:
+                exchange = await self._pool.take()
+                await exchange.send_head(method, target, headers)
+                try:
+                    await exchange.send_body(content)
+                except LOST:
+                    pass  # an early answer: it says why
+                await exchange.receive_head()
+            except (TimeoutError, *LOST) as error:
+                if isinstance(error, Dep2pError):
+                    raise  # RequestTimeoutError is a TimeoutError, too: the caller's own
+                raise self._unreachable(error) from error
+            # Outside: an OSError of the caller's own block is none of the connection.
+            yield exchange
+        finally:
+            if exchange is not None:
+                await self._pool.give_back(exchange)
+
+    def _unreachable(self, error: Exception) -> DaemonUnreachableError:
+        if not isinstance(error, OSError):
+            return DaemonUnreachableError(f"the daemon at {self.where} went away during the call")
+        if isinstance(error, TimeoutError) and error.errno is None:
+            cause, hint = self._silence()
+            return DaemonUnreachableError(f"the daemon at {self.where} does not answer: {cause}", hint)
+        return DaemonUnreachableError(f"cannot reach the daemon at {self.where}: {self._cause(error)}")
+
+    def _cause(self, error: BaseException) -> str:
+        found: BaseException = error
+        while (not isinstance(found, OSError) or found.errno is None) and (found.__cause__ or found.__context__):
+            found = cast(BaseException, found.__cause__ or found.__context__)
+        number = found.errno if isinstance(found, OSError) else None
+        if self._socket is not None and not os.path.exists(self._socket):
+            return "no such socket; no daemon runs for that data directory" + self._lock_holder()
+        if number == errno.ECONNREFUSED:
+            return "nothing listens there any more" + self._lock_holder()
+        if number in (errno.EACCES, errno.EPERM):
+            return "it belongs to another user"
+        return str(found)
+
+    def _silence(self) -> tuple[str, str]:
+        """Why something that takes connections gives no answer, as far as it can be seen from here; what to do."""
+        pid = self._lock_pid()
+        if pid is None:
+            return "it took the call and gave no answer in time", "Try again; if it stays so, look at the daemon's log."
+        if _process_state(pid) in ("T", "t"):
+            return f"its process {pid} is stopped (SIGSTOP or a debugger)", f"Let it go on: kill -CONT {pid}"
+        return (
+            f"its process {pid} runs, but gave no answer in time",
+            f"Try again and look at its log; if it hangs: kill -9 {pid}, and start it again.",
+        )
+
+    def _lock_pid(self) -> int | None:
+        if self._socket is None:
+            return None
+        try:
+            return int((self._socket.parent / "daemon.lock").read_text("ascii").split()[0])
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def _lock_holder(self) -> str:
+        pid = self._lock_pid()
+        if pid is None:
+            return ""
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return f" (stale lock of pid {pid})"
+        except OSError:
+            return f" (the lock names pid {pid}, of another user)"
+        if _process_state(pid) == "Z":
+            return f" (stale lock of pid {pid}, which has ended)"
+        return f" (the lock names pid {pid}, which runs: it may still be starting or stopping)"
+
+    async def _whole(self, exchange: Exchange) -> bytes:
+        try:
+            return await exchange.body()
+        except LOST as error:
+            raise self._unreachable(error) from error
+
+    async def piece(self, exchange: Exchange) -> bytes:
+        """A part of an opened answer; b"" at its end. Raises DaemonUnreachableError."""
+        try:
+            return await exchange.piece()
+        except LOST as error:
+            raise self._unreachable(error) from error
+
+
+def _process_state(pid: int) -> str:
+    """The letter of Linux: R, S, D run, T is stopped, Z has ended; empty where that cannot be seen."""
+    try:
+        # The first word after the name, which stands in parentheses and may hold anything.
+        return Path(f"/proc/{pid}/stat").read_text("latin-1").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+class Body:
+    """The body of an answer, as it comes."""
+
+    def __init__(self, transport: Transport, exchange: Exchange) -> None:
+        self._transport = transport
+        self._exchange = exchange
+
+    async def piece(self) -> bytes:
+        """A part; b"" at the end. Raises DaemonUnreachableError."""
+        return await self._transport.piece(self._exchange)
+
+
+class NdjsonLines:
+    """The lines of a body, parsed. An ``error`` line is raised."""
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+        self._splitter = LineSplitter(_LINE_BYTES_MAX)
+        self._ready: deque[bytes] = deque()
+
+    async def next_line(self) -> dict[str, object]:
+        """The next object; raises StopAsyncIteration at the end, or the exception of an ``error`` line."""
+        while not self._ready:
+            piece = await self._body.piece()
+            if not piece:
+                raise StopAsyncIteration
+            self._ready = self._splitter.feed(piece)
+        line = cast(dict[str, object], json.loads(self._ready.popleft()))
+        problem = line.get("error")
+        if isinstance(problem, dict) and len(line) == 1:
+            raise error_from_problem(cast(dict[str, Any], problem))
+        return line
+
+
+def _problem(status: int, content: bytes) -> Exception:
+    try:
+        value: object = json.loads(content)
+    except ValueError:
+        value = None
+    problem = cast(dict[str, Any], value) if isinstance(value, dict) else {"detail": content[:200].decode("latin-1")}
+    return error_from_problem(problem, status)

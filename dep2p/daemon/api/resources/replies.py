@@ -1,0 +1,111 @@
+"""Requests of members that a control client answers."""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import trio
+
+from dep2p.control_api.encoding import encode_line
+from dep2p.daemon.api.resources.feeds import message_fields
+from dep2p.daemon.api.resources.subscriptions import LineQueue, Subscriptions
+from dep2p.daemon.bounds import ControlBounds
+from dep2p.daemon.node_interface import IncomingCall, MessagingApi, NodeApi
+from dep2p.daemon.problems import Problem
+from dep2p.errors import HandlerError
+
+_DEADLINE_MS_MAX = 86_400_000
+_GONE = "the program that answers went away"
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    answered: trio.Event = field(default_factory=trio.Event)
+    data: bytes = b""
+    error: str | None = None
+
+    def answer(self, data: bytes, error: str | None) -> None:
+        self.data, self.error = data, error
+        self.answered.set()
+
+
+class ReplyDesk:
+    """Hands requests to the one client that answers their name, and its answers back.
+
+    The concurrency of a name bounds its requests in flight; messaging keeps waiting, or refuses, those above it.
+    """
+
+    def __init__(self, node: NodeApi, subscriptions: Subscriptions, bounds: ControlBounds) -> None:
+        self._node = node
+        self._subscriptions = subscriptions
+        self._bounds = bounds
+        self._names: dict[str, dict[str, _Pending]] = {}
+        self._pending: dict[str, _Pending] = {}
+
+    @property
+    def pending_count(self) -> int:
+        """Requests that wait for an answer."""
+        return len(self._pending)
+
+    def subscribe(self, name: str, realm: str | None, concurrency: int) -> tuple[LineQueue, Callable[[], None]]:
+        """A queue of requests ``name``, and what ends it. Raises :class:`Problem` D5012, NotInRealmError."""
+        if name in self._names:
+            raise Problem("D5012", f"a program answers requests {name!r} already")
+        queue = self._subscriptions.open("replies")
+        mine: dict[str, _Pending] = {}
+        self._names[name] = mine
+        try:
+            unregister = self._node.handle(realm, lambda m: self._register(m, name, queue, mine, concurrency))
+        except BaseException:
+            del self._names[name]
+            self._subscriptions.forget(queue)
+            raise
+
+        def end() -> None:
+            self._subscriptions.forget(queue)
+            if self._names.get(name) is mine:
+                del self._names[name]
+                unregister()
+            for pending in list(mine.values()):
+                pending.answer(b"", _GONE)
+
+        return queue, end
+
+    def _register(
+        self, messaging: MessagingApi, name: str, queue: LineQueue, mine: dict[str, _Pending], concurrency: int
+    ) -> Callable[[], None]:
+        realm_id = messaging.realm_id
+
+        async def serve(request: IncomingCall) -> bytes:
+            if self._names.get(name) is not mine:  # it waited for its turn meanwhile
+                raise HandlerError(_GONE)
+            left_ms = (request.deadline_s - trio.current_time()) * 1000
+            request_id = secrets.token_hex(8)
+            fields = message_fields(request, realm_id)
+            line = encode_line({"id": request_id, **fields, "deadline_ms": int(max(0, min(left_ms, _DEADLINE_MS_MAX)))})
+            if not queue.has_room(line):
+                # Unlike notifies, no request may be dropped in silence: its caller waits.
+                raise HandlerError("the program that answers is too slow")
+            pending = _Pending()
+            self._pending[request_id] = mine[request_id] = pending
+            queue.put(line)
+            try:
+                with trio.move_on_at(request.deadline_s):
+                    await pending.answered.wait()
+            finally:
+                self._pending.pop(request_id, None)
+                mine.pop(request_id, None)
+            if not pending.answered.is_set():
+                raise HandlerError("the program that answers gave none in time")
+            if pending.error is not None:
+                raise HandlerError(pending.error)
+            return pending.data
+
+        return messaging.on_request(name, serve, concurrency=concurrency)
+
+    def answer(self, request_id: str, data: bytes, error: str | None) -> None:
+        """Give the answer of a request, or the text of an error. Raises :class:`Problem` D5011."""
+        pending = self._pending.pop(request_id, None)
+        if pending is None or pending.answered.is_set():
+            raise Problem("D5011", f"no request {request_id[:40]!r} waits for an answer")
+        pending.answer(data, error)

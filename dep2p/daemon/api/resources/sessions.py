@@ -1,0 +1,217 @@
+"""Ordered sessions that control clients take pushes from, and those that they serve."""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+import trio
+
+from dep2p.control_api.encoding import encode_line, encode_payload
+from dep2p.daemon.api.resources.subscriptions import LineQueue, Subscriptions
+from dep2p.daemon.bounds import ControlBounds
+from dep2p.daemon.node_interface import NodeApi
+from dep2p.daemon.problems import Problem
+from dep2p.errors import SessionClosedError, SessionFullError, SessionGapError, SessionNotFoundError, SessionResetError
+from dep2p.protocols.sessions.resume_token import decode_token
+from dep2p.protocols.sessions.wire import AFTER, BEFORE, Push
+from dep2p.sessions.service import OpenSession, Session
+from dep2p.types import PeerId
+
+_logger = logging.getLogger("dep2p.daemon.control")
+_REAP_INTERVAL_S: Final = 5.0
+PLACES: Final = {BEFORE: "before", AFTER: "after"}
+
+
+class _Opened:
+    """A session that a control client has opened, and what it was given and has not said that it handled."""
+
+    def __init__(self, session: OpenSession) -> None:
+        self.session = session
+        self.batch: Sequence[Push] = ()
+        self.is_taking = False
+        self.scope = trio.CancelScope()
+        """Of the call that takes pushes."""
+        self.last_call_s = trio.current_time()
+
+
+class SessionDesk:
+    """The sessions of control clients, bounded."""
+
+    def __init__(self, node: NodeApi, subscriptions: Subscriptions, bounds: ControlBounds) -> None:
+        self._node = node
+        self._subscriptions = subscriptions
+        self._bounds = bounds
+        self._opened: dict[str, _Opened] = {}
+        self._serving: dict[str, LineQueue] = {}
+
+    # Taking pushes
+
+    async def open(self, peer: PeerId, name: str, data: bytes, token: str | None, realm: str | None) -> OpenSession:
+        """Open a session, or go on with one. Raises what `Sessions.open` raises, and :class:`Problem` D3008."""
+        if len(self._opened) >= self._bounds.streams_max:
+            raise Problem("D3008", f"{len(self._opened)} sessions of control clients are open, as many as may be")
+        if token is not None:
+            # The program that had it is gone, or about to go: the one with the token goes on.
+            await self._forget(decode_token(token).session_id.hex(), keep=True)
+        session = await self._node.sessions.start(peer, name, data, token=token, realm=realm)
+        self._opened[session.id] = _Opened(session)
+        return session
+
+    def _get(self, session_id: str) -> _Opened:
+        opened = self._opened.get(session_id)
+        if opened is None:
+            raise SessionNotFoundError(f"no control client has opened a session {session_id[:40]!r}")
+        opened.last_call_s = trio.current_time()
+        return opened
+
+    def opened(self, session_id: str) -> OpenSession:
+        """A session that a control client has opened. Raises SessionNotFoundError."""
+        return self._get(session_id).session
+
+    def is_taking(self, session_id: str) -> bool:
+        """Whether a call waits for pushes of this session."""
+        return self._opened[session_id].is_taking
+
+    async def take(self, session_id: str, after: int, items_max: int, wait_s: float) -> dict[str, object]:
+        """Pushes behind number ``after``, which says that all up to it are handled; in JSON.
+
+        Waits up to ``wait_s`` for the first one. What was given and not said to be handled is given again.
+        """
+        opened = self._get(session_id)
+        if opened.is_taking:
+            raise Problem("D5012", "another call is taking pushes of this session")
+        session = opened.session
+        left = [push for push in opened.batch if push.seq > after]
+        if left:
+            return _batch(session, left)
+        opened.is_taking = True
+        try:
+            opened.batch = ()
+            pushes: list[Push] | None = None
+            with trio.CancelScope(deadline=trio.current_time() + wait_s) as opened.scope:
+                pushes = await session.receive_many(items_max)
+            if pushes:
+                opened.batch = pushes
+                return _batch(session, pushes)
+            if pushes is not None:
+                await self._forget(session_id, keep=False)
+                return {"pushes": [], "token": None, "ended": True}
+            if opened is not self._opened.get(session_id):
+                raise Problem("D5012", "another program goes on with this session")
+            return _batch(session, ())
+        except SessionResetError as error:
+            reset = {"detail": str(error), "epoch": error.epoch, "next_seq": error.next_seq}
+            return {**_batch(session, ()), "reset": reset}
+        except SessionGapError as error:
+            return {**_batch(session, ()), "gap": str(error)}
+        except SessionClosedError:
+            await self._forget(session_id, keep=False)
+            raise
+        finally:
+            opened.is_taking = False
+            opened.last_call_s = trio.current_time()
+
+    async def close(self, session_id: str, *, keep: bool) -> str:
+        """End the session, or with ``keep`` only leave it; gives the token of its place."""
+        opened = self._get(session_id)
+        await self._forget(session_id, keep=keep)
+        return opened.session.token
+
+    async def _forget(self, session_id: str, *, keep: bool) -> None:
+        opened = self._opened.pop(session_id, None)
+        if opened is not None:
+            opened.scope.cancel()
+            if keep and opened.batch:
+                opened.session.give_back()
+            await (opened.session.detach() if keep else opened.session.aclose())
+
+    async def reap(self) -> None:
+        """Leave sessions whose client does not come any more, until cancelled; its token goes on later."""
+        while True:
+            await trio.sleep(min(_REAP_INTERVAL_S, self._bounds.stream_unattached_timeout_s / 4))
+            until = trio.current_time() - self._bounds.stream_unattached_timeout_s
+            for session_id, opened in list(self._opened.items()):
+                if not opened.is_taking and opened.last_call_s < until:
+                    _logger.info("session %s is left: its control client does not come any more", session_id)
+                    await self._forget(session_id, keep=True)
+
+    # Serving
+
+    def serve(self, name: str, realm: str | None) -> tuple[LineQueue, Callable[[], None]]:
+        """A queue of what happens on sessions ``name``, and what ends it. Raises :class:`Problem` D5012."""
+        if name in self._serving:
+            raise Problem("D5012", f"a program serves sessions {name!r} already")
+        queue = self._subscriptions.open("sessions")
+        try:
+            unregister = self._node.sessions.serve(name, partial(self._handle, queue), realm=realm)
+        except ValueError as error:
+            self._subscriptions.forget(queue)
+            raise Problem("D5012", str(error)) from None
+        except BaseException:
+            self._subscriptions.forget(queue)
+            raise
+        self._serving[name] = queue
+
+        def end() -> None:
+            self._subscriptions.forget(queue)
+            if self._serving.get(name) is queue:
+                del self._serving[name]
+                unregister()
+                for session in self._node.sessions.served(name):
+                    session.end("the program that serves it went away")
+
+        return queue, end
+
+    async def _handle(self, queue: LineQueue, session: Session) -> None:
+        of = {"session": session.id, "peer": session.peer, "name": session.name}
+        _tell(queue, {"event": "opened", **of, **encode_payload(session.data)})
+        try:
+            async for request in session:
+                fields = {"event": "request", **of, "request_id": request.request_id, **encode_payload(request.data)}
+                left_s = max(0.0, request.deadline_s - trio.current_time())
+                if not _tell(queue, {**fields, "deadline_ms": int(left_s * 1_000)}):
+                    await request.fail("the program that serves is too slow")
+        finally:
+            _tell(queue, {"event": "closed", **of, "reason": session.close_reason or ""})
+
+    def push_all(self, name: str, data: bytes) -> dict[str, object]:
+        """Push to every session of a name that has room; gives how many, and which were full."""
+        full: list[str] = []
+        sessions = self._node.sessions.served(name)
+        for session in sessions:
+            try:
+                session.push_nowait(data)
+            except SessionFullError:
+                full.append(session.id)
+            except SessionClosedError:
+                _logger.debug("session %s is over", session.id)
+        return {"pushed": len(sessions) - len(full), "full": full}
+
+    def counts(self) -> dict[str, int]:
+        """Sessions of control clients, for metrics."""
+        return {"opened": len(self._opened), "served_names": len(self._serving)}
+
+
+def _tell(queue: LineQueue, fields: dict[str, object]) -> bool:
+    line = encode_line(fields)
+    if not queue.has_room(line):
+        return False
+    queue.put(line)
+    return True
+
+
+def _batch(session: OpenSession, pushes: Sequence[Push]) -> dict[str, object]:
+    return {
+        "pushes": [push_fields(push) for push in pushes],
+        "token": session.token_behind(pushes[-1].seq) if pushes else session.token,
+        "ended": False,
+    }
+
+
+def push_fields(push: Push) -> dict[str, object]:
+    """A push in JSON."""
+    fields: dict[str, object] = {"seq": push.seq, **encode_payload(push.data)}
+    if push.request_id:
+        fields |= {"request_id": push.request_id, "place": PLACES.get(push.kind, "")}
+    return fields

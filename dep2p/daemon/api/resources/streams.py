@@ -1,0 +1,238 @@
+"""The streams that control clients drive: who sends and receives on each, and what happens when nobody does."""
+
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import trio
+
+from dep2p.control_api.encoding import encode_line
+from dep2p.daemon.api.resources.feeds import message_fields
+from dep2p.daemon.api.resources.subscriptions import LineQueue, Subscriptions
+from dep2p.daemon.bounds import ControlBounds
+from dep2p.daemon.lifecycle import Lifecycle
+from dep2p.daemon.node_interface import MessagingApi, NodeApi, StreamApi
+from dep2p.daemon.problems import Problem
+from dep2p.errors import Dep2pError, HandlerError, StreamClosedError
+from dep2p.types import Headers, PeerId, RealmId
+
+_REAP_INTERVAL_S = 5.0
+_logger = logging.getLogger("dep2p.daemon.control")
+
+
+class Entry:
+    """One stream. ``scopes`` are the control calls that are attached to it, by direction."""
+
+    def __init__(self, stream: StreamApi, realm_id: RealmId) -> None:
+        self.id = secrets.token_hex(8)
+        self.stream = stream
+        self.realm_id = realm_id
+        self.done = trio.Event()
+        self.error: Dep2pError | None = None
+        self.scopes: dict[str, trio.CancelScope] = {}
+        self.ended: dict[str, None] = {}
+        self.unattached_since_s = trio.current_time()
+
+    def end_direction(self, direction: str) -> None:
+        """ "send" or "receive" ended as it should; when both have, the stream is done."""
+        self.ended[direction] = None
+        if len(self.ended) == 2:
+            self.done.set()
+
+    def abort(self, error: Dep2pError) -> None:
+        """Reset the stream; the attached calls end with ``error``. Idempotent."""
+        if not self.done.is_set():
+            self.stream.reset()
+            self._finish(error)
+
+    def leave(self, error: Dep2pError) -> None:
+        """Nobody is interested any more. What was sent whole still reaches the peer; else it must not take a part for
+        the whole: reset."""
+        if "send" not in self.ended:
+            self.abort(error)
+        elif not self.done.is_set():
+            self._finish(error)  # its owner closes it in good order
+
+    def _finish(self, error: Dep2pError) -> None:
+        self.error = error
+        self.done.set()
+        for scope in list(self.scopes.values()):
+            scope.cancel()
+
+
+@dataclass(slots=True, eq=False)
+class Opened:
+    """How the opening of a stream went."""
+
+    decided: trio.Event
+    entry: Entry | None = None
+    error: Exception | None = None
+    scope: trio.CancelScope = field(default_factory=lambda: trio.CancelScope())
+
+
+class StreamTable:
+    """All streams of control clients. ``nursery`` runs their owners."""
+
+    def __init__(
+        self,
+        node: NodeApi,
+        subscriptions: Subscriptions,
+        lifecycle: Lifecycle,
+        bounds: ControlBounds,
+        counts: Counter[str],
+        nursery: trio.Nursery,
+    ) -> None:
+        self._node = node
+        self._subscriptions = subscriptions
+        self._lifecycle = lifecycle
+        self._bounds = bounds
+        self._counts = counts
+        self._nursery = nursery
+        self._entries: dict[str, Entry] = {}
+        self._accepting: dict[str, LineQueue] = {}
+        self._accepted: Counter[PeerId] = Counter()
+        # One peer must not take the places of the others, nor those of this node's own programs.
+        self._accepted_per_peer_max = max(1, bounds.streams_max // 4)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, stream_id: str) -> Entry:
+        """Raises :class:`Problem` D6002."""
+        entry = self._entries.get(stream_id)
+        if entry is None:
+            raise Problem("D6002", f"there is no stream {stream_id[:40]!r}")
+        return entry
+
+    async def open(self, peer: PeerId, name: str, data: bytes, headers: Headers | None, realm: str | None) -> Entry:
+        """Open a stream to a member. Raises what messaging does, and :class:`Problem` D3008."""
+        self._check_room()
+        messaging = self._node.messaging(realm)
+        opened: Opened = Opened(trio.Event())
+        self._nursery.start_soon(partial(self._own, opened, messaging, peer, name, data, headers))
+        try:
+            await opened.decided.wait()
+        except trio.Cancelled:
+            opened.scope.cancel()
+            raise
+        if opened.entry is None:
+            raise opened.error or StreamClosedError("the stream ended")
+        return opened.entry
+
+    async def _own(
+        self,
+        opened: "Opened",
+        messaging: MessagingApi,
+        peer: PeerId,
+        name: str,
+        data: bytes,
+        headers: Headers | None,
+    ) -> None:
+        try:
+            with opened.scope, self._lifecycle.work():
+                async with messaging.stream(peer, name, data, headers=headers) as stream:
+                    opened.entry = self._add(stream, messaging.realm_id)
+                    opened.decided.set()
+                    await self._until_done(opened.entry)
+        except Exception as error:  # for the caller of open, or for nobody: it must not end the other streams
+            if opened.entry is None:
+                opened.error = error
+            elif not isinstance(error, Dep2pError):
+                _logger.exception("a stream of a control client failed")
+        finally:
+            opened.decided.set()
+
+    def accept(self, name: str, realm: str | None) -> tuple[LineQueue, Callable[[], None]]:
+        """A queue of streams ``name`` that members open, and what ends it. Raises :class:`Problem` D5012."""
+        if name in self._accepting:
+            raise Problem("D5012", f"a program accepts streams {name!r} already")
+        queue = self._subscriptions.open("streams")
+        self._accepting[name] = queue
+        try:
+            unregister = self._node.handle(realm, lambda messaging: self._register(messaging, name, queue))
+        except BaseException:
+            del self._accepting[name]
+            self._subscriptions.forget(queue)
+            raise
+
+        def end() -> None:
+            self._subscriptions.forget(queue)
+            if self._accepting.get(name) is queue:
+                del self._accepting[name]
+                unregister()
+
+        return queue, end
+
+    def _register(self, messaging: MessagingApi, name: str, queue: LineQueue) -> Callable[[], None]:
+        realm_id = messaging.realm_id
+
+        async def serve(stream: StreamApi) -> None:
+            peer = PeerId(stream.peer)
+            if len(self._entries) >= self._bounds.streams_max or self._accepted[peer] >= self._accepted_per_peer_max:
+                self._counts["streams_refused_streams_max"] += 1
+                raise HandlerError("too many streams are open here")
+            self._accepted[peer] += 1
+            try:
+                await hand_over(stream)
+            finally:
+                self._accepted[peer] -= 1
+                if not self._accepted[peer]:
+                    del self._accepted[peer]
+
+        async def hand_over(stream: StreamApi) -> None:
+            with self._lifecycle.work():
+                entry = self._add(stream, realm_id)
+                line = encode_line({"id": entry.id, **message_fields(stream, realm_id)})
+                if queue.has_room(line):
+                    queue.put(line)
+                else:
+                    self._counts["streams_refused_acceptor_slow"] += 1
+                    entry.abort(StreamClosedError("the program that accepts is too slow"))
+                await self._until_done(entry)
+
+        return messaging.on_stream(name, serve, concurrency=self._bounds.streams_max)
+
+    def _check_room(self) -> None:
+        if len(self._entries) >= self._bounds.streams_max:
+            self._counts["streams_refused_streams_max"] += 1
+            raise Problem("D3008", f"{len(self._entries)} streams of control clients are open, as many as there may be")
+
+    def _add(self, stream: StreamApi, realm_id: RealmId) -> Entry:
+        entry = Entry(stream, realm_id)
+        self._entries[entry.id] = entry
+        return entry
+
+    async def _until_done(self, entry: Entry) -> None:
+        try:
+            await entry.done.wait()
+        finally:
+            self._entries.pop(entry.id, None)
+            entry.abort(StreamClosedError("the stream ended"))
+
+    def attach(self, entry: Entry, direction: str) -> trio.CancelScope:
+        """Take a direction for one call; its scope is cancelled when the stream fails. Raises Problem D6005."""
+        if direction in entry.scopes or direction in entry.ended:
+            state = "ended" if direction in entry.ended else "taken by another call"
+            raise Problem("D6005", f"the {direction} direction of stream {entry.id} is {state}")
+        scope = trio.CancelScope()
+        entry.scopes[direction] = scope
+        return scope
+
+    def detach(self, entry: Entry, direction: str) -> None:
+        """The call has ended."""
+        entry.scopes.pop(direction, None)
+        entry.unattached_since_s = trio.current_time()
+
+    async def reap(self) -> None:
+        """Reset streams that nobody is attached to, until cancelled."""
+        interval_s = min(_REAP_INTERVAL_S, self._bounds.stream_unattached_timeout_s / 4)
+        while True:
+            await trio.sleep(interval_s)
+            latest = trio.current_time() - self._bounds.stream_unattached_timeout_s
+            for entry in list(self._entries.values()):
+                if not entry.scopes and entry.unattached_since_s < latest:
+                    self._counts["streams_reset_unattached"] += 1
+                    entry.leave(StreamClosedError("no client was attached to the stream for too long"))

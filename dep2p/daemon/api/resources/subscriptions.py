@@ -1,0 +1,141 @@
+"""NDJSON subscriptions: a bounded queue for each reader, who learns how much it missed, and its response."""
+
+from collections import Counter, deque
+from collections.abc import Callable
+
+import trio
+from starlette.types import Receive, Scope, Send
+
+from dep2p.control_api.encoding import encode_line
+from dep2p.daemon.bounds import ControlBounds
+from dep2p.daemon.problems import Problem, problem_of
+
+_BATCH_BYTES = 262_144
+
+
+class LineQueue:
+    """Lines on their way to one reader. When it is full, the oldest go, and the reader is told how many."""
+
+    def __init__(self, items_max: int, bytes_max: int, on_lagged: Callable[[], None]) -> None:
+        self._lines: deque[bytes] = deque()
+        self._bytes = 0
+        self._items_max = items_max
+        self._bytes_max = bytes_max
+        self._lagged = 0
+        self._on_lagged = on_lagged
+        self._closed = False
+        self._wake = trio.Event()
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that wait for the reader."""
+        return self._bytes
+
+    def has_room(self, line: bytes) -> bool:
+        """Whether nothing would have to go for ``line``."""
+        return len(self._lines) < self._items_max and self._bytes + len(line) <= self._bytes_max
+
+    def put(self, line: bytes) -> None:
+        """Add a line; never blocks."""
+        if self._closed:
+            return
+        while self._lines and not self.has_room(line):
+            self._bytes -= len(self._lines.popleft())
+            self._lagged += 1
+            self._on_lagged()
+        self._lines.append(line)
+        self._bytes += len(line)
+        self._wake.set()
+
+    def close(self, last: bytes = b"") -> None:
+        """No more lines after ``last``."""
+        if not self._closed:
+            if last:
+                self._lines.append(last)
+                self._bytes += len(last)
+            self._closed = True
+            self._wake.set()
+
+    async def take(self) -> bytes:
+        """What waits, up to about 256 KiB at once; b"" at the end."""
+        while not self._lines:
+            if self._closed:
+                return b""
+            self._wake = trio.Event()
+            await self._wake.wait()
+        batch: list[bytes] = []
+        if self._lagged:
+            batch.append(encode_line({"lagged": self._lagged}))
+            self._lagged = 0
+        size = 0
+        while self._lines and size < _BATCH_BYTES:
+            line = self._lines.popleft()
+            size += len(line)
+            batch.append(line)
+        self._bytes -= size
+        return b"".join(batch)
+
+
+class Subscriptions:
+    """All the subscriptions of a daemon: counted, bounded, and ended together."""
+
+    def __init__(self, bounds: ControlBounds, counts: Counter[str]) -> None:
+        self._bounds = bounds
+        self._counts = counts
+        self._open: dict[LineQueue, str] = {}
+
+    def open(self, kind: str) -> LineQueue:
+        """A queue for a new reader. Raises :class:`Problem` D3008 when there are too many."""
+        if len(self._open) >= self._bounds.subscriptions_max:
+            raise Problem("D3008", f"{len(self._open)} subscriptions are open, as many as there may be")
+        name = f"lagged_{kind}"
+
+        def on_lagged() -> None:
+            self._counts[name] += 1
+
+        queue = LineQueue(self._bounds.subscription_items_max, self._bounds.subscription_bytes_max, on_lagged)
+        self._open[queue] = kind
+        return queue
+
+    def forget(self, queue: LineQueue) -> None:
+        """The reader is gone."""
+        self._open.pop(queue, None)
+        queue.close()
+
+    def by_kind(self) -> dict[str, int]:
+        """How many are open, by kind."""
+        return dict(Counter(self._open.values()))
+
+    def end_all(self) -> None:
+        """Tell every reader that the daemon stops."""
+        last = encode_line({"error": problem_of(Problem("D3006", "the daemon stops"))})
+        for queue in list(self._open):
+            queue.close(last)
+
+
+class LinesResponse:
+    """The answer of a subscription: 200, then lines until the queue or the client ends; then ``on_end`` runs once."""
+
+    def __init__(self, queue: LineQueue, on_end: Callable[[], None]) -> None:
+        self._queue = queue
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(cancel_on_disconnect, receive, nursery.cancel_scope)
+                while lines := await self._queue.take():
+                    await send({"type": "http.response.body", "body": lines, "more_body": True})
+                nursery.cancel_scope.cancel()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._on_end()
+
+
+async def cancel_on_disconnect(receive: Receive, scope: trio.CancelScope) -> None:
+    """Wait until the client hangs up, then cancel."""
+    while (await receive())["type"] == "http.request":
+        pass
+    scope.cancel()

@@ -1,0 +1,436 @@
+"""One connection of an NSQ client: reads commands, does them on the queues, writes frames."""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Sequence
+from random import Random
+from typing import Final, Protocol
+
+import trio
+
+from dep2p.errors import (
+    ChannelNotFoundError,
+    Dep2pError,
+    MessageTooLargeError,
+    QueueFullError,
+)
+from dep2p.protocols.nsq.commands import (
+    Close,
+    Command,
+    CommandParser,
+    Finish,
+    Identify,
+    Publish,
+    Ready,
+    Requeue,
+    Subscribe,
+    Touch,
+)
+from dep2p.protocols.nsq.errors import NsqError
+from dep2p.protocols.nsq.frames import (
+    CLOSE_WAIT,
+    FRAME_ERROR,
+    FRAME_RESPONSE,
+    HEARTBEAT,
+    OK,
+    encode_frame,
+    encode_message,
+)
+from dep2p.protocols.nsq.identify import identify_answer
+from dep2p.protocols.nsq.limits import NsqLimits
+from dep2p.protocols.nsq.session import NsqSession
+from dep2p.protocols.queues.message import NewMessage
+from dep2p.protocols.queues.wire import Result, Settle
+from dep2p.queues.broker.engine import QueueEngine
+from dep2p.queues.broker.local_consumer import LocalConsumer
+from dep2p.queues.types import message_id, parse_message_id
+
+logger = logging.getLogger("dep2p.nsq")
+
+READ_BYTES: Final = 65_536
+OUT_BYTES_MAX: Final = 1_048_576
+"""Of frames that wait for the socket; then no further messages are taken."""
+IN_FLIGHT_BYTES_MAX: Final = 16_777_216
+PUBLISHES_MAX: Final = 256
+PUBLISH_BYTES_MAX: Final = 8_388_608
+"""Of publishes of one connection that wait to become durable; then it is not read."""
+ROOM_TIMEOUT_S: Final = 30.0
+"""How long a publish waits for room in a full queue before it fails."""
+END_TIMEOUT_S: Final = 5.0
+LINGER_S: Final = 1.0
+_DELIVERIES: Final = 64
+
+
+class Queues(Protocol):
+    """What connections share."""
+
+    @property
+    def engine(self) -> QueueEngine: ...
+
+    limits: NsqLimits
+    counts: Counter[str]
+    rng: Random
+
+    def namespace(self) -> str:
+        """Where topics are. Raises NotInRealmError."""
+        ...
+
+    async def topic(self, namespace: str, name: str) -> None:
+        """Make it when it is new, and load it."""
+        ...
+
+
+class _Answer:
+    """The place of an answer among the others: they come in the order of their commands."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes | None = None) -> None:
+        self.data = data
+
+
+class NsqConnection:
+    """Serves one client until it leaves, fails, or is silent for two heartbeats."""
+
+    def __init__(self, queues: Queues, stream: trio.abc.HalfCloseableStream, remote: str) -> None:
+        self.remote = remote
+        self.session = NsqSession(queues.limits)
+        self.counts: Counter[str] = Counter()
+        self.connected_s = 0
+        self.consumer: LocalConsumer | None = None
+        self._queues = queues
+        self._engine = queues.engine
+        self._stream = stream
+        self._parser = CommandParser(queues.limits)
+        self._answers: deque[_Answer] = deque()
+        self._out: deque[bytes] = deque()
+        self._out_bytes = 0
+        self._changed = trio.Event()
+        """The writer has something to do."""
+        self._eased = trio.Event()
+        """Something was written, or became durable."""
+        self._ending = False
+        self._reading = trio.CancelScope()
+        self._publishes = 0
+        self._publish_bytes = 0
+        self._nursery: trio.Nursery
+
+    async def run(self) -> None:
+        """Never raises because of the client."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self._write)
+                nursery.start_soon(self._beat)
+                await self._read()
+                self._ending = True
+                if self.consumer is not None:
+                    await self.consumer.aclose()  # what it held goes to others now, whatever is still to be answered
+                with trio.move_on_after(END_TIMEOUT_S):
+                    while self._answers or self._out or self._out_bytes:
+                        await self._ease()
+                    if self._parser.failure is not None or self.counts["errors"]:
+                        await self._linger()
+                nursery.cancel_scope.cancel()
+        except* (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+            self._queues.counts["connections_broken"] += 1
+        except* Exception:
+            logger.exception("the connection of client %s failed", self.remote)
+        finally:
+            if self.consumer is not None:
+                with trio.CancelScope(shield=True):
+                    await self.consumer.aclose()
+            await trio.aclose_forcefully(self._stream)
+
+    async def _linger(self) -> None:
+        """Closing with unread data would take the error away from the client."""
+        with trio.move_on_after(LINGER_S):
+            await self._stream.send_eof()
+            while await self._stream.receive_some(READ_BYTES):
+                pass
+
+    # In
+
+    async def _read(self) -> None:
+        parser = self._parser
+        while not self._ending:
+            heartbeat_ms = self.session.settings.heartbeat_ms
+            data = b""
+            with trio.move_on_after(heartbeat_ms * 2 / 1000 if heartbeat_ms else float("inf")) as self._reading:
+                data = bytes(await self._stream.receive_some(READ_BYTES))
+            if self._reading.cancelled_caught:
+                if not self._ending:
+                    self._queues.counts["connections_silent"] += 1
+                return
+            if not data:
+                return
+            try:
+                await self._do(parser.feed(data))
+                if parser.failure is not None:
+                    raise parser.failure
+            except NsqError as error:
+                self._fail(error)
+                return
+
+    def _fail(self, error: NsqError) -> None:
+        self._answer(self._failed(error))
+
+    def _failed(self, error: NsqError) -> bytes:
+        """Counted, told to the log, and as a frame."""
+        logger.info("client %s: %s", self.remote, error)
+        self.counts["errors"] += 1
+        self._queues.counts[f"errors_{error.nsq_code[2:].lower()}"] += 1
+        return encode_frame(FRAME_ERROR, str(error).encode("utf-8", "backslashreplace"))
+
+    async def _do(self, commands: Sequence[Command]) -> None:
+        finished: list[bytes] = []
+        for command in commands:
+            if isinstance(command, Finish):
+                self.session.accept(command)
+                finished.append(command.message_id)
+                continue
+            if finished:
+                self._finish(finished)
+                finished = []
+            if self.session.accept(command):
+                await self._do_one(command)
+        if finished:
+            self._finish(finished)
+
+    async def _do_one(self, command: Command) -> None:
+        if isinstance(command, Publish):
+            await self._publish(command)
+        elif isinstance(command, Requeue | Touch):
+            self._settle(command)
+        elif isinstance(command, Ready):
+            if self.consumer is not None:
+                self.consumer.set_ready(command.count)
+        elif isinstance(command, Subscribe):
+            await self._subscribe(command)
+        elif isinstance(command, Identify):
+            self._answer(encode_frame(FRAME_RESPONSE, identify_answer(self.session.settings, self.session.limits)))
+        elif isinstance(command, Close):
+            if self.consumer is not None:
+                self.consumer.set_ready(0)
+            self._answer(CLOSE_WAIT)
+
+    # Publishing
+
+    async def _publish(self, command: Publish) -> None:
+        verb = command.verb
+        size = sum([len(body) for body in command.bodies])
+        delay_s = command.delay_ms / 1000
+        messages = [NewMessage(body, delay_s=delay_s) for body in command.bodies]
+        while self._publishes >= PUBLISHES_MAX or (self._publishes and self._publish_bytes + size > PUBLISH_BYTES_MAX):
+            await self._ease()
+        answer = _Answer()
+
+        def done(_ids: Sequence[tuple[int, int]], error: Dep2pError | None) -> None:
+            self._publishes -= 1
+            self._publish_bytes -= size
+            if error is None:
+                answer.data = OK
+                self._published(command)
+            else:
+                answer.data = self._failed(_refusal(verb, error))
+                self._ending = True
+                self._reading.cancel()
+            self._flush()
+
+        try:
+            namespace = self._queues.namespace()
+            await self._queues.topic(namespace, command.topic)
+        except (Dep2pError, ValueError) as error:
+            raise _refusal(verb, error) from error
+        self._publishes += 1
+        self._publish_bytes += size
+        self._answers.append(answer)
+        try:
+            try:
+                self._engine.publish_soon(namespace, command.topic, messages, None, done)
+            except BaseException:
+                self._publishes -= 1
+                self._publish_bytes -= size
+                self._answers.remove(answer)
+                raise
+        except QueueFullError:
+            await self._publish_when_room(command, namespace, messages)
+        except (Dep2pError, ValueError) as error:
+            raise _refusal(verb, error) from error
+
+    async def _publish_when_room(self, command: Publish, namespace: str, messages: list[NewMessage]) -> None:
+        """The connection is not read meanwhile, so that its publisher feels that the queue is full."""
+        self._queues.counts["publishes_waited"] += 1
+        try:
+            await self._engine.publish(namespace, command.topic, messages, timeout_s=ROOM_TIMEOUT_S)
+        except (Dep2pError, ValueError) as error:
+            raise _refusal(command.verb, error) from error
+        self._published(command)
+        self._answer(OK)
+
+    def _published(self, command: Publish) -> None:
+        self.counts["published"] += len(command.bodies)
+        self.counts[f"topic {command.topic}"] += len(command.bodies)
+        self._queues.counts["published"] += len(command.bodies)
+
+    # Consuming
+
+    async def _subscribe(self, command: Subscribe) -> None:
+        timeout_ms = self.session.settings.msg_timeout_ms
+        try:
+            namespace = self._queues.namespace()
+            for is_last in (False, True):
+                try:
+                    await self._queues.topic(namespace, command.topic)
+                    self.consumer = await self._engine.subscribe(
+                        namespace,
+                        command.topic,
+                        command.channel,
+                        max_in_flight=0,
+                        bytes_max=IN_FLIGHT_BYTES_MAX,
+                        msg_timeout_s=timeout_ms / 1000 if timeout_ms else None,
+                        owner=f"nsq {self.session.settings.client_id or self.remote}",
+                    )
+                    break
+                except ChannelNotFoundError:  # an ephemeral one whose last client left just now
+                    if is_last:
+                        raise
+        except (Dep2pError, ValueError) as error:
+            raise NsqError("E_SUB_FAILED", f"SUB failed {error}") from error
+        self._answer(OK)
+        self._nursery.start_soon(self._deliver)
+
+    async def _deliver(self) -> None:
+        consumer = self.consumer
+        assert consumer is not None
+        sample_rate, rng = self.session.settings.sample_rate, self._queues.rng
+        while True:
+            while self._out_bytes > OUT_BYTES_MAX:
+                await self._ease()
+            try:
+                deliveries = await consumer.receive(_DELIVERIES)
+            except Dep2pError:
+                self._nursery.cancel_scope.cancel()  # topic or channel was deleted: nsqd closes its clients then
+                return
+            sampled_out: list[tuple[int, int]] = []
+            for partition, seq, attempts, published_us, _deadline_s, _attributes, body, _epoch in deliveries:
+                if sample_rate and rng.randrange(100) >= sample_rate:
+                    sampled_out.append((partition, seq))
+                    continue
+                raw_id = message_id(partition, seq).encode()
+                self._put(encode_message(raw_id, attempts, published_us * 1000, body))
+            if sampled_out:
+                consumer.finish(sampled_out)
+            sent = len(deliveries) - len(sampled_out)
+            self.counts["delivered"] += sent
+            self._queues.counts["delivered"] += sent
+            self._queues.counts["sampled_out"] += len(sampled_out)
+
+    def _finish(self, ids: list[bytes]) -> None:
+        consumer = self.consumer
+        if consumer is None:
+            return
+        keys: list[tuple[int, int]] = []
+        for raw in ids:
+            key = _key(raw)
+            if key is None:
+                self._not_held("FIN", raw)
+            else:
+                keys.append(key)
+        refused = consumer.finish(keys)
+        for key in refused:
+            self._not_held("FIN", message_id(*key).encode())
+        self.counts["finished"] += len(keys) - len(refused)
+        self._queues.counts["finished"] += len(keys) - len(refused)
+
+    def _settle(self, command: Requeue | Touch) -> None:
+        consumer = self.consumer
+        if consumer is None:
+            return
+        verb, kind, delay_ms = "TOUCH", Settle.TOUCH, 0
+        if isinstance(command, Requeue):
+            most_ms = round(self._engine.defaults.delay_max_s * 1000)
+            verb, kind, delay_ms = "REQ", Settle.REQUEUE, min(command.delay_ms, most_ms)
+        key = _key(command.message_id)
+        if key is None or consumer.apply([Result(kind, *key, delay_ms)]).refused:
+            self._not_held(verb, command.message_id)
+            return
+        name = "requeued" if kind is Settle.REQUEUE else "touched"
+        self.counts[name] += 1
+        self._queues.counts[name] += 1
+
+    def _not_held(self, verb: str, raw_id: bytes) -> None:
+        shown = raw_id.decode("ascii", "backslashreplace")
+        self._fail(NsqError(f"E_{verb}_FAILED", f"{verb} {shown} failed ID not in flight", fatal=False))
+
+    # Out
+
+    def _answer(self, data: bytes) -> None:
+        self._answers.append(_Answer(data))
+        self._flush()
+
+    def _flush(self) -> None:
+        answers = self._answers
+        while answers and (data := answers[0].data) is not None:
+            answers.popleft()
+            if data:
+                self._put(data)
+        self._eased.set()
+
+    def _put(self, data: bytes) -> None:
+        self._out.append(data)
+        self._out_bytes += len(data)
+        self._changed.set()
+
+    async def _ease(self) -> None:
+        if self._eased.is_set():
+            self._eased = trio.Event()
+        await self._eased.wait()
+
+    async def _write(self) -> None:
+        out = self._out
+        while True:
+            if not out:
+                self._changed = trio.Event()
+                self._eased.set()
+                await self._changed.wait()
+                continue
+            most = self.session.settings.output_buffer_bytes
+            chunk = [out.popleft()]
+            size = len(chunk[0])
+            while out and size + len(out[0]) <= most:
+                size += len(out[0])
+                chunk.append(out.popleft())
+            stall_ms = self.session.settings.heartbeat_ms or self.session.limits.heartbeat_ms
+            with trio.fail_after(stall_ms / 1000):
+                await self._stream.send_all(b"".join(chunk))
+            self._out_bytes -= size
+            self._eased.set()
+
+    async def _beat(self) -> None:
+        last_s = trio.current_time()
+        while True:
+            heartbeat_ms = self.session.settings.heartbeat_ms
+            if not heartbeat_ms:
+                return
+            due_s = last_s + heartbeat_ms / 1000
+            # IDENTIFY may choose another interval at any time: look again each second until it did.
+            await trio.sleep_until(due_s if self.session.has_identified else min(due_s, trio.current_time() + 1.0))
+            if trio.current_time() >= due_s:
+                last_s = trio.current_time()
+                self._put(HEARTBEAT)
+
+
+def _key(raw: bytes) -> tuple[int, int] | None:
+    try:
+        return parse_message_id(raw.decode("ascii"))
+    except ValueError:
+        return None
+
+
+def _refusal(verb: str, error: Exception) -> NsqError:
+    if isinstance(error, NsqError):
+        return error
+    if isinstance(error, MessageTooLargeError):
+        return NsqError("E_BAD_MESSAGE", f"{verb} message too big: {error}")
+    return NsqError(f"E_{verb}_FAILED", f"{verb} failed {error}")

@@ -1,0 +1,207 @@
+"""NSQ's TCP protocol and nsqd's HTTP API on the node's queues, on loopback: what [nsq] switches on."""
+
+import dataclasses
+import logging
+import random
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import trio
+
+from dep2p.config.config_nsq import NsqConfig
+from dep2p.config.validation import split_loopback
+from dep2p.daemon.bounds import ControlBounds
+from dep2p.daemon.http.server import HttpServer
+from dep2p.daemon.node_interface import NodeApi
+from dep2p.daemon.nsq.connection import NsqConnection
+from dep2p.daemon.nsq.http import NsqHttp
+from dep2p.daemon.problems import Problem
+from dep2p.errors import NotInRealmError, QueueNotFoundError
+from dep2p.protocols.nsq.frames import FRAME_ERROR, encode_frame
+from dep2p.protocols.nsq.limits import NsqLimits
+from dep2p.queues.broker.engine import QueueEngine
+from dep2p.queues.broker.ownership import Keeping
+
+_logger = logging.getLogger("dep2p.nsq")
+_BACKLOG: Final = 128
+CONNECTIONS_MAX: Final = 1_024
+_BUSY: Final = encode_frame(FRAME_ERROR, b"E_INVALID too many connections")
+_ELSEWHERE: Final = encode_frame(FRAME_ERROR, b"E_INVALID another node keeps these queues now")
+
+
+class NsqServer:
+    """Both listeners of one daemon, and what their connections share."""
+
+    def __init__(
+        self,
+        keeping: Keeping,
+        namespace: Callable[[], str],
+        *,
+        limits: NsqLimits | None = None,
+        rng: random.Random | None = None,
+        connections_max: int = CONNECTIONS_MAX,
+    ) -> None:
+        """``namespace``: where topics are; may raise NotInRealmError, which clients are told."""
+        self._keeping = keeping
+        self.namespace = namespace
+        self.limits = limits or dataclasses.replace(
+            NsqLimits(),
+            message_bytes_max=keeping.defaults.message_bytes_max,
+            body_bytes_max=max(NsqLimits().body_bytes_max, keeping.defaults.message_bytes_max + 8),
+            msg_timeout_ms=round(keeping.defaults.msg_timeout_s * 1000),
+            msg_timeout_max_ms=round(keeping.defaults.msg_timeout_max_s * 1000),
+            defer_max_ms=round(keeping.defaults.defer_max_s * 1000),
+        )
+        self.rng = rng or random.Random()
+        self.counts: Counter[str] = Counter()
+        """What was done, dropped and refused, by reason."""
+        self.connections: dict[NsqConnection, None] = {}
+        self.started_unix_s = time.time()
+        self.tcp_address = ""
+        self.http_address = ""
+        """``HOST:PORT`` in use; empty when it does not listen."""
+        self.listeners: tuple[trio.SocketListener | None, trio.SocketListener | None] = (None, None)
+        """For the TCP protocol and for HTTP, with `run`."""
+        self._connections_max = connections_max
+        self._scope = trio.CancelScope()
+
+    @property
+    def engine(self) -> QueueEngine:
+        """Raises NotOwnerError while another node keeps the queues."""
+        return self._keeping.engine
+
+    async def topic(self, namespace: str, name: str) -> None:
+        """Make it when it is new, and load it. Raises StoreError, QueueFullError and ``ValueError``."""
+        try:
+            queue = self.engine.book.find(namespace, name)
+        except QueueNotFoundError:
+            await self.engine.create_queue(namespace, name)
+            self.counts["topics_made"] += 1
+            queue = self.engine.book.find(namespace, name)
+        if not queue.is_loaded:
+            await self.engine.loaded(namespace, name)
+
+    async def serve_tcp(
+        self, listener: trio.SocketListener, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Take clients until cancelled; then they are cut, and what they held goes to others."""
+        self.tcp_address = _address(listener)
+        task_status.started()
+        await trio.serve_listeners(self._handle, [listener])
+
+    async def _handle(self, stream: trio.SocketStream) -> None:
+        refusal = _BUSY if len(self.connections) >= self._connections_max else b""
+        if self._keeping.engine_if_here is None:
+            refusal = _ELSEWHERE
+        if refusal:
+            self.counts["connections_refused"] += 1
+            with trio.move_on_after(1.0):
+                try:
+                    await stream.send_all(refusal)
+                except (trio.BrokenResourceError, trio.ClosedResourceError):
+                    _logger.debug("a refused client hung up")
+            await trio.aclose_forcefully(stream)
+            return
+        try:
+            peer: Sequence[object] = stream.socket.getpeername()
+        except OSError:
+            await trio.aclose_forcefully(stream)
+            return
+        connection = NsqConnection(self, stream, f"{peer[0]}:{peer[1]}")
+        connection.connected_s = int(time.time())
+        self.connections[connection] = None
+        self.counts["connections_opened"] += 1
+        try:
+            await connection.run()
+        finally:
+            del self.connections[connection]
+
+    async def serve_http(
+        self, listener: trio.SocketListener, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Answer until cancelled."""
+        self.http_address = _address(listener)
+        task_status.started()
+        server = HttpServer(ControlBounds(connections_max=self._connections_max))
+        await server.serve(NsqHttp(self), [listener])
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve at `listeners` until stopped or cancelled."""
+        try:
+            self.namespace()
+        except NotInRealmError as error:
+            _logger.warning("NSQ clients are refused until the realm of [nsq] is joined", extra={"reason": str(error)})
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                for listener, serve, what in zip(
+                    self.listeners,
+                    (self.serve_tcp, self.serve_http),
+                    ("NSQ clients are served", "nsqd's HTTP API is served"),
+                    strict=True,
+                ):
+                    if listener is not None:
+                        await nursery.start(serve, listener)
+                        _logger.info(what, extra={"listen": _address(listener)})
+                task_status.started()
+
+    def stop(self) -> None:
+        """Cut all clients; what they held goes to others."""
+        self._scope.cancel()
+
+    @property
+    def consumer_count(self) -> int:
+        """Connections that have subscribed."""
+        return sum(1 for connection in self.connections if connection.consumer is not None)
+
+    def status(self) -> dict[str, object]:
+        """For people: where it listens, and to how many."""
+        return {
+            "listen": self.tcp_address,
+            "http": self.http_address,
+            "connections": len(self.connections),
+            "consumers": self.consumer_count,
+        }
+
+
+def nsq_server(config: NsqConfig, node: NodeApi) -> NsqServer | None:
+    """As [nsq] wants it, listening; nothing when it wants none. Raises ConfigError, :class:`Problem` D3005."""
+
+    def namespace() -> str:
+        return str(node.realm(config.realm).realm_id) if config.realm else ""
+
+    tcp = _open(config.listen, "listen")
+    try:
+        http = _open(config.http, "http")
+    except BaseException:
+        if tcp is not None:
+            tcp.socket.close()
+        raise
+    if tcp is None and http is None:
+        return None
+    server = NsqServer(node.queues.keeping, namespace)
+    server.listeners = tcp, http
+    return server
+
+
+def _open(text: str, name: str) -> trio.SocketListener | None:
+    if not text:
+        return None
+    host, port = split_loopback(text, f"[nsq] {name}", what="NSQ's protocol")
+    opened = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        opened.bind((host, port))
+        opened.listen(_BACKLOG)
+    except OSError as error:
+        opened.close()
+        raise Problem("D3005", f"[nsq] {name}: cannot listen on {text}: {error.strerror or error}") from None
+    return trio.SocketListener(trio.socket.from_stdlib_socket(opened))
+
+
+def _address(listener: trio.SocketListener) -> str:
+    host, port = listener.socket.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,32 @@
+"""The D-codes of reliable delivery."""
+
+from typing import Final
+
+from dep2p.error_codes.model import EXIT_FAILED, EXIT_REFUSED, ErrorInfo
+
+DELIVERY_ROWS: Final = (
+    ErrorInfo(
+        "D5401",
+        "a reliable message was not taken",
+        "Its receiver rejected it, said nothing for all tries, or it was dropped by request; the cause says which.",
+        "Read the cause: a name without a handler, a handler that failed, or a receiver that hangs.",
+        502,
+        EXIT_FAILED,
+    ),
+    ErrorInfo(
+        "D5402",
+        "a reliable message has expired",
+        "It was not acknowledged within delivery_age_max_s; the receiver was away, or too slow.",
+        "Send it again when the receiver is up, or raise delivery_age_max_s in [limits].",
+        504,
+        EXIT_FAILED,
+    ),
+    ErrorInfo(
+        "D5403",
+        "the outbox is full",
+        "So many reliable messages wait for their acknowledgement that this one was not accepted.",
+        "See what waits: `dep2p outbox ls`. Wait, drop some, or raise delivery_queue_items_max in [limits].",
+        429,
+        EXIT_REFUSED,
+    ),
+)

@@ -1,0 +1,256 @@
+"""One live connection: its streams, their handlers, and its end, which happens exactly once."""
+
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+import trio
+
+from dep2p.errors import ProtocolError, ProtocolNotSupportedError, RequestTimeoutError, StreamClosedError
+from dep2p.host.counters import Counters
+from dep2p.host.interface import ByteStream, Direction, StreamHandler
+from dep2p.host.multistream import respond, select
+from dep2p.host.scopes import new_scope, shielded
+from dep2p.limits import Limits
+from dep2p.types import PeerId
+
+logger = logging.getLogger("dep2p.host")
+
+NEGOTIATING_MAX = 64
+"""Inbound streams of one connection that agree on their protocol at a time; further ones wait, unacknowledged, in the
+muxer: else a stranger that opens streams and never sends makes a task of each."""
+
+_ids = itertools.count(1)
+
+
+class NamedStream(ByteStream, Protocol):
+    """A stream whose protocol is filled in after the negotiation."""
+
+    def set_protocol(self, protocol: str) -> None:
+        """Record what was negotiated."""
+        ...
+
+
+class Muxer(Protocol):
+    """What a connection needs of a stream multiplexer."""
+
+    @property
+    def rtt_s(self) -> float | None: ...
+
+    @property
+    def probes_itself(self) -> bool:
+        """True when it notices a silent peer by itself, within the liveness limits."""
+        ...
+
+    def counters(self) -> Mapping[str, int]:
+        """Its own monotonic counts, by name."""
+        ...
+
+    def bind(self, connection: "PeerConnection") -> None:
+        """Called once before anything else."""
+        ...
+
+    async def run(self, connection: "PeerConnection", nursery: trio.Nursery) -> str:
+        """Serve until the connection ends, inbound streams by ``connection.serve``. Returns the reason of the end."""
+        ...
+
+    async def open(self) -> NamedStream:
+        """A new outbound stream. Raises StreamClosedError, for the stream limit too."""
+        ...
+
+    async def close(self) -> None:
+        """End the connection, telling the peer where possible."""
+        ...
+
+
+class PeerConnection:
+    """The host's `Connection`. Its tasks live in `run`, which ends with the connection."""
+
+    def __init__(
+        self,
+        muxer: Muxer,
+        peer: PeerId,
+        direction: Direction,
+        remote_addr: str,
+        *,
+        limits: Limits,
+        counters: Counters,
+        handlers: Mapping[str, StreamHandler],
+        on_end: Callable[["PeerConnection", str], None],
+        watch: Callable[["PeerConnection"], Awaitable[None]],
+    ) -> None:
+        self.id = next(_ids)
+        self.peer = peer
+        self.direction: Direction = direction
+        self.remote_addr = remote_addr
+        self.opened_at_s = trio.current_time()
+        self.end_reason = ""
+        self.protected_by: dict[str, None] = {}
+        """Who needs it; without anybody it may have to make room for another one."""
+        self._muxer = muxer
+        self._limits = limits
+        self._counters = counters
+        self._handlers = handlers
+        self._on_end = on_end
+        self._watch = watch
+        self._scope = new_scope()
+        self._nursery: trio.Nursery | None = None
+        self._closed = False
+        self._measured_rtt_s: float | None = None
+        self._negotiating = 0
+        self._negotiated = trio.Event()
+        muxer.bind(self)
+
+    def __repr__(self) -> str:
+        return f"<connection {self.id} {self.direction} {self.peer[-6:]} {self.remote_addr}>"
+
+    @property
+    def rtt_s(self) -> float | None:
+        return self._muxer.rtt_s if self._measured_rtt_s is None else self._measured_rtt_s
+
+    def set_rtt(self, rtt_s: float) -> None:
+        """Take the result of a probe that was made outside of the muxer."""
+        self._measured_rtt_s = rtt_s
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    @property
+    def counters(self) -> Counters:
+        return self._counters
+
+    def muxer_counters(self) -> Mapping[str, int]:
+        """Counts of the multiplexer while the connection lives; at the end they go into the host's counters."""
+        return {} if self._closed else self._muxer.counters()
+
+    async def run(self) -> None:
+        """Carry the connection until it ends. Never raises for what the peer or a handler does."""
+        reason = "the connection task was cancelled"
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    self._nursery = nursery
+                    if not self._muxer.probes_itself:
+                        nursery.start_soon(self._watch, self)
+                    reason = await self._muxer.run(self, nursery)
+                    self.end(reason)
+                    nursery.cancel_scope.cancel()  # handlers of a departed peer have nobody left to talk to
+        except Exception as error:
+            self._counters.add("connection_crashed")
+            logger.exception("connection %d to %s failed in an unexpected way", self.id, self.peer)
+            reason = f"internal error: {error!r}"
+        finally:
+            self.end(reason)
+            with shielded(self._limits.close_timeout_s):
+                await self._close_muxer()
+
+    async def _close_muxer(self) -> None:
+        try:
+            await self._muxer.close()
+        except Exception as error:
+            self._counters.add("connection_close_failed")
+            logger.debug("closing connection %d: %r", self.id, error)
+
+    def end(self, reason: str) -> None:
+        """Mark it closed and tell the host, once."""
+        if not self._closed:
+            for name, amount in self._muxer.counters().items():
+                self._counters.add(f"mux_{name}", amount)
+            self._closed = True
+            self.end_reason = reason
+            self._on_end(self, reason)
+
+    def abort(self, reason: str) -> None:
+        """End it from a synchronous caller; `run` cleans up."""
+        self.end(reason)
+        self._scope.cancel()
+
+    async def close(self) -> None:
+        self.end("closed on this side")
+        with shielded(self._limits.close_timeout_s):
+            await self._close_muxer()
+        self._scope.cancel()
+
+    # Streams
+
+    async def open_stream(self, protocol: str, *, timeout_s: float = 10.0) -> ByteStream:
+        if self._closed:
+            raise StreamClosedError(f"the connection to {self.peer} has ended: {self.end_reason}")
+        deadline_s = trio.current_time() + timeout_s
+        stream: NamedStream | None = None
+        with trio.move_on_at(deadline_s):
+            stream = await self._muxer.open()
+        if stream is None:  # pyright: ignore[reportUnnecessaryComparison]  # it cannot see that the scope ends early
+            raise RequestTimeoutError(f"no stream to {self.peer} could be opened within {timeout_s:g} s")
+        agreed = False
+        try:
+            await select(stream, protocol, timeout_s=max(0.0, deadline_s - trio.current_time()))
+            stream.set_protocol(protocol)
+            agreed = True
+        except ProtocolNotSupportedError:
+            raise ProtocolNotSupportedError(f"{self.peer} does not speak {protocol}") from None
+        except ProtocolError as error:
+            raise StreamClosedError(f"{self.peer} answered the proposal of {protocol} wrongly: {error}") from None
+        finally:
+            if not agreed:
+                stream.reset()
+        return stream
+
+    def serve(self, stream: NamedStream) -> None:
+        """Negotiate and handle an inbound stream in a task of its own."""
+        if self._nursery is None or self._closed:
+            stream.reset()
+            return
+        self._negotiating += 1
+        self._nursery.start_soon(self._serve, stream)
+
+    async def negotiation_place(self) -> None:
+        """Wait until another inbound stream may be handed to `serve`."""
+        while self._negotiating >= NEGOTIATING_MAX:
+            await self._negotiated.wait()
+
+    def _give_negotiation_place(self) -> None:
+        self._negotiating -= 1
+        self._negotiated.set()
+        self._negotiated = trio.Event()
+
+    async def _serve(self, stream: NamedStream) -> None:
+        timeout_s = self._limits.stream_open_timeout_s
+        try:
+            protocol = await respond(stream, self._handlers, timeout_s=timeout_s)
+        except ProtocolError as error:
+            self._refuse(stream, "inbound_stream_malformed_negotiation", str(error))
+            return
+        except RequestTimeoutError as error:
+            self._refuse(stream, "inbound_stream_negotiation_timeout", str(error))
+            return
+        except StreamClosedError:
+            self._refuse(stream, "inbound_stream_closed_in_negotiation", "closed")
+            return
+        finally:
+            self._give_negotiation_place()
+        handler = self._handlers.get(protocol)
+        if handler is None:  # removed between the answer and now
+            self._refuse(stream, "inbound_stream_handler_removed", protocol)
+            return
+        stream.set_protocol(protocol)
+        try:
+            await handler(stream)
+        except (ProtocolError, RequestTimeoutError, StreamClosedError) as error:
+            # What a peer can cause at will is counted, not written into the log at full length.
+            self._refuse(stream, "stream_handler_gave_up", f"{protocol}: {error!r}")
+        except Exception:
+            self._counters.add("stream_handler_failed")
+            logger.exception("the handler of %s failed for %s", protocol, self.peer)
+            stream.reset()
+
+    def _refuse(self, stream: NamedStream, counter: str, detail: str) -> None:
+        self._counters.add(counter)
+        logger.debug("inbound stream of %s refused, %s: %s", self.peer, counter, detail)
+        stream.reset()

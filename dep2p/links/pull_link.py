@@ -1,0 +1,165 @@
+"""The stream under an ordered session, at either end: a link whose output is pulled from the session's core."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from dep2p.errors import (
+    Dep2pError,
+    ProtocolError,
+    StreamClosedError,
+    error_from_wire,
+)
+from dep2p.host.interface import ByteStream
+from dep2p.limits import Limits
+from dep2p.links.link import Link
+from dep2p.links.writer import LinkOutput
+from dep2p.protocols.wire.frame import Frame, FrameType, decode_error, encode_error
+from dep2p.realm.interface import RealmGate
+
+_ERROR: Final = int(FrameType.ERROR)
+_WRITE_BYTES: Final = 131_072
+"""About so much is taken from the core for one write."""
+_UNSENT_HIGH_BYTES: Final = 262_144
+_UNSENT_LOW_BYTES: Final = 65_536
+_FRAME_BYTES: Final = 65_536
+_OVERHEAD_BYTES: Final = 1_024
+
+
+class PulledOutput(LinkOutput):
+    """Asks for what is to be written when it can write, instead of being given it.
+
+    However many pushes were made since the last write, they leave together, and none costs more than being kept.
+    """
+
+    __slots__ = ("_collect", "_pulls", "_writer")
+
+    def __init__(
+        self, stream: ByteStream, limits: Limits, collect: Callable[[int], list[bytes]], on_low: Callable[[], None]
+    ) -> None:
+        super().__init__(stream, limits, on_low)
+        self._pulls = stream
+        self._collect = collect
+        self._writer: trio.lowlevel.Task | None = None
+
+    def wake(self) -> None:
+        """There may be something to collect."""
+        if self._sleeper is not None:
+            sleeper, self._sleeper = self._sleeper, None
+            trio.lowlevel.reschedule(sleeper)
+
+    def write_now(self) -> None:
+        """Write what there is from this very step: the writer's turn comes later. It writes what this leaves."""
+        stream = self._pulls
+        if self._pieces or self._closed is not None or stream.unsent_bytes:
+            self.wake()
+            return
+        pieces = self._collect(_WRITE_BYTES)
+        if pieces:
+            self.writes += 1
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            try:
+                stream.write_nowait(data, urgent=True)
+            except StreamClosedError:
+                return  # the writer meets it, too, and that ends the link
+            if len(data) >= _WRITE_BYTES:
+                self.wake()
+
+    async def run(self) -> None:
+        """Until `close` and everything is handed over. Raises StreamClosedError when the stream ends."""
+        stream = self._pulls
+        while True:
+            if self._pieces:
+                await self._write_all()
+            elif self._closed is not None:
+                return
+            else:
+                pieces = self._collect(_WRITE_BYTES)
+                if not pieces:
+                    if self._closed is None:  # else collecting has ended the link
+                        await self._sleep()
+                    continue
+                self.writes += 1
+                stream.write_nowait(pieces[0] if len(pieces) == 1 else b"".join(pieces), urgent=True)
+            if stream.unsent_bytes > _UNSENT_HIGH_BYTES:
+                await stream.drain(_UNSENT_LOW_BYTES)
+            else:
+                await trio.lowlevel.checkpoint()
+            if not self._pieces:
+                self._on_low()
+
+
+class SessionLink(Link):
+    """One end. ``collect(bytes_max)`` gives what is to be written; ``on_end(link, error)`` is called once."""
+
+    def __init__(
+        self,
+        stream: ByteStream,
+        gate: RealmGate,
+        limits: Limits,
+        counters: Counter[str],
+        *,
+        collect: Callable[[int], list[bytes]],
+        on_frames: Callable[["SessionLink", list[Frame]], None],
+        on_end: Callable[["SessionLink", Dep2pError], None],
+        payload_bytes_max: int = 0,
+    ) -> None:
+        """``payload_bytes_max``: of a frame; 0 for what sessions need."""
+        bytes_max = payload_bytes_max or max(_FRAME_BYTES, limits.message_bytes_max) + _OVERHEAD_BYTES
+        super().__init__(stream, gate, limits, counters, payload_bytes_max=bytes_max)
+        self._on_frames = on_frames
+        self._on_link_end = on_end
+        self.refused_id = 0
+        """The ``req_id`` of the ERROR by which the other end has closed the link: what it could not take."""
+        self.pulled = PulledOutput(stream, limits, collect, self._output_low)
+        self.out = self.pulled
+
+    def receive(self, frames: list[Frame]) -> None:
+        for index, frame in enumerate(frames):
+            if frame[0] == _ERROR:
+                if index:
+                    self._take(frames[:index])
+                self._refused(frame)
+                return
+        self._take(frames)
+
+    def _take(self, frames: list[Frame]) -> None:
+        try:
+            self._on_frames(self, frames)
+        except ProtocolError as error:
+            self.violate(error)
+
+    def _refused(self, frame: Frame) -> None:
+        """The other end closes the link and says why."""
+        try:
+            if frame.flags:
+                raise ProtocolError(f"flags 0x{frame.flags:04x} on an ERROR")
+            code, text = decode_error(frame.payload)
+        except ProtocolError as error:
+            self.violate(error)
+            return
+        self.counters["links_refused_by_peer"] += 1
+        self.refused_id = frame.req_id
+        self.end(error_from_wire(code, text), abort=True)
+
+    def refuse(self, error: Dep2pError, code: int) -> None:
+        """Close the link and say why."""
+        if self.error is None:
+            frame = encode_error(code, str(error), text_bytes_max=self.limits.error_text_bytes_max)
+            self.out.put((frame,), len(frame))
+            self.end(error)
+
+    def wake(self) -> None:
+        """There may be something to write."""
+        self.pulled.wake()
+
+    def peer_half_closed(self) -> None:
+        self.end(StreamClosedError("the peer closed the link"))
+
+    def collect_counts(self) -> None:
+        pass
+
+    def ended(self, error: Dep2pError) -> None:
+        self._on_link_end(self, error)

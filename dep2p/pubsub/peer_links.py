@@ -1,0 +1,361 @@
+"""The streams of one pub/sub network: opened to every neighbour, accepted from every neighbour, reopened when lost."""
+
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from typing import Protocol
+
+import trio
+
+from dep2p.errors import Dep2pError, ErrorCode, ProtocolNotSupportedError, StreamClosedError
+from dep2p.gossipsub.events import Event, PeerDown, PeerUp, StreamDown, StreamUp, Version
+from dep2p.gossipsub.rpc import Rpc
+from dep2p.host.interface import ByteStream, Connection, Host
+from dep2p.limits import Limits
+from dep2p.pubsub.peer_link import INBOUND_PER_PEER_MAX, QUICK_END_S, InboundStream, Neighbour
+from dep2p.pubsub.peers import Neighbours
+from dep2p.pubsub.send_queue import PeerQueue
+from dep2p.pubsub.wire_formats import Wire, count_refusal
+from dep2p.types import PeerId, peer_id_bytes
+
+logger = logging.getLogger("dep2p.io")
+
+_DIALING_MAX = 64
+"""Peers that pub/sub dials at the same time: direct ones, and those that neighbours named."""
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourStats:
+    """One neighbour at this moment."""
+
+    peer: PeerId
+    is_writable: bool
+    """Our stream to it is open."""
+    streams_in: int
+    is_slow: bool
+    queued_items: int
+    queued_bytes: int
+    held_back_items: int
+    """RPCs of it that wait until this node takes more."""
+
+
+class LinksOwner(Protocol):
+    """The pub/sub that the streams belong to."""
+
+    def handle(self, event: Event) -> None: ...
+
+    def receive(self, peer: PeerId, payload: bytes) -> None: ...
+
+    def received_all(self) -> None: ...
+
+    def malformed(self, peer: PeerId, detail: str) -> None: ...
+
+    def gossip_dropped(self, peer: PeerId, rpc: Rpc) -> None: ...
+
+    def room_found(self) -> None: ...
+
+
+class PubSubLinks:
+    """Knows neighbours and their streams; tells the router, through its owner."""
+
+    def __init__(
+        self,
+        owner: LinksOwner,
+        host: Host,
+        neighbours: Neighbours,
+        wire: Wire,
+        limits: Limits,
+        counters: Counter[str],
+    ) -> None:
+        self._owner = owner
+        self._host = host
+        self.neighbours = neighbours
+        self.wire = wire
+        self._limits = limits
+        self.counters = counters
+        self.is_held = False
+        self.pressed: dict[PeerQueue, None] = {}
+        """Queues that publishers have to look at."""
+        self.bytes_since_yield = 0
+        self._known: dict[PeerId, Neighbour] = {}
+        self._nursery: trio.Nursery | None = None
+        self._dialing: dict[PeerId, None] = {}
+        self._writes = 0
+        self._items_written = 0
+        self.receive = owner.receive
+        self.received_all = owner.received_all
+        self.malformed = owner.malformed
+
+    async def run(self, nursery: trio.Nursery, *, task_status: trio.TaskStatus[None]) -> None:
+        """Until cancelled."""
+        self._nursery = nursery
+        unwatch = self.neighbours.watch(self._on_connection, self._on_connection_lost)
+        for protocol in self.wire.protocols:
+            self._host.set_stream_handler(protocol, self._accept)
+        task_status.started()
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._nursery = None
+            for protocol in self.wire.protocols:
+                self._host.remove_stream_handler(protocol)
+            unwatch()
+            for known in self._known.values():
+                for inbound in list(known.inbound):
+                    inbound.reset()
+                if known.stream is not None:
+                    known.stream.reset()
+
+    # Neighbours
+
+    def _on_connection(self, connection: Connection) -> None:
+        known = self._known.get(connection.peer)
+        if known is None:
+            known = self._add(connection)
+        if known.stream is None and known.opening is None:
+            self.open(connection.peer)
+
+    def _add(self, connection: Connection) -> Neighbour:
+        peer = connection.peer
+        queue = PeerQueue(peer, self._limits, self._owner.gossip_dropped, self._on_low)
+        known = self._known[peer] = Neighbour(peer, queue)
+        return known
+
+    def _on_connection_lost(self, connection: Connection) -> None:
+        known = self._known.get(connection.peer)
+        if known is None:
+            return
+        for inbound in list(known.inbound):
+            if inbound.stream.connection.id == connection.id:
+                if connection.is_closed:
+                    inbound.reset()
+                else:
+                    inbound.refuse()
+        if self.neighbours.connection(connection.peer) is not None:
+            if known.stream is not None and known.stream.connection.id == connection.id:
+                known.stream.reset()
+            return
+        self._known.pop(connection.peer)
+        if known.opening is not None:
+            known.opening.cancel()
+        for inbound in list(known.inbound):
+            inbound.reset()
+        self.counters["messages_dropped_peer_gone"] += known.queue.clear()
+        self._forget_queue(known.queue)
+        self._owner.handle(PeerDown(connection.peer))
+
+    def _forget_queue(self, queue: PeerQueue) -> None:
+        self._writes += queue.writes
+        self._items_written += queue.items_written
+        if self.pressed.pop(queue, None) is None:
+            return
+        self._owner.room_found()
+
+    def queue_of(self, peer: PeerId) -> PeerQueue | None:
+        """What waits to be sent to a neighbour."""
+        known = self._known.get(peer)
+        return known.queue if known is not None else None
+
+    def _on_low(self, queue: PeerQueue) -> None:
+        if not queue.is_pressed:
+            self.pressed.pop(queue, None)
+        self._owner.room_found()
+
+    # Our streams
+
+    def open(self, peer: PeerId) -> None:
+        """Open our stream to a neighbour, in the background."""
+        known = self._known.get(peer)
+        if known is None or self._nursery is None or known.opening is not None:
+            return
+        known.opening = trio.CancelScope()
+        self._nursery.start_soon(self._keep, known, known.opening)
+
+    async def _keep(self, known: Neighbour, scope: trio.CancelScope) -> None:
+        peer = known.peer
+        is_known_to_router = False
+        supported = True
+        opened_s = trio.current_time()
+        try:
+            with scope:
+                await trio.sleep(known.reopen_pause_s)
+                stream = await self._open(peer)
+                opened_s = trio.current_time()
+                is_known_to_router = True
+                known.stream = stream
+                self.counters["streams_opened"] += 1
+                self._watch_words(known, stream)
+                self._owner.handle(self._peer_up(stream, self.wire.protocols[stream.protocol]))
+                self._owner.handle(StreamUp(peer, stream.protocol))
+                await known.queue.write_to(stream)
+        except ProtocolNotSupportedError:
+            supported = False
+            self.counters["streams_not_supported"] += 1
+        except (Dep2pError, TimeoutError) as error:
+            self.counters["streams_lost" if is_known_to_router else "streams_open_failed"] += 1
+            logger.debug("pub/sub stream to %s: %s", peer, error)
+        except Exception:  # whatever a transport may raise: this stream only
+            logger.exception("a pub/sub stream to %s failed", peer)
+            self.counters["streams_failed_internally"] += 1
+        finally:
+            stream_or_none, known.stream = known.stream, None
+            if stream_or_none is not None:
+                stream_or_none.reset()
+            known.opening = None
+        if self._known.get(peer) is not known or self._nursery is None:
+            return
+        known.queue.clear(keep_messages=True)
+        lived_s = trio.current_time() - opened_s if is_known_to_router else 0.0
+        known.quick_ends = known.quick_ends + 1 if lived_s < QUICK_END_S else 0
+        if supported or known.inbound:
+            self._owner.handle(StreamDown(peer))
+
+    async def _open(self, peer: PeerId) -> ByteStream:
+        connection = self.neighbours.connection(peer)
+        if connection is None:
+            raise StreamClosedError(f"no connection to {peer}")
+        *first, last = self.wire.protocols
+        for protocol in first:
+            try:
+                return await connection.open_stream(protocol, timeout_s=self._limits.stream_open_timeout_s)
+            except ProtocolNotSupportedError:
+                continue
+        return await connection.open_stream(last, timeout_s=self._limits.stream_open_timeout_s)
+
+    def _peer_up(self, stream: ByteStream, version: Version) -> PeerUp:
+        connection = stream.connection
+        parts = connection.remote_addr.split("/")
+        ips = (parts[2],) if len(parts) > 2 and parts[1] in ("ip4", "ip6") else ()
+        return PeerUp(connection.peer, peer_id_bytes(connection.peer), version, connection.direction == "outbound", ips)
+
+    def _watch_words(self, known: Neighbour, stream: ByteStream) -> None:
+        """Nothing comes on our stream but a last word; its end is the stream's."""
+        decoder = self.wire.decoder()
+
+        def on_data(data: bytes | memoryview) -> None:
+            if decoder.error is not None:
+                return
+            payloads = decoder.feed(data)
+            if decoder.refusal is not None:
+                count_refusal(self.counters, decoder.refusal)
+                stream.reset()
+            elif payloads or decoder.error is not None:
+                self.counters["streams_reset_unexpected_data"] += 1
+                stream.reset()
+
+        def on_end(error: BaseException | None) -> None:
+            # libp2p's nodes close the half that they do not use: only an error is the end there.
+            if error is not None or self.wire.half_close_ends:
+                stream.reset()
+            if known.stream is stream and known.opening is not None and stream.is_write_closed:
+                known.opening.cancel()
+
+        stream.set_receiver(on_data, on_end)
+
+    # Their streams
+
+    async def _accept(self, stream: ByteStream) -> None:
+        if self._nursery is None:
+            stream.reset()
+            return
+        connection = stream.connection
+        if not self.neighbours.is_admitted(connection):
+            self.counters["streams_refused_not_member"] += 1
+            words = self.wire.refuse(ErrorCode.NOT_MEMBER, "not a verified member of this realm")
+            if words:
+                await stream.write(words)
+                await stream.close()
+            else:
+                stream.reset()
+            return
+        known = self._known.get(connection.peer) or self._add(connection)
+        while len(known.inbound) >= INBOUND_PER_PEER_MAX:
+            self.counters["streams_replaced"] += 1
+            next(iter(known.inbound)).reset()
+        self._owner.handle(self._peer_up(stream, self.wire.protocols[stream.protocol]))
+        inbound = InboundStream(self, stream)
+        known.inbound[inbound] = None
+        self.counters["streams_accepted"] += 1
+        inbound.start()
+        self.open(connection.peer)
+
+    def inbound_ended(self, stream: InboundStream) -> None:
+        """For the inbound streams."""
+        known = self._known.get(stream.peer)
+        if known is not None:
+            known.inbound.pop(stream, None)
+
+    def reset_inbound(self, peer: PeerId) -> None:
+        """What the peer sends cannot be read on."""
+        known = self._known.get(peer)
+        if known is not None:
+            for inbound in list(known.inbound):
+                inbound.reset()
+
+    def process_waiting(self) -> None:
+        """The owner takes more again."""
+        for known in list(self._known.values()):
+            for inbound in list(known.inbound):
+                if self.is_held:
+                    return
+                inbound.process()
+
+    # Dialing
+
+    def dial(self, peer: PeerId) -> None:
+        """Connect to a peer in the background; failures are counted."""
+        if self._nursery is None or peer in self._dialing:
+            return
+        if len(self._dialing) >= _DIALING_MAX:
+            self.counters["dials_dropped_busy"] += 1
+        else:
+            self._dialing[peer] = None
+            self._nursery.start_soon(self._dial, peer)
+
+    async def _dial(self, peer: PeerId) -> None:
+        try:
+            await self.neighbours.dial(peer)
+        except (Dep2pError, TimeoutError):
+            self.counters["dials_failed"] += 1
+        finally:
+            self._dialing.pop(peer, None)
+
+    # Watching
+
+    @property
+    def is_running(self) -> bool:
+        """Streams are opened and accepted."""
+        return self._nursery is not None
+
+    @property
+    def has_unsent(self) -> bool:
+        """Something waits to be handed to the transport."""
+        return any(
+            known.stream is not None
+            and not known.queue.is_slow
+            and (known.queue.waiting_bytes or known.stream.unsent_bytes)
+            for known in self._known.values()
+        )
+
+    def write_counts(self) -> dict[str, int]:
+        """Writes and the RPCs in them: their ratio tells how well coalescing works."""
+        queues = [known.queue for known in self._known.values()]
+        return {
+            "writes": self._writes + sum(queue.writes for queue in queues),
+            "rpcs_written": self._items_written + sum(queue.items_written for queue in queues),
+        }
+
+    def stats(self) -> list[NeighbourStats]:
+        """Each neighbour."""
+        return [
+            NeighbourStats(
+                known.peer,
+                known.stream is not None,
+                len(known.inbound),
+                known.queue.is_slow,
+                known.queue.items,
+                known.queue.waiting_bytes,
+                sum(inbound.waiting_items for inbound in known.inbound),
+            )
+            for known in self._known.values()
+        ]

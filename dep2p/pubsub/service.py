@@ -1,0 +1,514 @@
+"""Pub/sub of one network: the shell around the router. It performs effects and decides nothing about them."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import trio
+
+from dep2p.concurrency.deadlines import DeadlineTimer
+from dep2p.errors import (
+    ProtocolError,
+)
+from dep2p.gossipsub.effects import (
+    Deliver,
+    Dial,
+    Disconnect,
+    Effect,
+    Lane,
+    OpenStream,
+    Published,
+    PublishExpired,
+    ResetStream,
+    Send,
+    Validate,
+)
+from dep2p.gossipsub.events import (
+    Event,
+    Join,
+    Leave,
+    Malformed,
+    SendDropped,
+    SetAppScore,
+    SetBlacklist,
+    SetDirect,
+    Verdict,
+)
+from dep2p.gossipsub.params import RPC_OVERHEAD_BYTES, GossipParams
+from dep2p.gossipsub.publish_limits import PublishRate
+from dep2p.gossipsub.router import Router
+from dep2p.gossipsub.rpc import Message as RouterMessage
+from dep2p.gossipsub.rpc import Rpc
+from dep2p.gossipsub.scoring.params import ScoreParams
+from dep2p.gossipsub.scoring.peer_gater import GaterParams
+from dep2p.gossipsub.subscriptions import SubscriptionFilter
+from dep2p.gossipsub.tracing.libp2p_events import TRACE_TYPES, TraceBuffer
+from dep2p.host.interface import Host
+from dep2p.identity import Identity
+from dep2p.limits import Limits
+from dep2p.pubsub.peer_links import PubSubLinks
+from dep2p.pubsub.peers import Neighbours
+from dep2p.pubsub.publisher import Publishing, as_bytes
+from dep2p.pubsub.rpc_sender import Sending
+from dep2p.pubsub.send_queue import PeerQueue
+from dep2p.pubsub.topic import Topic, TopicState
+from dep2p.pubsub.trace_sink import RouterTrace, depths_of
+from dep2p.pubsub.types import Message, OnFull, OnNoPeers, PublishResult, ReliableTopics, TopicStatus
+from dep2p.pubsub.validation import Validation
+from dep2p.pubsub.wire_formats import Wire
+from dep2p.traces.schema import Depth
+from dep2p.tracing.event_log import TraceLog
+from dep2p.types import PeerId, RealmId, Rng, parse_peer_id, peer_id_bytes, peer_id_from_bytes
+
+logger = logging.getLogger("dep2p.io")
+
+_AUTHORS_CACHED_MAX: Final = 4_096
+_BUSY_MAX_S: Final = 1.5
+"""So long, of the three heartbeats that tell of a message, a busy node may pass over what it is told."""
+
+
+def params_from(limits: Limits) -> GossipParams:
+    """The router's parameters as the node's limits want them."""
+    sent_bytes = limits.message_bytes_max + 1_024 + RPC_OVERHEAD_BYTES
+    return GossipParams(
+        message_bytes_max=limits.message_bytes_max,
+        rpc_bytes_max=max(1_064_960, sent_bytes),
+        publish_rate_per_s=limits.pubsub_publish_per_s,
+        publish_burst=max(1, limits.pubsub_publish_burst),
+        topics_max=max(1, limits.pubsub_topics_max),
+        # The shell holds peers back long before; these only bound what one huge RPC may bring.
+        validation_max=8_192,
+        validation_per_topic_max=8_192,
+    )
+
+
+class PubSub:
+    """Pub/sub of one realm, or of the public network. Everything but `run` may be called while `run` runs."""
+
+    def __init__(
+        self,
+        host: Host,
+        identity: Identity,
+        neighbours: Neighbours,
+        wire: Wire,
+        limits: Limits,
+        params: GossipParams,
+        *,
+        rng: Rng,
+        realm_id: RealmId | None = None,
+        scores: ScoreParams | None = None,
+        publish_rate: PublishRate | None = None,
+        gater: GaterParams | None = None,
+        subscription_filter: SubscriptionFilter | None = None,
+        tracing: bool = False,
+    ) -> None:
+        """``publish_rate``: shared with the node's other networks. ``tracing``: keep the router's events."""
+        self.realm_id = realm_id
+        self.params = params
+        self._own = identity.peer_id
+        self._limits = limits
+        self._wire = wire
+        self._decode = wire.codec.decode
+        self.counters_by_name: Counter[str] = Counter()
+        self.traces = TraceBuffer(limits.pubsub_trace_items_max) if tracing else None
+        self._router = Router(
+            identity.peer_id,
+            peer_id_bytes(identity.peer_id),
+            params=params,
+            compose=wire.codec.compose,
+            rng=rng,
+            now=trio.current_time(),
+            seqno_start=time.time_ns(),
+            policy=wire.policy,
+            external_authentication=True,
+            scores=scores,
+            publish_rate=publish_rate,
+            gater=gater,
+            subscription_filter=subscription_filter,
+            tracing=tracing,
+        )
+        self._trace = RouterTrace(self._router, self.traces)
+        self._topics: dict[str, TopicState] = {}
+        self._authors: dict[bytes, PeerId] = {}
+        self._timer = DeadlineTimer(self._on_time)
+        self._holds: dict[object, None] = {}
+        self.on_handled: Callable[[Message], None] | None = None
+        """Called for each message of others that an app here has handled."""
+        self.reliable: ReliableTopics | None = None
+        """Publishes reliably; None on the public network."""
+        self._busy_since_s = self._busy_until_s = float("-inf")
+        self._links = PubSubLinks(self, host, neighbours, wire, limits, self.counters_by_name)
+        self._sending = Sending(self._links, wire, self._send_dropped)
+        self._send = self._sending.send
+        self._publishing = Publishing(self, self._router, self._links, limits, params, self.counters_by_name)
+        self._validation = Validation(
+            self,
+            self.counters_by_name,
+            wire.check_signature,
+            self.public_message,
+            items_max=limits.pubsub_validating_max,
+            on_held=lambda held: self.hold(self._validation) if held else self.release(self._validation),
+        )
+
+    # Life
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._validation.run)
+                nursery.start_soon(self._timer.run)
+                self.want_deadline()
+                await self._links.run(nursery, task_status=task_status)
+        finally:
+            for state in list(self._topics.values()):
+                state.end()
+            self._topics.clear()
+
+    async def drain(self) -> None:
+        """Wait until what was published has been handed to the transport, at most ``Limits.drain_timeout_s``."""
+        with trio.move_on_after(self._limits.drain_timeout_s):
+            while self._links.has_unsent:  # noqa: ASYNC110  (many queues; once in a life)
+                await trio.sleep(0.01)
+
+    async def leave_all(self) -> None:
+        """Leave every topic and let the neighbours hear it."""
+        for state in list(self._topics.values()):
+            state.end()
+            del self._topics[state.name]
+            self.handle(Leave(state.name))
+        await self.drain()
+
+    def _on_time(self, now: float) -> float | None:
+        self.perform(self._router.on_deadline(now), now)
+        return self._router.next_deadline()
+
+    def want_deadline(self) -> None:
+        """The router may want to be called earlier than it did."""
+        deadline = self._router.next_deadline()
+        if deadline is not None:
+            self._timer.want(deadline)
+
+    # Topics
+
+    async def join(self, name: str) -> Topic:
+        """Join a topic, or get another handle of it.
+
+        Raises ``ValueError`` (the name), TooManyTopicsError, or NotInRealmError when this does not run.
+        """
+        await trio.lowlevel.checkpoint()
+        state = self._topics.get(name)
+        if state is None:
+            self.handle(Join(name))
+            state = self._topics[name] = TopicState(self, name)
+        state.handles += 1
+        return Topic(self, state)
+
+    def leave(self, state: TopicState) -> None:
+        """One handle less; with the last one the topic is left."""
+        state.handles -= 1
+        if state.handles == 0 and self._topics.get(state.name) is state:
+            state.end()
+            del self._topics[state.name]
+            self._validation.by_topic.pop(state.name, None)
+            self.handle(Leave(state.name))
+
+    def topics(self) -> list[TopicStatus]:
+        """The joined topics, in the order of joining."""
+        return [
+            TopicStatus(
+                state.name,
+                self.realm_id,
+                peers=len(self._router.peers(state.name)),
+                mesh=len(self._router.mesh(state.name)),
+                subscriptions=len(state.subscriptions),
+                buffered_items=sum(len(one) for one in state.subscriptions),
+            )
+            for state in self._topics.values()
+        ]
+
+    def topic_names(self) -> list[str]:
+        """Of the joined topics."""
+        return list(self._topics)
+
+    def depths(self) -> list[Depth]:
+        """What waits for neighbours, for snapshots of traces."""
+        return depths_of(self._links.stats())
+
+    def has_joined(self, name: str) -> bool:
+        """Whether the topic is joined."""
+        return name in self._topics
+
+    @property
+    def topics_joined(self) -> int:
+        return len(self._topics)
+
+    def peers(self, topic: str | None = None) -> list[PeerId]:
+        """Neighbours, or those of them that are subscribed to a topic."""
+        return self._router.peers(topic)
+
+    def mesh(self, topic: str) -> list[PeerId]:
+        """Neighbours with which this node exchanges every message of the topic."""
+        return self._router.mesh(topic)
+
+    def scores(self) -> dict[PeerId, float]:
+        """The router's opinion of each neighbour."""
+        return self._router.scores()
+
+    @property
+    def validators(self) -> Validation:
+        return self._validation
+
+    def set_direct(self, peer: PeerId, direct: bool = True) -> None:
+        """Always send everything to a peer, and keep connected to it; or end that."""
+        self.handle(SetDirect(peer, direct))
+
+    def block(self, peer: PeerId, blocked: bool = True) -> None:
+        """Take nothing from a peer, neither as neighbour nor as author; unblocked, it has to connect again."""
+        self.handle(SetBlacklist(peer, peer_id_bytes(peer), blocked))
+
+    def set_app_score(self, peer: PeerId, value: float) -> None:
+        """The app's own opinion of a neighbour, a part of its score (P5)."""
+        self.handle(SetAppScore(peer, value))
+
+    # Publishing
+
+    async def publish(
+        self, topic: str, data: bytes, *, wait: bool = True, on_no_peers: OnNoPeers = "error"
+    ) -> PublishResult:
+        """See :meth:`dep2p.pubsub.topic.Topic.publish`; the topic need not be joined."""
+        if topic in self._validation.by_topic:
+            data = as_bytes(data)
+            await self._validation.judge_own(topic, data, self._own if self._wire.has_signatures else None)
+        return await self._publishing.publish(topic, data, wait=wait, on_no_peers=on_no_peers)
+
+    def room_found(self) -> None:
+        """For the links: a queue has shrunk."""
+        self._publishing.room_found()
+
+    def received_all(self) -> None:
+        """For the links: these were all RPCs of one read."""
+        self._sending.flush()
+
+    # What neighbours send
+
+    def receive(self, peer: PeerId, payload: bytes) -> None:
+        """For the links: one RPC has come."""
+        now = trio.current_time()
+        try:
+            rpc = self._decode(payload)
+        except ProtocolError as error:
+            self.malformed(peer, str(error))
+            return
+        queue = self._links.queue_of(peer)
+        if queue is not None and queue.has_messages:
+            self._spare(queue, rpc)
+        if rpc.ihave and now < self._busy_until_s and now - self._busy_since_s < _BUSY_MAX_S:
+            # What it tells of is most likely among what waits here; the next heartbeats tell again of what is not.
+            self.counters_by_name["ihave_passed_over_busy"] += len(rpc.ihave)
+            rpc = replace(rpc, ihave=())
+        effects = self._router.receive(peer, rpc, now)
+        if effects:
+            self.perform(effects, now)
+
+    def _spare(self, queue: PeerQueue, rpc: Rpc) -> None:
+        """What the peer sends or says it has, it need not be sent: most copies of a burst end here."""
+        for message in rpc.messages:
+            if queue.discard(message.id):
+                self.counters_by_name["copies_spared"] += 1
+        for message_id in rpc.idontwant:
+            if queue.discard(message_id):
+                self.counters_by_name["copies_spared"] += 1
+
+    def malformed(self, peer: PeerId, detail: str) -> None:
+        """For the links: something that is no RPC has come."""
+        self.counters_by_name["rpcs_malformed"] += 1
+        self.handle(Malformed(peer, detail))
+
+    def judged(self, ticket: int, verdict: Verdict) -> None:
+        """For the validation: a verdict."""
+        now = trio.current_time()
+        self.perform(self._router.verdict(ticket, verdict, now), now)
+
+    def hold(self, who: object) -> None:
+        """Take nothing from any neighbour until `release`."""
+        if not self._holds:
+            self.counters_by_name["receiving_paused"] += 1
+            now = trio.current_time()
+            if now >= self._busy_until_s + self.params.mcache_windows * self.params.heartbeat_interval_s:
+                # Not sooner: a message told of in three heartbeats must not meet a pause each time.
+                self._busy_since_s = now
+            self._busy_until_s = now + self.params.heartbeat_interval_s
+        self._holds[who] = None
+        self._links.is_held = True
+
+    def release(self, who: object) -> None:
+        """End this hold."""
+        self._holds.pop(who, None)
+        if not self._holds and self._links.is_held:
+            self._links.is_held = False
+            self._links.process_waiting()
+
+    def public_message(self, message: RouterMessage, peer: PeerId | None) -> Message:
+        """As apps see it."""
+        author = message.author
+        sender: PeerId | None = None
+        if author:
+            sender = self._authors.get(author)
+            if sender is None:
+                if len(self._authors) >= _AUTHORS_CACHED_MAX:
+                    self._authors.clear()
+                sender = self._authors[author] = peer_id_from_bytes(author)
+        seqno = int.from_bytes(message.seqno, "big") if message.seqno else None
+        return Message(message.topic, message.data, sender, seqno, message.id, peer)
+
+    # Effects
+
+    def handle(self, event: Event) -> None:
+        """Tell the router, and do what it wants."""
+        now = trio.current_time()
+        self.perform(self._router.handle(event, now), now)
+
+    def perform(self, effects: list[Effect], now: float) -> None:
+        """Do what the router wants."""
+        trace = self._trace
+        traced = trace.kinds
+        for effect in effects:
+            kind = type(effect)
+            if kind in traced:
+                trace.pending += (effect, now)
+                if len(trace.pending) >= trace.pending_max:
+                    trace.flush()
+            if kind is Send:
+                self._send(effect)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            elif kind is Deliver:
+                self._deliver(effect)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            elif kind is Validate:
+                self._validate(effect)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            elif kind not in TRACE_TYPES:
+                self._perform_other(effect, now)
+
+    def _perform_other(self, effect: Effect, now: float) -> None:
+        match effect:
+            case Published():
+                self._publishing.published = effect
+            case OpenStream(peer):
+                self._links.open(peer)
+            case ResetStream(peer, _):
+                self._links.reset_inbound(peer)
+            case Disconnect(peer, reason):
+                self.counters_by_name[f"disconnect_hints_{reason.replace(' ', '_')}"] += 1
+                logger.info("%s is of no use to pub/sub: %s", peer, reason)
+                # As long as the connection lives there is hope: tried on, with pauses of up to half a minute.
+                self._links.open(peer)
+            case PublishExpired(_, message):
+                logger.warning("a publish to %r found no peer in time: dropped", message.topic)
+            case Dial(peer, info):
+                if peer is not None:
+                    self._links.dial(peer)
+                elif info is not None:
+                    self._dial_named(info.peer)
+            case _:
+                pass
+
+    def _dial_named(self, identity: bytes) -> None:
+        """A trusted neighbour that pruned us named this peer: try it where its addresses are known here already.
+
+        What the PRUNE itself says about addresses is not used: member records and discovery bring signed ones.
+        """
+        try:
+            peer = parse_peer_id(peer_id_from_bytes(identity))
+        except ValueError:
+            self.counters_by_name["px_peers_malformed"] += 1
+            return
+        self.counters_by_name["px_peers_dialed"] += 1
+        self._links.dial(peer)
+
+    def trace_to(self, log: TraceLog | None) -> None:
+        """Give the router's events to a node's trace; None ends that."""
+        self._trace.to(log)
+
+    def _send_dropped(self, peer: PeerId, rpc: Rpc, lane: Lane) -> None:
+        self.counters_by_name[f"rpcs_dropped_{lane.name.lower()}_queue_full"] += 1
+        if lane == Lane.MESSAGE:
+            self.counters_by_name["messages_dropped_queue_full"] += len(rpc.messages)
+            if self._publishing.dropping is not None:
+                self._publishing.dropping[peer] = None
+        self.handle(SendDropped(peer, rpc))
+
+    def gossip_dropped(self, peer: PeerId, rpc: Rpc) -> None:
+        """For the queues: gossip made room for a message."""
+        self._send_dropped(peer, rpc, Lane.GOSSIP)
+
+    def _validate(self, validate: Validate) -> None:
+        message = validate.message
+        if self._wire.check_now(message) is not None:
+            self.counters_by_name["rejected_invalid_mac"] += 1
+            self.judged(validate.ticket, Verdict.BAD_SIGNATURE)
+            return
+        has_signature = self._wire.has_signatures and validate.authenticate
+        self._validation.put(validate.ticket, message, validate.peer, has_signature=has_signature)
+
+    def _deliver(self, deliver: Deliver) -> None:
+        state = self._topics.get(deliver.message.topic)
+        if state is None or not state.subscriptions:
+            self.counters_by_name["messages_without_subscription"] += 1
+            return
+        message = self.public_message(deliver.message, deliver.peer)
+        self.counters_by_name["messages_delivered"] += 1
+        for subscription in tuple(state.subscriptions):
+            subscription.put(message)
+
+    def has_seen(self, message_id: bytes) -> bool:
+        """Whether a message was taken, or judged, within the time that is remembered."""
+        return self._router.has_seen(message_id)
+
+    def deliver_direct(self, topic: str, sender: PeerId, seqno: int, message_id: bytes, data: bytes) -> None:
+        """For reliable delivery: a message that its author has sent straight to us. Copies of it are duplicates."""
+        now = trio.current_time()
+        self._router.mark_seen(message_id, now)
+        self._trace.delivered_directly(message_id, topic, data, sender, now)
+        message = Message(topic, data, sender, seqno, message_id, sender)
+        state = self._topics.get(topic)
+        self.counters_by_name["messages_delivered_direct"] += 1
+        for subscription in tuple(state.subscriptions) if state is not None else ():
+            subscription.put(message)
+
+    def has_subscription(self, topic: str) -> bool:
+        """Whether anybody here reads the topic."""
+        state = self._topics.get(topic)
+        return state is not None and bool(state.subscriptions)
+
+    def message_handled(self, message: Message) -> None:
+        """For subscriptions: the app came back for the next one."""
+        if self.on_handled is not None:
+            self.on_handled(message)
+
+    def count_lagged(self, policy: OnFull) -> None:
+        """For subscriptions."""
+        self.counters_by_name[f"messages_dropped_buffer_full_{policy}"] += 1
+
+    # Watching
+
+    def counters(self) -> dict[str, int]:
+        """Monotonic counts by name; each drop has its reason in its name."""
+        total = dict(self.counters_by_name)
+        for name, count in self._router.counters().items():
+            total["router_" + name.replace(": ", "_").replace(" ", "_")] = count
+        total.update(self._links.write_counts())
+        if self.traces is not None:
+            total["trace_events_dropped_buffer_full"] = self.traces.dropped
+        return total
+
+    def stats(self) -> dict[str, object]:
+        """What is going on now: topics, how full the bounded parts are, and each neighbour's queue."""
+        return {
+            "topics": self.topics(),
+            "sizes": self._router.sizes(),
+            "validating": len(self._validation),
+            "is_held": self._links.is_held,
+            "peers": self._links.stats(),
+        }

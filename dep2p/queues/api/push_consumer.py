@@ -1,0 +1,479 @@
+"""The push consumer: calls a handler for each message of a channel, in normal or FIFO mode, and settles for it.
+
+The shell of `dep2p.protocols.queues.clients.push_consumer`, which decides; docs/howto/consumers.md tells how to use it.
+"""
+
+import logging
+import math
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+
+import trio
+
+from dep2p.errors import Dep2pError, RejectMessage, RetryMessage
+from dep2p.protocols.queues.clients.backoff import Backoff
+from dep2p.protocols.queues.clients.process_queue import Entry, Phase
+from dep2p.protocols.queues.clients.push_consumer import (
+    Arrived,
+    Cancel,
+    Effect,
+    Mode,
+    Outcome,
+    PushCore,
+    Start,
+    Tell,
+    Told,
+)
+from dep2p.protocols.queues.wire import REASON_BYTES_MAX, Result, Settle
+from dep2p.queues.consumer import Consumer, QueueMessage
+from dep2p.queues.types import Delivery, decode_attributes
+
+if TYPE_CHECKING:
+    from dep2p.queues.api.queues import Queues
+
+logger = logging.getLogger("dep2p.io")
+
+_RECEIVE_ITEMS: Final = 256
+_CONFIRMERS: Final = 4
+"""So many rounds of results are on their way to the queue at once."""
+_CONFIRM_ITEMS: Final = 1_024
+
+Handler = Callable[["PushedMessage"], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSettings:
+    """How a push consumer works. Times in seconds. Raises ``ValueError``."""
+
+    mode: Mode = "normal"
+    """``fifo``: of an order key one message at a time, in the order of publishing, however many consumers there are:
+    each has partitions of its own (an exclusive channel)."""
+    concurrency: int = 16
+    """Handlers at once."""
+    cache_items: int = 0
+    """Messages that are held here at most, in handlers and waiting for one; 0: 16 for each handler, at most 4,096. What
+    is held when the connection is lost has had an attempt."""
+    cache_bytes: int = 67_108_864
+    """Bytes of their bodies at which no more are taken."""
+    max_attempts: int | None = None
+    """Tries of a message before it becomes a dead letter, in FIFO mode; None: the queue's. In normal mode the queue
+    counts."""
+    retry: Backoff = field(default_factory=lambda: Backoff(1.0, 30.0))
+    """Between the tries of a message."""
+    drain_timeout_s: float = 10.0
+    """When the consumer is left, handlers that run may finish for so long; then they are cancelled."""
+    from_start: bool = False
+    filter: str = ""
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("normal", "fifo"):
+            raise ValueError(f"the mode {self.mode!r} is not known: normal and fifo are")
+        if not 1 <= self.concurrency <= 10_000:
+            raise ValueError(f"a concurrency of {self.concurrency}: it is 1 to 10,000")
+        if not 0 <= self.cache_items <= 65_536:
+            raise ValueError(f"cache_items is {self.cache_items}: it is 1 to 65,536, or 0")
+        if not 1 <= self.cache_bytes <= 268_435_456:
+            raise ValueError(f"cache_bytes is {self.cache_bytes}: it is 1 to 268,435,456")
+        if self.max_attempts is not None and self.max_attempts < 0:
+            raise ValueError(f"max_attempts is {self.max_attempts}: it is 0 (no limit) or more")
+        if self.mode == "normal" and self.max_attempts is not None:
+            raise ValueError("max_attempts of a consumer is for FIFO mode: in normal mode it is an option of the queue")
+        if self.drain_timeout_s < 0:
+            raise ValueError(f"drain_timeout_s is {self.drain_timeout_s}: it cannot be negative")
+
+    @property
+    def items_max(self) -> int:
+        """What ``cache_items`` comes to."""
+        return self.cache_items or min(4_096, 16 * self.concurrency)
+
+
+class PushedMessage(QueueMessage):
+    """What a handler gets. The consumer settles it: return when it is done, raise when it did not work.
+
+    Raise RejectMessage for one that can never work, and RetryMessage to say when it shall be tried again.
+    """
+
+    __slots__ = ("_entry",)
+
+    def __init__(self, consumer: Consumer, delivery: Delivery, entry: Entry) -> None:
+        super().__init__(consumer, delivery)
+        self._entry = entry
+
+    @property
+    def attempts(self) -> int:
+        """The number of this try."""
+        return self._entry.attempts
+
+    @property
+    def is_redelivered(self) -> bool:
+        """Whether an earlier try came to no good end: it may have been worked on."""
+        return self._entry.attempts > 1
+
+    async def _settle(self, kind: Settle, delay_s: float = 0.0, reason: str = "", *, durable: bool = False) -> NoReturn:
+        await trio.lowlevel.checkpoint()
+        raise RuntimeError(
+            "the consumer settles this message: return when it is done; raise RejectMessage, RetryMessage or any other "
+            "exception when it is not"
+        )
+
+    async def touch(self) -> float:
+        """Not needed: the message is renewed while the handler runs. Returns its ``deadline_s``."""
+        await trio.lowlevel.checkpoint()
+        return self.deadline_s
+
+
+class _Item:
+    """What the core carries for a delivery."""
+
+    __slots__ = ("delivery", "message", "scope")
+
+    def __init__(self, delivery: Delivery) -> None:
+        self.delivery = delivery
+        self.message: PushedMessage | None = None
+        self.scope: trio.CancelScope | None = None
+
+
+class PushConsumer:
+    """Made by ``queue.consumer(…)``; runs as long as its ``async with`` block."""
+
+    def __init__(self, place: "Queues", queue: str, channel: str, handler: Handler, settings: ConsumerSettings) -> None:
+        self.queue = queue
+        self.channel = channel
+        self.settings = settings
+        self.error: Dep2pError | None = None
+        """Why it is over before its block was left: the queue was deleted, or what no other try can mend."""
+        self._place = place
+        self._handler = handler
+        self._core: PushCore | None = None
+        self._consumer: Consumer | None = None
+        self._starts: deque[Entry] = deque()
+        self._workers = 0
+        self._idle_workers = trio.lowlevel.ParkingLot()
+        self._nursery: trio.Nursery | None = None
+        self._results: deque[Tell] = deque()
+        self._idle_confirmers = trio.lowlevel.ParkingLot()
+        self._renewals: list[Entry] = []
+        self._renewing = trio.lowlevel.ParkingLot()
+        self._timer = trio.CancelScope()
+        self._timer_at: float | None = None
+        self._room = trio.lowlevel.ParkingLot()
+        self._quiet = trio.lowlevel.ParkingLot()
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def running(self) -> int:
+        """Handlers that run."""
+        return 0 if self._core is None else self._core.running
+
+    @property
+    def cached(self) -> int:
+        """Messages that are held here."""
+        return 0 if self._core is None else self._core.items
+
+    def statistics(self) -> dict[str, Any]:
+        """Counts since it began (`PushCore.counts`), and what is here now."""
+        return {**self.flow_counts(), **self.flow_values()}
+
+    flow_kind = "consumer"
+    handovers = None
+
+    @property
+    def is_over(self) -> bool:
+        """It handles nothing more."""
+        return self._nursery is None
+
+    def flow_counts(self) -> dict[str, int]:
+        """Since it began."""
+        return {} if self._core is None else {**self._core.counts, **self.counts}
+
+    def flow_values(self) -> dict[str, float]:
+        """Of this moment."""
+        core = self._core
+        if core is None:
+            return {}
+        return {
+            "running": core.running,
+            "cached": core.items,
+            "cached_bytes": core.bytes,
+            "settling": core.settling,
+        }
+
+    # Life
+
+    @asynccontextmanager
+    async def working(self) -> AsyncGenerator["PushConsumer", None]:
+        """Consume while the block runs. When it is left, handlers that run may finish (`drain_timeout_s`) and what was
+        not begun goes back at once; when the block is cancelled, so are they."""
+        consumer = await self._open()
+        failed: Exception | None = None
+        try:
+            async with consumer:
+                async with trio.open_nursery() as nursery:
+                    self._nursery = nursery
+                    if self._place.flows is not None:
+                        self._place.flows.add(self)
+                    nursery.start_soon(self._receive_all, consumer)
+                    nursery.start_soon(self._keep_time)
+                    nursery.start_soon(self._renew_all, consumer)
+                    if self.settings.mode == "fifo":
+                        for _ in range(_CONFIRMERS):
+                            nursery.start_soon(self._confirm_all, consumer)
+                    try:
+                        yield self
+                    except Exception as error:  # raised as it is, not in the nursery's group
+                        failed = error
+                    await self._drain(consumer)
+                    nursery.cancel_scope.cancel()
+        finally:
+            self._nursery = None
+        if failed is not None:
+            raise failed
+        if self.error is not None:
+            raise self.error
+
+    async def _open(self) -> Consumer:
+        settings = self.settings
+        # The queue's settings come first: nothing is delivered before the mode and the limits are known.
+        info = await self._place.info(self.queue)
+        attempts_max = settings.max_attempts
+        if attempts_max is None:
+            attempts_max = int(cast(dict[str, int], info["options"])["max_attempts"])
+        self._core = PushCore(
+            settings.mode,
+            concurrency=settings.concurrency,
+            items_max=settings.items_max,
+            bytes_max=settings.cache_bytes,
+            attempts_max=attempts_max,
+            backoff=settings.retry,
+        )
+        consumer = await self._place.open_consumer(
+            self.queue,
+            self.channel,
+            max_in_flight=settings.items_max,
+            from_start=settings.from_start,
+            bytes_max=settings.cache_bytes,
+            filter_text=settings.filter,
+            exclusive=settings.mode == "fifo",
+        )
+        consumer.on_lost = self._lost_all
+        if consumer.is_exclusive:
+            consumer.on_revoke = self._revoked
+        self._consumer = consumer
+        return consumer
+
+    async def _drain(self, consumer: Consumer) -> None:
+        core = self._core
+        assert core is not None
+        consumer.set_ready(0)  # else what is given back comes again at once
+        self._do(core.stop(trio.current_time()))
+        with trio.move_on_after(self.settings.drain_timeout_s):
+            while not core.is_idle:
+                await self._quiet.park()
+        if not core.is_idle:
+            self.counts["cancelled_at_the_end"] += core.running
+            logger.warning(
+                "the consumer of %r, channel %r, ends with %d handlers that did not finish within %g s: they are "
+                "cancelled, and their messages go to others",
+                self.queue,
+                self.channel,
+                core.running,
+                self.settings.drain_timeout_s,
+            )
+
+    def _fail(self, error: Dep2pError) -> None:
+        self.error = self.error or error
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel()
+
+    # Effects
+
+    def _do(self, effects: Iterable[Effect]) -> None:
+        given_back: list[Result] = []
+        for effect in effects:
+            if isinstance(effect, Start):
+                self._start(effect.entry)
+            elif isinstance(effect, Tell):
+                if effect.confirmed:
+                    self._results.append(effect)
+                    self._idle_confirmers.unpark()
+                else:
+                    given_back.append(_result(effect))
+            elif isinstance(effect, Cancel):
+                scope = cast(_Item, effect.entry.item).scope
+                if scope is not None:
+                    scope.cancel()
+            else:
+                self._renewals += effect.entries
+                self._renewing.unpark()
+        if given_back and self._consumer is not None:
+            self._consumer.settle(given_back)
+        core = self._core
+        assert core is not None
+        if core.room_items:
+            self._room.unpark()
+        if core.is_idle:
+            self._quiet.unpark_all()
+        at = core.next_deadline()
+        if at is not None and (self._timer_at is None or at < self._timer_at):
+            self._timer.cancel()
+
+    def _start(self, entry: Entry) -> None:
+        self._starts.append(entry)
+        if self._idle_workers:
+            self._idle_workers.unpark()
+        elif self._workers < self.settings.concurrency and self._nursery is not None:
+            self._workers += 1
+            self._nursery.start_soon(self._work)
+
+    # Tasks
+
+    async def _receive_all(self, consumer: Consumer) -> None:
+        core = self._core
+        assert core is not None
+        try:
+            while True:
+                while not core.room_items:
+                    await self._room.park()
+                deliveries = await consumer.receive(min(core.room_items, _RECEIVE_ITEMS))
+                now = trio.current_time()
+                self._do(core.arrived([_arrived(each, core.is_fifo) for each in deliveries], now))
+        except Dep2pError as error:
+            if not core.is_stopping:
+                self._fail(error)
+
+    async def _keep_time(self) -> None:
+        core = self._core
+        assert core is not None
+        while True:
+            with trio.CancelScope() as self._timer:
+                self._timer_at = core.next_deadline()
+                await trio.sleep_until(math.inf if self._timer_at is None else self._timer_at)
+            self._do(core.on_time(trio.current_time()))
+
+    async def _work(self) -> None:
+        core, consumer = self._core, self._consumer
+        assert core is not None
+        assert consumer is not None
+        while True:
+            while not self._starts:
+                await self._idle_workers.park()
+            entry = self._starts.popleft()
+            outcome, reason, delay_s = await self._handle(entry)
+            if outcome is Outcome.CANCELLED or entry.phase is Phase.GONE:  # nobody settles this delivery
+                consumer.drop(cast(_Item, entry.item).delivery)
+            self._do(core.handled(entry, outcome, trio.current_time(), reason=reason, delay_s=delay_s))
+
+    async def _handle(self, entry: Entry) -> tuple[Outcome, str, float | None]:
+        await trio.lowlevel.checkpoint()  # a handler may have none
+        item = cast(_Item, entry.item)
+        if entry.phase is Phase.GONE:  # lost before its handler began
+            return Outcome.CANCELLED, "", None
+        assert self._consumer is not None
+        message = item.message = PushedMessage(self._consumer, item.delivery, entry)
+        message.deadline_s = entry.deadline
+        item.scope = message.scope()
+        message.move_deadline(entry.deadline)  # it may have been renewed since it was delivered
+        try:
+            with item.scope:
+                await self._handler(message)
+                return Outcome.DONE, "", None
+        except RejectMessage as error:
+            return Outcome.REJECTED, str(error) or "rejected by its handler", None
+        except RetryMessage as error:
+            return Outcome.FAILED, str(error) or "its handler asked for another try", error.delay_s
+        except Exception as error:
+            logger.warning(
+                "the handler of message %s of %r, channel %r, failed at try %d",
+                message.id,
+                self.queue,
+                self.channel,
+                entry.attempts,
+                exc_info=True,
+            )
+            return Outcome.FAILED, _cut(f"{type(error).__name__}: {error}"), None
+        finally:
+            item.scope = None
+        return Outcome.CANCELLED, "", None
+
+    async def _confirm_all(self, consumer: Consumer) -> None:
+        core = self._core
+        assert core is not None
+        while True:
+            while not self._results:
+                await self._idle_confirmers.park()
+            tells = [self._results.popleft() for _ in range(min(len(self._results), _CONFIRM_ITEMS))]
+            open_ = [tell for tell in tells if tell.entry.phase is Phase.SETTLING]
+            if not open_:
+                continue
+            try:
+                settled = await consumer.confirm([_result(tell) for tell in open_])
+                refused = {(partition, seq): None for partition, seq, _code in settled.refused}
+            except Dep2pError as error:
+                # The connection is gone: what is still owed is told when the message comes again.
+                logger.debug("results of %r were not confirmed: %s", self.queue, error)
+                refused = None
+            now = trio.current_time()
+            for tell in open_:
+                told = Told.FAILED
+                if refused is not None:
+                    key = (tell.entry.partition, tell.entry.seq)
+                    told = Told.NOT_HELD if key in refused else Told.CONFIRMED
+                self._do(core.told(tell.entry, told, now))
+
+    async def _renew_all(self, consumer: Consumer) -> None:
+        core = self._core
+        assert core is not None
+        while True:
+            while not self._renewals:
+                await self._renewing.park()
+            entries = [entry for entry in self._renewals[:_CONFIRM_ITEMS] if entry.phase is not Phase.GONE]
+            del self._renewals[:_CONFIRM_ITEMS]
+            if not entries:
+                continue
+            try:
+                settled = await consumer.confirm([Result(Settle.TOUCH, each.partition, each.seq) for each in entries])
+            except Dep2pError as error:  # lost with its connection; `on_lost` has told the core
+                logger.debug("messages of %r were not renewed: %s", self.queue, error)
+                continue
+            now = trio.current_time()
+            left_ms = {(partition, seq): ms for partition, seq, ms in settled.touched}
+            for entry in entries:
+                ms = left_ms.get((entry.partition, entry.seq))
+                if ms is None:
+                    self._do(core.lost(entry, now))
+                else:
+                    self._do(core.renewed(entry, now + ms / 1000, now))
+                    message = cast(_Item, entry.item).message
+                    if message is not None and entry.phase is not Phase.GONE:
+                        message.move_deadline(entry.deadline)
+
+    def _revoked(self, partition: int) -> None:
+        """It is another consumer's soon, or already: handlers that run may finish, or are cancelled by their scopes."""
+        core = self._core
+        if core is not None and self._nursery is not None:
+            self._do(core.stop_partition(partition, trio.current_time()))
+
+    def _lost_all(self) -> None:
+        core = self._core
+        if core is not None and self._nursery is not None:
+            self._do(core.lost_all(trio.current_time()))
+
+
+def _arrived(delivery: Delivery, needs_key: bool) -> Arrived:
+    item = _Item(delivery)
+    key = decode_attributes(delivery.attributes).key if needs_key else ""
+    return Arrived(
+        delivery.partition, delivery.seq, key, len(delivery.body), delivery.attempts, delivery.deadline_s, item
+    )
+
+
+def _result(tell: Tell) -> Result:
+    entry = tell.entry
+    return Result(tell.fate, entry.partition, entry.seq, min(round(entry.delay_s * 1000), 0xFFFF_FFFF), entry.reason)
+
+
+def _cut(text: str) -> str:
+    return text.encode("utf-8", "replace")[:REASON_BYTES_MAX].decode("utf-8", "ignore")

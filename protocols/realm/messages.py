@@ -1,0 +1,151 @@
+"""What members say to each other on `/dep2p/realm/<id>/members/1.0.0` (docs/spec/realm.md §5).
+
+Each message is the payload of a GOSSIP frame: the CBOR array [kind, items].
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, cast
+
+from dep2p.errors import ProtocolError
+from dep2p.protocols.realm.member_record import RECORD_BYTES_MAX, SEQ_MAX
+from dep2p.protocols.wire.cbor import decode_bounded, encode_canonical
+from dep2p.protocols.wire.frame import Frame, FrameType, encode_frame
+from dep2p.types import PeerId, RealmId, peer_id_bytes, peer_id_from_bytes
+
+MEMBERS_PAYLOAD_BYTES_MAX: Final = 262_144
+"""Cap of a members frame's payload."""
+RECORDS_PER_MESSAGE_MAX: Final = 64
+RECORD_BYTES_PER_MESSAGE_MAX: Final = 200_000
+ENTRIES_PER_MESSAGE_MAX: Final = 512
+"""Of a DIGEST or a WANT."""
+SUMMARY_BYTES: Final = 32
+
+_RECORDS, _DIGEST, _WANT, _SUMMARY = range(1, 5)
+_PEER_BYTES_MAX: Final = 64
+
+
+def members_protocol(realm_id: RealmId) -> str:
+    """The protocol id of a realm's member records."""
+    return f"/dep2p/realm/{realm_id}/members/1.0.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Envelopes of member records, not yet verified."""
+
+    envelopes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """Which record of whom the sender has: peers and sequence numbers; a part of all that it has."""
+
+    entries: tuple[tuple[PeerId, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Send me your records of these peers."""
+
+    peers: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A sum over all that the sender has: equal sums mean that there is nothing to exchange."""
+
+    digest: bytes
+
+
+MembersMessage = Records | Digest | Want | Summary
+
+
+def encode_records(envelopes: Iterable[bytes]) -> list[bytes]:
+    """GOSSIP frames with these records, as few as the bounds allow."""
+    frames: list[bytes] = []
+    batch: list[bytes] = []
+    batch_bytes = 0
+    for envelope in envelopes:
+        if batch and (
+            len(batch) == RECORDS_PER_MESSAGE_MAX or batch_bytes + len(envelope) > RECORD_BYTES_PER_MESSAGE_MAX
+        ):
+            frames.append(_frame(_RECORDS, batch))
+            batch, batch_bytes = [], 0
+        batch.append(envelope)
+        batch_bytes += len(envelope)
+    if batch:
+        frames.append(_frame(_RECORDS, batch))
+    return frames
+
+
+def encode_digest(entries: Sequence[tuple[PeerId, int]]) -> list[bytes]:
+    """GOSSIP frames with these entries."""
+    flat = [[peer_id_bytes(peer), seq] for peer, seq in entries]
+    return [_frame(_DIGEST, part) for part in _parts(flat)]
+
+
+def encode_want(peers: Sequence[PeerId]) -> list[bytes]:
+    """GOSSIP frames that ask for these peers' records."""
+    return [_frame(_WANT, part) for part in _parts([peer_id_bytes(peer) for peer in peers])]
+
+
+def encode_summary(digest: bytes) -> bytes:
+    """A GOSSIP frame with the sum over all records."""
+    return _frame(_SUMMARY, digest)
+
+
+def decode_members(frame: Frame) -> MembersMessage:
+    """The message in a frame. Raises :class:`ProtocolError`."""
+    if frame.type != FrameType.GOSSIP or frame.flags or frame.req_id:
+        raise ProtocolError(f"frame type 0x{frame.type:02x}, flags 0x{frame.flags:04x} on a members stream")
+    decoded = decode_bounded(frame.payload, "members message", depth_max=3, entries_max=ENTRIES_PER_MESSAGE_MAX)
+    if not isinstance(decoded, list) or len(cast(list[object], decoded)) != 2:
+        raise ProtocolError("a members message is not an array of two")
+    kind, items = cast(list[object], decoded)
+    if type(kind) is int and kind == _SUMMARY:
+        if not isinstance(items, bytes) or len(items) != SUMMARY_BYTES:
+            raise ProtocolError(f"a SUMMARY is not {SUMMARY_BYTES} bytes")
+        return Summary(items)
+    if type(kind) is not int or not isinstance(items, list):
+        raise ProtocolError("a members message has no kind or no items")
+    entries = cast(list[object], items)
+    if kind == _RECORDS:
+        return _decode_records(entries)
+    if kind == _DIGEST:
+        return Digest(tuple(_digest_entry(entry) for entry in entries))
+    if kind == _WANT:
+        return Want(tuple(_peer(entry) for entry in entries))
+    raise ProtocolError(f"members message of kind {kind}")
+
+
+def _decode_records(entries: list[object]) -> Records:
+    if len(entries) > RECORDS_PER_MESSAGE_MAX:
+        raise ProtocolError(f"{len(entries)} records in one message: at most {RECORDS_PER_MESSAGE_MAX} are taken")
+    for entry in entries:
+        if not isinstance(entry, bytes) or len(entry) > RECORD_BYTES_MAX:
+            raise ProtocolError("a record in a members message is no byte string or too long")
+    return Records(tuple(cast(list[bytes], entries)))
+
+
+def _digest_entry(entry: object) -> tuple[PeerId, int]:
+    if not isinstance(entry, list) or len(cast(list[object], entry)) != 2:
+        raise ProtocolError("a digest's entry is not a pair")
+    peer, seq = cast(list[object], entry)
+    if type(seq) is not int or not 0 <= seq <= SEQ_MAX:
+        raise ProtocolError("a digest's seq is out of range")
+    return _peer(peer), seq
+
+
+def _peer(value: object) -> PeerId:
+    if not isinstance(value, bytes) or not 0 < len(value) <= _PEER_BYTES_MAX:
+        raise ProtocolError("a members message names a malformed peer id")
+    return peer_id_from_bytes(value)
+
+
+def _parts(entries: Sequence[object]) -> list[object]:
+    return [entries[at : at + ENTRIES_PER_MESSAGE_MAX] for at in range(0, len(entries), ENTRIES_PER_MESSAGE_MAX)]
+
+
+def _frame(kind: int, items: object) -> bytes:
+    return encode_frame(FrameType.GOSSIP, encode_canonical([kind, items]))
