@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 FUZZ_S ?= 60
 
-.PHONY: help setup services run test check quick demo fuzz interop-peer spark bench lock clean
+.PHONY: help setup services run test check quick demo fuzz interop-peer spark bench lock release clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -31,13 +31,15 @@ quick: setup  ## the fast tests only: the inner loop
 demo: setup  ## three daemons in one realm that talk; ends by itself
 	$(PY) packaging/demo.py
 
-fuzz: setup  ## each fuzz target for FUZZ_S seconds (60)
-	DEP2P_FUZZ_S=$(FUZZ_S) $(PY) -m pytest -q -m fuzz --timeout 3600 tests/fuzz
+fuzz: setup  ## each fuzz target for FUZZ_S seconds (60); keeps new inputs and findings, prints executions and coverage
+	@rm -f .fuzz-report
+	DEP2P_FUZZ_S=$(FUZZ_S) DEP2P_FUZZ_KEEP=1 DEP2P_FUZZ_REPORT=.fuzz-report $(PY) -m pytest -q -m fuzz \
+	    --timeout $$(( $(FUZZ_S) + 600 )) tests/fuzz; status=$$?; cat .fuzz-report; rm -f .fuzz-report; exit $$status
 
 services:  ## PostgreSQL and Redis for the tests of the queue stores
 	@packaging/services.sh
 
-interop-peer: setup  ## install the js-libp2p peer of the interop tests
+interop-peer: setup  ## install the peers of the interop tests: js-libp2p, go-libp2p, NSQ clients
 	@tests/interop/install.sh
 
 spark: setup  ## PySpark, a Java runtime (950 MB) and the benchmark's peer, for the tests marked spark
@@ -48,9 +50,13 @@ spark: setup  ## PySpark, a Java runtime (950 MB) and the benchmark's peer, for 
 bench: setup  ## the benchmarks against their peers, quick form
 	$(PY) -m bench all --quick
 
-lock: setup  ## make requirements.lock anew
+lock: setup  ## make requirements.lock anew, with the hashes of all files
 	.venv/bin/python -m pip install -q uv
-	.venv/bin/uv pip compile pyproject.toml --group dev --python-version 3.11 --no-emit-index-url --no-header --no-annotate -o requirements.lock -q
+	.venv/bin/uv pip compile pyproject.toml --group dev --python-version 3.11 --no-emit-index-url --no-header --no-annotate --generate-hashes -o requirements.lock -q
+
+release: setup  ## wheel, source archive and bill of materials (CycloneDX) in dist/
+	$(PY) -m build --no-isolation
+	$(PY) packaging/sbom.py >dist/dep2p-$$($(PY) -c 'import dep2p; print(dep2p.__version__)').cdx.json
 
 clean:  ## remove what the set-up made
-	rm -rf .venv tests/interop/node_modules build dist *.egg-info
+	rm -rf .venv tests/interop/node_modules tests/interop/go/p2pd build dist *.egg-info

@@ -1,1 +1,1 @@
-"""The Typer app: a file per command group."""
+"""The `dep2p` command."""

@@ -1,4 +1,4 @@
-"""The ``dep2p`` command. Nothing heavy is imported before a command needs it: ``--help`` answers in a blink."""
+"""The ``dep2p`` command. It imports nothing heavy before a command needs it: ``--help`` answers at once."""
 
 import os
 import sys
@@ -10,11 +10,12 @@ import typer
 from dep2p import __version__
 from dep2p.cli.framework import completion
 from dep2p.cli.framework.command import Invocation, command, root_callback, silence_stdout
-from dep2p.cli.framework.errors import Failure, show
-from dep2p.cli.framework.usage import PlainGroup
+from dep2p.cli.framework.errors import ErrorReport, describe, show
+from dep2p.cli.framework.usage import PlainGroup, nearest_option
 from dep2p.error_codes import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
+from dep2p.standard_streams import fill_standard_streams
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="dep2p",
     cls=PlainGroup,
     no_args_is_help=True,
@@ -98,6 +99,7 @@ def root_command() -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
+    fill_standard_streams()
     args = list(sys.argv[1:] if arguments is None else arguments)
     sys.exit(run(args))
 
@@ -119,6 +121,11 @@ def run(args: list[str]) -> int:
         return EXIT_OK
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
+    except OSError as error:  # a closed output, a full disk
+        failure = describe(error)
+        silence_stdout()
+        show(failure, json=wants_json)
+        return failure.exit_code
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
@@ -136,10 +143,12 @@ def _usage_error(error: Any, args: list[str], *, json: bool) -> int:
     message = message[:1].lower() + message[1:]
     tries = [f"{path} --help"]
     nearest = _nearest(error, context)
-    if nearest:
-        message = message.split(". Did you mean")[0].split(" (Possible options")[0].rstrip(".")
+    message = message.split(". Did you mean")[0].split(" (Possible options")[0].rstrip(".")
+    if nearest is not None and not nearest.startswith("-") and type(error).__name__ == "NoSuchOption":
+        tries = [f"{path} … {nearest} …   (an argument: its value stands without a name)", *tries]
+    elif nearest is not None:
         tries = [f"{path} {nearest}   (did you mean this?)", *tries]
-    show(Failure(message, "D1001", EXIT_USAGE, tries=tuple(tries)), json=json)
+    show(ErrorReport(message, "D1001", EXIT_USAGE, tries=tuple(tries)), json=json)
     return EXIT_USAGE
 
 
@@ -150,20 +159,19 @@ def _nearest(error: Any, context: Any) -> str | None:
     if context is None:
         return None
     if name == "NoSuchOption":
-        known = [opt for p in context.command.get_params(context) for opt in p.opts if opt.startswith("--")]
-        wrong = str(error.option_name)
-    elif "No such command" in str(error) and hasattr(context.command, "list_commands"):
+        return nearest_option(str(error.option_name), context.command.get_params(context))
+    if "No such command" in str(error) and hasattr(context.command, "list_commands"):
         known = list(context.command.list_commands(context))
         wrong = str(error).split("'")[1] if "'" in str(error) else ""
     else:
         return None
-    found = get_close_matches(wrong, known, n=1, cutoff=0.7 if wrong.startswith("-") else 0.5)
+    found = get_close_matches(wrong, known, n=1, cutoff=0.5)
     return found[0] if found else None
 
 
 def _shutdown(run: Invocation) -> None:
     """Stop the running daemon: it drains first, so that what is in flight is finished."""
-    from dep2p.client.client import Client
+    from dep2p.client import Client
 
     async def body(client: Client) -> None:
         await client.shutdown()

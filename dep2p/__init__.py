@@ -3,12 +3,15 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from dep2p._version import __version__
+
 if TYPE_CHECKING:
     from dep2p.errors import (
         AlreadyRespondedError,
         ConfigError,
         Dep2pError,
         HandlerError,
+        HeadersTooLargeError,
         IdentityError,
         ListenError,
         MessageTooLargeError,
@@ -43,16 +46,17 @@ if TYPE_CHECKING:
     from dep2p.gossipsub.scoring.params import ScoreParams
     from dep2p.identity import Identity
     from dep2p.limits import Limits
-    from dep2p.messaging.handlers import Notice, Request
+    from dep2p.messaging.handlers import Notification, Request
     from dep2p.messaging.message_stream import MessageStream
     from dep2p.messaging.service import Messaging
     from dep2p.node.joined_realm import RealmStatus
     from dep2p.node.node import Node
-    from dep2p.protocols.queues.clients.backoff import Backoff
     from dep2p.protocols.sessions.options import SessionOptions
+    from dep2p.protocols.timing.backoff import Backoff
+    from dep2p.pubsub.seqno_validator import SeqnoValidator
     from dep2p.pubsub.subscription import Subscription
     from dep2p.pubsub.topic import Topic
-    from dep2p.pubsub.types import Lagged, Message, PublishResult, TopicStatus
+    from dep2p.pubsub.types import Lagged, PublishResult, PubSubMessage, TopicStatus
     from dep2p.pubsub.wire_formats import PublicPubSub
     from dep2p.queues.api.outbox import OutboxRelay, create_outbox, publish_in
     from dep2p.queues.api.producer import Producer
@@ -71,6 +75,7 @@ __all__ = [
     "Dep2pError",
     "GossipParams",
     "HandlerError",
+    "HeadersTooLargeError",
     "Identity",
     "IdentityError",
     "Invite",
@@ -78,7 +83,6 @@ __all__ = [
     "Limits",
     "ListenError",
     "MemberEvent",
-    "Message",
     "MessageStream",
     "MessageTooLargeError",
     "Messaging",
@@ -87,7 +91,7 @@ __all__ = [
     "Node",
     "NotInRealmError",
     "NotMemberError",
-    "Notice",
+    "Notification",
     "OpenSession",
     "OutboxRelay",
     "OverloadedError",
@@ -96,6 +100,7 @@ __all__ = [
     "Producer",
     "ProtocolError",
     "ProtocolNotSupportedError",
+    "PubSubMessage",
     "PublicPubSub",
     "PublishRefusedError",
     "PublishResult",
@@ -112,6 +117,7 @@ __all__ = [
     "RequestTimeoutError",
     "RetryMessage",
     "ScoreParams",
+    "SeqnoValidator",
     "Session",
     "SessionClosedError",
     "SessionFailedError",
@@ -134,10 +140,9 @@ __all__ = [
     "create_outbox",
     "publish_in",
 ]
-__version__ = "0.1.0"
 
 _HOMES = {
-    "Backoff": "dep2p.protocols.queues.clients.backoff",
+    "Backoff": "dep2p.protocols.timing.backoff",
     "OutboxRelay": "dep2p.queues.api.outbox",
     "Producer": "dep2p.queues.api.producer",
     "PushConsumer": "dep2p.queues.api.push_consumer",
@@ -152,6 +157,7 @@ _HOMES = {
     "HandlerError": "dep2p.errors",
     "IdentityError": "dep2p.errors",
     "ListenError": "dep2p.errors",
+    "HeadersTooLargeError": "dep2p.errors",
     "MessageTooLargeError": "dep2p.errors",
     "NoHandlerError": "dep2p.errors",
     "NotInRealmError": "dep2p.errors",
@@ -168,7 +174,7 @@ _HOMES = {
     "TopicNotFoundError": "dep2p.errors",
     "Identity": "dep2p.identity",
     "Messaging": "dep2p.messaging.service",
-    "Notice": "dep2p.messaging.handlers",
+    "Notification": "dep2p.messaging.handlers",
     "Request": "dep2p.messaging.handlers",
     "MessageStream": "dep2p.messaging.message_stream",
     "Limits": "dep2p.limits",
@@ -179,6 +185,7 @@ _HOMES = {
     "MemberEvent": "dep2p.realm.interface",
     "PeerId": "dep2p.types",
     "RealmId": "dep2p.types",
+    "SeqnoValidator": "dep2p.pubsub.seqno_validator",
     "ScoreParams": "dep2p.gossipsub.scoring.params",
     "GossipParams": "dep2p.gossipsub.params",
     "TooManyTopicsError": "dep2p.errors",
@@ -190,7 +197,7 @@ _HOMES = {
     "PublicPubSub": "dep2p.pubsub.wire_formats",
     "TopicStatus": "dep2p.pubsub.types",
     "PublishResult": "dep2p.pubsub.types",
-    "Message": "dep2p.pubsub.types",
+    "PubSubMessage": "dep2p.pubsub.types",
     "Lagged": "dep2p.pubsub.types",
     "AlreadyRespondedError": "dep2p.errors",
     "OpenSession": "dep2p.sessions.service",

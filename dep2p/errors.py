@@ -2,6 +2,8 @@
 
 from enum import IntEnum
 
+from dep2p.outside_text import printable
+
 
 class ErrorCode(IntEnum):
     """Codes of an ERROR frame's payload."""
@@ -38,9 +40,9 @@ class RemoteError(WireError):
 
 
 class ProtocolError(WireError):
-    """A peer sent what the protocol does not allow. Nobody retries."""
+    """A peer broke the protocol. It is not tried again."""
 
-    code = ErrorCode.INVALID_REQUEST
+    code: ErrorCode = ErrorCode.INVALID_REQUEST
 
     def __init__(self, message: str, code: ErrorCode = ErrorCode.INVALID_REQUEST) -> None:
         super().__init__(message)
@@ -78,6 +80,10 @@ class MessageTooLargeError(WireError):
     """A message is over the size limit; nothing of it was sent or handled."""
 
     code = ErrorCode.MESSAGE_TOO_LARGE
+
+
+class HeadersTooLargeError(MessageTooLargeError):
+    """Headers, key and tags of a message are over their limit, whatever the size of its body."""
 
 
 class RateLimitedError(WireError):
@@ -119,7 +125,7 @@ class NotInRealmError(Dep2pError):
 
 
 class NoPeersSubscribedError(Dep2pError):
-    """Nobody that this node knows is subscribed to the topic: the publish reached no peer and nothing was sent."""
+    """No peer that this node knows is subscribed to the topic: nothing was sent."""
 
 
 class PublishRefusedError(Dep2pError):
@@ -166,7 +172,7 @@ class StoreError(Dep2pError):
     """A store cannot read or write; the text says what, why and what to do. Nothing that was acknowledged is lost."""
 
     is_about_batch = False
-    """It is what was to be written that the store does not take, not the store that is ill."""
+    """The store refuses this batch; the store itself is well."""
     is_away = False
     """The store could not be reached."""
 
@@ -174,8 +180,8 @@ class StoreError(Dep2pError):
 class StoreUnknownError(StoreError):
     """The store went away while it wrote: whether it did is not known yet.
 
-    What was to be written is kept, and is found to be there, or written, when the store is back: publishing it again
-    without a publisher's number may make two of it.
+    The batch is kept. When the store is back it is found to be there, or written: publishing it again without a
+    publisher's number may make two of it.
     """
 
 
@@ -188,25 +194,25 @@ class StoreLockedError(StoreError):
 
 
 class NotOwnerError(StoreLockedError):
-    """Another node keeps the queues of the store that this one shares with it. Nothing was taken.
+    """Another node is the broker of the queues of the store that this one shares with it. Nothing was taken.
 
-    ``owner``: its peer id, empty when nobody has them just now. ``epoch``: of its term, a higher one is newer.
+    ``owner``: its peer id, empty while there is none. ``term``: a higher one is newer.
     ``nodes``: those that share the store.
     """
 
-    def __init__(self, message: str, owner: str = "", epoch: int = 0, nodes: tuple[str, ...] = ()) -> None:
+    def __init__(self, message: str, owner: str = "", term: int = 0, nodes: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.owner = owner
-        self.epoch = epoch
+        self.term = term
         self.nodes = nodes
 
 
 class QueueError(Dep2pError):
-    """A durable queue cannot do what was asked."""
+    """A durable queue cannot carry out the request."""
 
 
 class QueueNotFoundError(QueueError):
-    """No queue of that name is kept there."""
+    """The broker has no queue of that name."""
 
 
 class ChannelNotFoundError(QueueError):
@@ -234,18 +240,18 @@ class LockLostError(NotInFlightError):
 
 
 class QueueAccessError(QueueError):
-    """The queue's owner does not allow that to this peer."""
+    """The queue's owner does not allow the operation to this peer."""
 
 
 class QueueConsumerClosedError(QueueError):
     """The consumer is over: the queue or channel was deleted, or the consumer was closed."""
 
 
-class QueuePlacedError(QueueError):
+class QueueIsDistributedError(QueueError):
     """The partitions of the queue are on several nodes: that operation goes to them."""
 
 
-class QueueMovedError(QueueError):
+class PartitionMovedError(QueueError):
     """The key belongs to another partition now, on another node maybe. Nothing of the publish was taken."""
 
 
@@ -256,7 +262,7 @@ class QueuePartlyPublishedError(QueueError):
     def __init__(self, text: str, taken: dict[int, str] | None = None) -> None:
         super().__init__(text)
         self.taken: dict[int, str] = dict(taken or {})
-        """Those that are durable: the id, by the place in what was published. Publish the others again."""
+        """Ids of the durable messages, by their index in the publish. Publish the others again."""
 
 
 class RejectMessage(Exception):
@@ -285,7 +291,7 @@ class SessionFullError(Dep2pError):
 
 
 class SessionResetError(Dep2pError):
-    """The server goes on with another sequence: what came before ``next_seq`` and was not received is lost.
+    """The server goes on with another sequence: pushes before ``next_seq`` that were not received are lost.
 
     Raised once, where it happened; taking goes on after it. A request that it hits may or may not have been handled.
     """
@@ -347,7 +353,11 @@ _EXCEPTIONS: dict[int, type[WireError]] = {
 
 
 def error_from_wire(code: int, text: str, retry_after_ms: int = 0) -> WireError:
-    """The public exception for a received ERROR frame; an unknown code becomes :class:`RemoteError`."""
+    """The public exception for a received ERROR frame; an unknown code becomes :class:`RemoteError`.
+
+    The peer chose the text: control characters become escapes, since errors end up in logs and on terminals.
+    """
+    text = printable(text)
     kind = _EXCEPTIONS.get(code, RemoteError)
     if kind is RateLimitedError:
         return RateLimitedError(text, retry_after_ms)

@@ -1,5 +1,6 @@
 """A node's Ed25519 identity and its key file."""
 
+import glob
 import logging
 import os
 import stat
@@ -14,6 +15,8 @@ from dep2p.types import PeerId, peer_id_bytes, peer_id_from_bytes
 
 _logger = logging.getLogger("dep2p.identity")
 _SEED_BYTES: Final = 32
+_LEFTOVER_S: Final = 60.0
+"""A temporary key file of this age has no writer any more."""
 # protobuf PublicKey{Type: Ed25519 (1), Data: 32 bytes} inside an identity multihash: libp2p's Ed25519 peer ids.
 _KEY_PREFIX: Final = bytes([0x08, 0x01, 0x12, 0x20])
 _MULTIHASH_PREFIX: Final = bytes([0x00, len(_KEY_PREFIX) + 32])
@@ -29,9 +32,10 @@ class Identity:
         """``private_seed``: 32 secret bytes. Raises ``ValueError`` for another length."""
         if len(private_seed) != _SEED_BYTES:
             raise ValueError(f"an Ed25519 seed has {_SEED_BYTES} bytes, not {len(private_seed)}")
-        self.public_key, self._secret_key = nacl.bindings.crypto_sign_seed_keypair(private_seed)
-        self.private_seed = private_seed
-        self.peer_id = peer_id_from_public_key(self.public_key)
+        public_key, self._secret_key = nacl.bindings.crypto_sign_seed_keypair(private_seed)
+        self.public_key: bytes = public_key
+        self.private_seed: bytes = private_seed
+        self.peer_id: PeerId = peer_id_from_public_key(self.public_key)
 
     def __repr__(self) -> str:
         return f"Identity({self.peer_id})"
@@ -89,6 +93,7 @@ class Identity:
                     file.write(f"{_FILE_HEADER}{self.private_seed.hex()}\n")
                     file.flush()
                     os.fsync(file.fileno())
+                _remove_leftovers(temporary, f".{glob.escape(path.name)}.*.tmp")
                 os.link(temporary, path)
             finally:
                 os.unlink(temporary)
@@ -100,6 +105,14 @@ class Identity:
     def sign(self, data: bytes) -> bytes:
         """The 64-byte Ed25519 signature of ``data``."""
         return nacl.bindings.crypto_sign(data, self._secret_key)[:64]
+
+
+def _remove_leftovers(temporary: Path, pattern: str) -> None:
+    """Delete what killed writers left beside ``temporary``, which was written just now: each file holds a secret."""
+    now_s = temporary.stat().st_mtime
+    for leftover in temporary.parent.glob(pattern):
+        if now_s - leftover.stat(follow_symlinks=False).st_mtime >= _LEFTOVER_S:
+            leftover.unlink(missing_ok=True)
 
 
 def peer_id_from_public_key(public_key: bytes) -> PeerId:

@@ -5,29 +5,47 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of one node. The defaults are the seed's where it names one (flow control, timeouts, retries)."""
+    """Bounds of one node. Each default is given with its unit; docs/reference/config.md lists them."""
 
     # Wire
     message_bytes_max: int = 1_048_576
-    """A request, response, notify or stream part, decompressed (seed: 1 MB)."""
+    """Bytes of a request, response, notify or stream part, decompressed."""
     headers_bytes_max: int = 16_384
-    """All headers of one message, encoded."""
+    """Bytes of all headers of one message, encoded."""
     error_text_bytes_max: int = 1_024
-    """The text of an error that goes to a peer; longer ones are cut."""
+    """Bytes of an error's text to a peer; longer texts are cut."""
     stream_item_bytes_max: int = 16_777_216
-    """One item of a stream, put together from its parts."""
+    """Bytes of one item of a stream, put together from its parts."""
     compress_bytes_min: int = 4_096
-    """Payloads from this size on are compressed when both sides offer zstd; 0 turns compression off."""
+    """Bytes of a payload from which on it is compressed when both sides offer zstd; 0 turns compression off."""
 
     # Connections
     connections_max: int = 512
-    """All connections; an eighth of them is kept for dials of our own, so that strangers cannot take every place."""
+    """All connections. An eighth of them is kept for our own dials, so that strangers cannot take every slot."""
     connections_per_peer_max: int = 4
-    """Two are usual for a moment when both sides dial at once."""
+    """Connections to one peer; two are usual for a moment when both sides dial at once. Above it the oldest ends."""
     connections_inbound_pending_max: int = 128
     """Inbound connections that have not finished their handshake."""
     streams_per_connection_max: int = 1_024
     """Open streams of one connection."""
+    connections_unproven_per_address_block_max: int = 128
+    """Inbound connections from one IPv4 /24 or IPv6 /56 whose peers no realm has verified; the oldest makes room."""
+    memory_bytes_max: int = 268_435_456
+    """Received bytes that wait for their readers, and open streams, of all connections; above it the largest ends."""
+    memory_bytes_per_peer_max: int = 67_108_864
+    """Memory of the connections of one verified peer; above it the peer's streams are reset."""
+    memory_bytes_unproven_max: int = 67_108_864
+    """Memory of all connections whose peers no realm has verified; above it the largest of them ends."""
+    memory_bytes_per_address_block_max: int = 33_554_432
+    """Memory of the unverified connections from one IPv4 /24 or IPv6 /56; above it the largest of them ends."""
+    memory_bytes_per_unproven_connection_max: int = 1_048_576
+    """Memory of one unverified connection; above it the connection ends."""
+    streams_unproven_per_protocol_max: int = 1_024
+    """Streams of one protocol whose peers no realm has verified; above it they are refused."""
+    control_frames_per_s: float = 16_384.0
+    """Frames without data that a verified peer may send a second; above it its connection ends. 0 means no limit."""
+    control_frames_unproven_per_s: float = 512.0
+    """Frames without data that a peer that no realm has verified may send a second."""
     peers_known_max: int = 4_096
     """Peers whose addresses are kept, in memory and on disk."""
 
@@ -44,6 +62,10 @@ class Limits:
     """Requests to one peer that wait for an answer; above it further ones wait."""
     handlers_per_peer_max: int = 1_024
     """Request handlers at work for one peer; above it requests get OVERLOADED."""
+    answers_unread_bytes_max: int = 67_108_864
+    """Answers to one peer that wait until it reads; further ones are dropped, and it gets OVERLOADED in their place."""
+    answers_unread_timeout_s: float = 30.0
+    """A peer whose answers wait and that reads none of them for so long loses its link."""
     requests_per_peer_per_s: float = 0.0
     """Token bucket for inbound requests of one peer; 0 means no limit."""
     notifies_per_peer_per_s: float = 0.0
@@ -53,21 +75,22 @@ class Limits:
 
     # Pub/sub (per realm; the router's own parameters are dep2p.gossipsub.params)
     pubsub_publish_per_s: float = 100.0
-    """Own publishes a second over all realms, averaged (seed: 100); above it one waits or fails. 0 means no limit."""
+    """Own publishes a second over all realms, averaged; above it a publish waits or fails. 0 means no limit."""
     pubsub_publish_burst: int = 10_000
     """Publishes that may come at once before that limit holds them."""
     pubsub_topics_max: int = 100
-    """Topics that this node may be in at once, over all realms (seed: 100)."""
+    """Topics that this node may be in at once, over all realms."""
     pubsub_out_items_max: int = 16_384
     """Messages that wait to be sent to one peer; above it publishes wait, and messages of others are dropped."""
     pubsub_out_bytes_max: int = 16_777_216
     """The same in bytes."""
     pubsub_out_control_items_max: int = 1_024
-    """Control RPCs that wait to be sent to one peer; above it they are said again at a later heartbeat."""
+    """Control RPCs that wait to be sent to one peer; above it they are repeated at a later heartbeat."""
     pubsub_out_gossip_items_max: int = 256
     """Gossip RPCs that wait to be sent to one peer; above it they are dropped."""
     pubsub_slow_peer_s: float = 2.0
-    """A peer that holds up publishes for so long while others are idle is waited for no more until it catches up."""
+    """Seconds for which a peer may hold up publishes while others are idle; then no publish waits for it until it
+    catches up."""
     pubsub_validating_max: int = 1_024
     """Received messages whose signatures or validators are at work; above half of it peers are held back."""
     pubsub_trace_items_max: int = 65_536
@@ -77,67 +100,82 @@ class Limits:
 
     # Ordered sessions (per realm)
     sessions_max: int = 1_024
-    """Sessions that this node serves at once, and as many that it has open."""
+    """Sessions that this node serves at once; it may open as many."""
     sessions_per_peer_max: int = 64
     """Sessions of one peer that this node serves at once; further ones are refused."""
     session_items_max: int = 4_096
-    """Pushes of one session that wait or are not handled yet; above it a push waits or fails (seed: 1000)."""
+    """Pushes of one session that wait or are not handled yet; above it a push waits or fails."""
     session_bytes_max: int = 8_388_608
     """The same in bytes."""
     session_retries_max: int = 3
-    """Times that unacknowledged pushes are sent again (seed: 3); then the session fails."""
+    """Times that unacknowledged pushes are sent again; then the session fails."""
+
+    # Queues that this node keeps: what one member may have of them
+    queues_per_peer_max: int = 256
+    """Queues that one member may have made here; further ones are refused."""
+    queue_bytes_per_peer_max: int = 4_294_967_296
+    """Bytes of messages in the queues that one member made here; above it publishes of members to them wait."""
+    queue_consumers_per_peer_max: int = 256
+    """Consumers that one member may have here at once, over all queues."""
+    queue_receives_per_peer_max: int = 64
+    """Receives of one member that may wait for a message at once."""
+    queue_changes_per_peer_per_s: float = 20.0
+    """Queues and channels that one member may make, change and delete in a second, averaged; 200 may come at once. 0
+    means no limit."""
+    queue_messages_per_peer_per_s: float = 0.0
+    """Messages that one member may publish to queues here in a second, averaged over ten; 0 means no limit."""
 
     # Reliable delivery (per realm)
     delivery_queue_items_max: int = 1_000
-    """Reliable messages that wait for their acknowledgement; above it sending waits (seed: QueueSize 1000)."""
+    """Reliable messages that wait for their acknowledgement; above it sending waits."""
     delivery_queue_bytes_max: int = 67_108_864
     """The same in bytes."""
     delivery_ack_timeout_s: float = 5.0
-    """A connected receiver that says nothing for so long is sent the message again (seed: AckTimeout 5 s)."""
+    """Seconds without an answer of a connected receiver, after which a message is sent again."""
     delivery_retries: int = 3
-    """So often, then the message has failed (seed: MaxRetries 3); 0 never sends again."""
+    """Times that a message is sent again before it fails; 0 never sends again."""
     delivery_age_max_s: float = 300.0
-    """A message that was not acknowledged by then has expired, connected or not (seed: MessageMaxAge 5 min)."""
+    """Seconds until a message that was not acknowledged expires, connected or not."""
 
     # Realm
     realms_max: int = 16
     """Realms that this node may be in at once."""
     members_per_realm_max: int = 10_000
     """Members of one realm that are remembered."""
-    handshake_failures_per_address_per_min: int = 10
-    """Failed proofs of membership that are heard from one address in a minute."""
+    handshake_failures_per_peer_per_min: int = 10
+    """Failed proofs of membership that one peer may make in a minute; above it the peer is refused for a while."""
 
     # Times, seconds
     dial_timeout_s: float = 10.0
-    """To connect to a peer, over all its addresses together."""
+    """Seconds to connect to a peer, over all its addresses together."""
     stream_open_timeout_s: float = 10.0
-    """To open a stream on a connection and agree on its protocol."""
+    """Seconds to open a stream on a connection and agree on its protocol."""
     request_timeout_s: float = 30.0
-    """For a request that names no timeout, over all its tries together."""
+    """Seconds for a request that names no timeout, over all its tries together."""
     stream_first_item_timeout_s: float = 10.0
-    """For the first item of a stream to arrive."""
+    """Seconds until the first item of a stream arrives."""
     stream_item_timeout_s: float = 60.0
-    """For each later item; a stream that is silent for longer is aborted."""
+    """Seconds until each later item; a stream that is silent for longer is aborted."""
     link_idle_timeout_s: float = 300.0
-    """A link that carries nothing for so long is closed, and opened again by the next message; 0 keeps it open."""
+    """Seconds after which a link without traffic is closed; the next message opens it again. 0 keeps it open."""
     close_timeout_s: float = 5.0
-    """For a stream or connection to close in good order; then it is cut."""
+    """Seconds for a stream or connection to close in good order; then it is cut."""
     handshake_timeout_s: float = 5.0
-    """For a peer to prove its membership of a realm."""
+    """Seconds for a peer to prove its membership of a realm."""
     session_ack_timeout_s: float = 15.0
-    """Pushes that the client does not acknowledge for so long are sent again (seed: half of 30 s)."""
+    """Seconds until pushes that the client does not acknowledge are sent again."""
     session_resume_timeout_s: float = 300.0
-    """A session whose client is away is kept for so long (seed: 5 minutes)."""
+    """Seconds for which a session is kept while its client is away."""
     liveness_interval_s: float = 15.0
-    """Between probes of a connection; 0 turns probing off."""
+    """Seconds between probes of a connection; 0 turns probing off."""
     liveness_timeout_s: float = 10.0
-    """A silent peer is noticed after at most interval + timeout."""
+    """Seconds for the answer to a probe: a silent peer is noticed after at most interval + timeout."""
     drain_timeout_s: float = 10.0
-    """For what is in flight to finish when the node stops."""
+    """Seconds for work in flight to finish when the node stops."""
     request_retry_initial_s: float = 0.1
-    """Before the second try of a request; doubled for each further one."""
+    """Seconds before the second try of a request; doubled for each further one."""
     request_retry_max_s: float = 30.0
-    """The longest wait between two tries."""
+    """Seconds between two tries of a request at most."""
     request_tries_max: int = 5
     """Tries of an idempotent request, the first one included."""
 
@@ -147,4 +185,4 @@ class Limits:
             if not value >= 0:  # nor NaN
                 raise ValueError(f"{field.name} is {value}: a limit cannot be negative")
             if not value and field.name.endswith("_max"):
-                raise ValueError(f"{field.name} is 0: nothing could ever pass, and callers would wait for ever")
+                raise ValueError(f"{field.name} is 0: nothing could ever pass, and callers would wait without an end")

@@ -1,18 +1,18 @@
-"""What a router wants done. One list per call, in order.
+"""The effects of a router: actions that its shell performs. One list per call, in order.
 
-Those that are made for each message are not frozen: making a frozen object costs several times as much.
+The effects that are made for each message are not frozen: making a frozen object costs several times as much.
 """
 
 from dataclasses import dataclass
 from enum import IntEnum
 
-from dep2p.gossipsub.rpc import Message, PeerInfo, Rpc
+from dep2p.gossipsub.rpc import PeerInfo, Rpc, RpcMessage
 from dep2p.gossipsub.tracing.libp2p_events import Trace
 from dep2p.types import PeerId
 
 
 class Lane(IntEnum):
-    """Which of a peer's outbound queues; lower goes first."""
+    """The one of a peer's outbound queues that an RPC goes to; lower numbers go first."""
 
     CONTROL = 0
     """Subscriptions, GRAFT, PRUNE, IDONTWANT: small, and late ones do harm."""
@@ -34,7 +34,7 @@ class Send:
 class Deliver:
     """Hand a message to the topic's subscribers. ``peer`` is who sent the first copy, None for this node's own."""
 
-    message: Message
+    message: RpcMessage
     peer: PeerId | None
 
 
@@ -46,17 +46,17 @@ class Validate:
     """
 
     ticket: int
-    message: Message
+    message: RpcMessage
     peer: PeerId
     authenticate: bool
 
 
 @dataclass(slots=True)
-class Published:
+class PublishAccepted:
     """A publish was taken: sent to ``peers``, or ``queued`` until the topic has a first peer."""
 
     ref: int
-    message: Message
+    message: RpcMessage
     peers: tuple[PeerId, ...]
     queued: bool = False
 
@@ -66,7 +66,7 @@ class PublishExpired:
     """A queued publish found no peer in time."""
 
     ref: int
-    message: Message
+    message: RpcMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class OpenStream:
 
 @dataclass(frozen=True, slots=True)
 class ResetStream:
-    """Reset the peer's stream to us: what came on it cannot be read on."""
+    """Reset the peer's stream to us, which cannot be read any further."""
 
     peer: PeerId
     reason: str
@@ -103,4 +103,6 @@ class Dial:
     info: PeerInfo | None = None
 
 
-Effect = Send | Deliver | Validate | Published | PublishExpired | OpenStream | ResetStream | Disconnect | Dial | Trace
+Effect = (
+    Send | Deliver | Validate | PublishAccepted | PublishExpired | OpenStream | ResetStream | Disconnect | Dial | Trace
+)

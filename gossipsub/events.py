@@ -1,17 +1,17 @@
-"""What a router is told. Every event goes through `Router.handle(event, now)`."""
+"""The inputs of a router. Every event goes through `Router.handle(event, now)`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
-from dep2p.gossipsub.rpc import Message, Rpc
+from dep2p.gossipsub.rpc import Rpc, RpcMessage
 from dep2p.gossipsub.scoring.params import TopicScoreParams
 from dep2p.types import PeerId
 
 
 class Version(IntEnum):
-    """What a peer speaks. The realm wire is as `V1_2`."""
+    """The protocol version that a peer speaks. A peer on the realm wire counts as `V1_2`."""
 
     FLOODSUB = 0
     V1_0 = 1
@@ -20,21 +20,21 @@ class Version(IntEnum):
 
 
 class Verdict(IntEnum):
-    """What a validator says of a message."""
+    """A validator's decision on a message."""
 
     ACCEPT = 0
     """Deliver and forward."""
     IGNORE = 1
-    """Drop, nobody's fault; further copies are duplicates."""
+    """Drop without blame; further copies are duplicates."""
     REJECT = 2
-    """Drop and lower the score of everybody who forwarded it."""
+    """Drop and lower the score of every peer that forwarded it."""
     THROTTLED = 3
-    """Drop because this node has no room: nobody's fault, and a further copy may come through."""
+    """Drop because this node has no room: without blame, and a further copy may come through."""
     BAD_SIGNATURE = 4
     """Drop and lower the forwarder's score; the id is not marked seen, since a true copy may follow."""
 
 
-Validator = Callable[[PeerId, Message], Verdict]
+Validator = Callable[[PeerId, RpcMessage], Verdict]
 """An inline validator: pure and fast. When it raises, the message is ignored and the error logged."""
 
 
@@ -78,7 +78,19 @@ class StreamDown:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class StreamAccepted:
+    """The peer opened a stream to us: what it said on an earlier one holds only if it says it again.
+
+    ``says_hello``: this wire's nodes name all their topics on each new stream, also when there is none. Where that is
+    not sure, earlier subscriptions are doubted from the first new one on.
+    """
+
+    peer: PeerId
+    says_hello: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RpcReceived:
     """A decoded RPC from a peer."""
 
     peer: PeerId
@@ -95,9 +107,9 @@ class Malformed:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Publish ``data``. ``ref`` comes back in the :class:`~dep2p.gossipsub.effects.Published` effect.
+    """Publish ``data``. ``ref`` comes back in the :class:`~dep2p.gossipsub.effects.PublishAccepted` effect.
 
-    ``if_no_peers``: "error" raises, "queue" waits for a first peer, "ignore" publishes to nobody (the message still
+    ``if_no_peers``: "error" raises, "queue" waits for a first peer, "ignore" publishes to no peer (the message still
     gossips from the message cache).
     """
 
@@ -181,7 +193,8 @@ Event = (
     | PeerDown
     | StreamUp
     | StreamDown
-    | Received
+    | StreamAccepted
+    | RpcReceived
     | Malformed
     | Publish
     | Join

@@ -6,22 +6,27 @@ IDONTWANT.
 """
 
 import logging
+from dataclasses import replace
+from typing import Final
 
 from dep2p.gossipsub import reasons
-from dep2p.gossipsub.effects import Deliver, Effect, Lane, Send, Validate
+from dep2p.gossipsub.effects import Deliver, Effect, Lane, ResetStream, Send, Validate
 from dep2p.gossipsub.events import Verdict
-from dep2p.gossipsub.gossip import Gossip
-from dep2p.gossipsub.idontwant import IDontWant
-from dep2p.gossipsub.mesh import Mesh
-from dep2p.gossipsub.rpc import Message, Rpc
-from dep2p.gossipsub.signing.policy import Authenticate, Seqnos, SigningPolicy, policy_violation
-from dep2p.gossipsub.state import Core, PeerState, TopicState
+from dep2p.gossipsub.gossip.gossip import Gossip
+from dep2p.gossipsub.gossip.idontwant import IDontWant
+from dep2p.gossipsub.mesh.mesh import Mesh
+from dep2p.gossipsub.rpc import Rpc, RpcMessage
+from dep2p.gossipsub.signing.policy import MessageSigning, Seqnos, policy_violation
+from dep2p.gossipsub.state.router_state import PeerState, RouterState, TopicState
 from dep2p.gossipsub.subscriptions import Subscriptions
-from dep2p.gossipsub.tracing.libp2p_events import DeliverMessage, DuplicateMessage, RecvRpc, RejectMessage, SendRpc
-from dep2p.gossipsub.validation import PendingMessage
+from dep2p.gossipsub.tracing.libp2p_events import DeliverMessage, DuplicateMessage, RecvRpc, RejectedMessage, SendRpc
+from dep2p.gossipsub.validation import PendingValidation
 from dep2p.types import PeerId
 
 _logger = logging.getLogger("dep2p.gossipsub")
+
+CONTROL_DROPPED_MAX: Final = 2_000
+"""Items dropped of one neighbour's floods before its stream is reset: some 20 RPCs, a few milliseconds of decoding."""
 
 _REASON_OF_VERDICT = {
     Verdict.IGNORE: reasons.VALIDATION_IGNORED,
@@ -53,16 +58,13 @@ class Inbound:
 
     def __init__(
         self,
-        core: Core,
+        core: RouterState,
         mesh: Mesh,
         gossip: Gossip,
         idontwant: IDontWant,
         subscriptions: Subscriptions,
         seqnos: Seqnos,
-        policy: SigningPolicy,
-        authenticate: Authenticate | None,
-        *,
-        external_authentication: bool,
+        signing: MessageSigning,
     ) -> None:
         self._core = core
         # Short ways to what every RPC needs; none of it is ever replaced.
@@ -76,9 +78,9 @@ class Inbound:
         self._idontwant = idontwant
         self._subscriptions = subscriptions
         self._seqnos = seqnos
-        self._policy = policy
-        self._authenticate = authenticate
-        self._external = external_authentication
+        self._policy = signing.policy
+        self._authenticate = signing.authenticate
+        self._external = signing.is_external
 
     def receive(self, peer: PeerId, rpc: Rpc, now: float) -> list[Effect]:
         """One RPC of one peer."""
@@ -90,8 +92,10 @@ class Inbound:
             return out.take()
         if core.traces_rpcs:
             out.effects.append(RecvRpc(peer, rpc))
-        if rpc.subscriptions:
-            self._subscriptions.on_subscriptions(state, rpc.subscriptions, now)
+        if rpc.subscriptions or rpc.graft or rpc.prune:
+            rpc = self._within_rate(state, rpc, now)
+            if rpc.subscriptions:
+                self._subscriptions.on_subscriptions(state, rpc.subscriptions, now)
         if state.stats.score < self._graylist and not state.direct:
             core.count("drop: rpc of a graylisted peer")
             return out.take()
@@ -107,13 +111,37 @@ class Inbound:
                 else:
                     is_quiet = False
                     self._new(state, message, now, rpc)
-            if not is_quiet and self._idontwant.pending:
-                self._idontwant.flush(state)
+            if self._idontwant.pending:
+                self._idontwant.flush()
         if rpc.ihave or rpc.iwant or rpc.graft or rpc.prune or rpc.idontwant:
             self._control(state, rpc, now)
         elif is_quiet and not (core.watches_duplicates or rpc.subscriptions):
-            return []  # nothing but duplicates, the most frequent RPC: nobody can have said anything
+            return []  # nothing but duplicates, the most frequent RPC: it has no effects
         return out.take() if out.effects or out.grafts or out.prunes else []
+
+    def _within_rate(self, state: PeerState, rpc: Rpc, now: float) -> Rpc:
+        """Return the RPC without the subscriptions, grafts and prunes that exceed the neighbour's rate.
+
+        Such a neighbour misbehaves (P7). After many dropped items its stream is reset: what it has sent ahead is then
+        dropped unread, since decoding it would cost others their time.
+        """
+        wanted = len(rpc.subscriptions) + len(rpc.graft) + len(rpc.prune)
+        left = taken = state.control.take_up_to(wanted, now)
+        if taken == wanted:
+            return rpc
+        core = self._core
+        core.count("drop: control flood", wanted - taken)
+        core.scores.misbehaved(state.stats)
+        state.control_dropped += wanted - taken
+        if state.control_dropped >= CONTROL_DROPPED_MAX:
+            state.control_dropped = 0
+            core.count("stream reset: control flood")
+            core.out.effects.append(ResetStream(state.peer, "a flood of control messages"))
+        subscriptions = rpc.subscriptions[:left]
+        left -= len(subscriptions)
+        graft = rpc.graft[:left]
+        left -= len(graft)
+        return replace(rpc, subscriptions=subscriptions, graft=graft, prune=rpc.prune[:left])
 
     def _control(self, state: PeerState, rpc: Rpc, now: float) -> None:
         if rpc.ihave:
@@ -134,7 +162,7 @@ class Inbound:
         core.count("drop: peer gated")
         return False
 
-    def _duplicate(self, state: PeerState, message: Message, now: float) -> None:
+    def _duplicate(self, state: PeerState, message: RpcMessage, now: float) -> None:
         """A further copy of what was judged already."""
         core = self._core
         seen = core.seen
@@ -153,7 +181,7 @@ class Inbound:
         if seen.refreshes:
             seen.touch(message.id, now)
 
-    def _new(self, state: PeerState, message: Message, now: float, rpc: Rpc) -> None:
+    def _new(self, state: PeerState, message: RpcMessage, now: float, rpc: Rpc) -> None:
         """The first copy, or one of what may still be judged."""
         core = self._core
         topic = core.topics.get(message.topic)
@@ -163,14 +191,14 @@ class Inbound:
         pending = core.validating.by_id.get(message.id)
         if pending is not None:
             core.duplicates += 1
-            pending.note(state.peer, message)
+            pending.note(state.peer, message, is_trusted=state.peer in topic.mesh)
             if core.watches_duplicates:
                 if core.tracing:
                     core.out.effects.append(DuplicateMessage(message, state.peer))
                 if state.source is not None:
                     state.source.duplicate += 1.0
             return
-        reason = self._violation(state, message, now)
+        reason = self._violation(message)
         if reason is not None:
             self._reject(state, message, reason)
             return
@@ -179,10 +207,9 @@ class Inbound:
             if reason is not None:
                 self._reject(state, message, reason)
                 return
-        if len(message.data) >= core.params.idontwant_bytes_min:
-            mesh = topic.mesh
-            if len(mesh) > (state.peer in mesh):  # somebody besides the sender
-                self._idontwant.note(topic, message.id)
+        if not self._external and self._is_own(message):
+            self._refuse_own(state, message, now)
+            return
         if self._external or topic.external:
             self._validate_externally(state, message, now)
             return
@@ -195,7 +222,7 @@ class Inbound:
                 return
         self._accept(topic, state, message, now, rpc)
 
-    def _violation(self, state: PeerState, message: Message, now: float) -> str | None:
+    def _violation(self, message: RpcMessage) -> str | None:
         core = self._core
         if len(message.data) > core.params.message_bytes_max:
             return reasons.TOO_LARGE
@@ -204,17 +231,19 @@ class Inbound:
         reason = policy_violation(self._policy, message)
         if reason is not None:
             return reason
-        if message.author == core.identity and message.author:
-            if int.from_bytes(message.seqno, "big") < self._seqnos.first:
-                # Published before a restart: an honest neighbour may well have kept it.
-                core.count("own message of an earlier run")
-                core.seen.add(message.id, now)
-                core.promises.fulfilled(message.id)
-                return reasons.VALIDATION_IGNORED
+        if self._is_own(message) and int.from_bytes(message.seqno, "big") >= self._seqnos.first:
             return reasons.SELF_ORIGIN
         return None
 
-    def _run_inline(self, topic: TopicState, state: PeerState, message: Message) -> Verdict:
+    def _is_own(self, message: RpcMessage) -> bool:
+        return bool(message.author) and message.author == self._core.identity
+
+    def _refuse_own(self, state: PeerState | None, message: RpcMessage, now: float) -> None:
+        """Published before a restart, and authentic: an honest neighbour may well have kept it."""
+        self._core.count("own message of an earlier run")
+        self._refuse(state, message, Verdict.IGNORE, now)
+
+    def _run_inline(self, topic: TopicState, state: PeerState, message: RpcMessage) -> Verdict:
         if topic.inline is None:
             return Verdict.ACCEPT
         try:
@@ -224,12 +253,13 @@ class Inbound:
             self._core.count("validator failed")
             return Verdict.IGNORE
 
-    def _validate_externally(self, state: PeerState, message: Message, now: float) -> PendingMessage | None:
+    def _validate_externally(self, state: PeerState, message: RpcMessage, now: float) -> PendingValidation | None:
         core = self._core
         pending = core.validating.start(message, state.peer, now)
         if pending is None:
             # Our fault, not the peer's: what it promised is forgiven, and a further copy may come through.
             core.promises.excuse(state.peer)
+            core.wanted.unanswered(message.id)
             if core.gater is not None:
                 core.gater.throttled(now)
             self._reject(state, message, reasons.VALIDATION_QUEUE_FULL)
@@ -247,6 +277,8 @@ class Inbound:
             self._core.count("verdict too late")
             return
         self._finish(pending, verdict, now)
+        if self._idontwant.pending:
+            self._idontwant.flush()
 
     def expire(self, now: float) -> None:
         """Validators that took too long have ignored their message, but a further copy may be tried."""
@@ -254,11 +286,14 @@ class Inbound:
             self._core.count("validation timeout")
             self._finish(pending, Verdict.THROTTLED, now)
 
-    def _finish(self, pending: PendingMessage, verdict: Verdict, now: float) -> None:
+    def _finish(self, pending: PendingValidation, verdict: Verdict, now: float) -> None:
         core = self._core
         message = pending.message
         topic = core.topics.get(message.topic)
         state = core.peers.get(pending.peer)
+        if verdict is Verdict.ACCEPT and self._is_own(message):
+            self._refuse_own(state, message, now)
+            return
         if verdict is Verdict.ACCEPT and topic is not None and topic.inline is not None and state is not None:
             verdict = self._run_inline(topic, state, message)
         if verdict is not Verdict.ACCEPT:
@@ -277,12 +312,13 @@ class Inbound:
                 delivered[peer] = None
                 core.scores.near_first(other.stats, message.topic)
 
-    def _judge_others(self, pending: PendingMessage, verdict: Verdict, now: float) -> None:
-        """Who sent the same bad copy is at fault too; another copy under the id of a forged one gets its chance."""
+    def _judge_others(self, pending: PendingValidation, verdict: Verdict, now: float) -> None:
+        """Blame the peers that sent the same bad copy, too. Another copy under the id of a forged one is validated
+        next."""
         core = self._core
         if verdict is not Verdict.REJECT and verdict is not Verdict.BAD_SIGNATURE:
             return
-        retried: PendingMessage | None = None
+        retried: PendingValidation | None = None
         for peer, copy in pending.others.items():
             state = core.peers.get(peer)
             if state is None:
@@ -292,24 +328,38 @@ class Inbound:
             elif retried is None:
                 retried = self._validate_externally(state, copy, now)
             else:
-                retried.note(peer, copy)
+                retried.note(peer, copy, is_trusted=True)
+        if verdict is Verdict.BAD_SIGNATURE:
+            self._recover(pending, retried, now)
+
+    def _recover(self, pending: PendingValidation, retried: PendingValidation | None, now: float) -> None:
+        """A forged copy was judged. The true one may be with peers whose copies were not kept: they do not send it
+        again on their own, so they are asked, at the latest when no kept copy is left."""
+        if retried is not None:
+            retried.unkept.update(pending.unkept)
+            return
+        message = pending.message
+        if pending.unkept:
+            self._gossip.recover(message.topic, message.id, pending.unkept, now)
+        elif message.id in self._core.wanted.by_id:
+            self._gossip.ask_next(message.id, now)
 
     def _accept(
         self,
         topic: TopicState,
         state: PeerState | None,
-        message: Message,
+        message: RpcMessage,
         now: float,
         rpc: Rpc | None,
-        pending: PendingMessage | None = None,
+        pending: PendingValidation | None = None,
     ) -> None:
         """Mark seen, deliver, forward. ``state`` is None when the sender has gone meanwhile."""
         core = self._core
         effects = core.out.effects
         message_id = message.id
         core.seen.add(message_id, now)
-        if core.promises.by_id:
-            core.promises.fulfilled(message_id)
+        if core.promises.by_id or core.wanted.by_id:
+            core.settled(message_id)
         peer = pending.peer if pending is not None else None
         if state is not None:
             peer = state.peer
@@ -324,6 +374,8 @@ class Inbound:
         if topic.delivers:
             effects.append(Deliver(message, peer))
         core.mcache.put(message)
+        if len(message.data) >= core.params.idontwant_bytes_min and topic.mesh:
+            self._idontwant.note(topic, message_id, peer, () if pending is None else pending.others)
         author = core.by_identity.get(message.author)
         mesh = topic.mesh
         targets = [
@@ -350,28 +402,29 @@ class Inbound:
             if core.out.tracing:
                 effects.append(SendRpc(peers, rpc))
 
-    def _refuse(self, state: PeerState | None, message: Message, verdict: Verdict, now: float) -> None:
+    def _refuse(self, state: PeerState | None, message: RpcMessage, verdict: Verdict, now: float) -> None:
         """A validator said no."""
         core = self._core
         if verdict is Verdict.REJECT or verdict is Verdict.IGNORE:
             core.seen.add(message.id, now, rejected=verdict is Verdict.REJECT)
-            core.promises.fulfilled(message.id)
+            core.settled(message.id)
         elif verdict is Verdict.THROTTLED:
             if core.gater is not None:
                 core.gater.throttled(now)
             if state is not None:
                 core.promises.excuse(state.peer)
+            core.wanted.unanswered(message.id)
         if state is None:
             core.count(f"rejected: {_REASON_OF_VERDICT[verdict]}")
             return
         self._reject(state, message, _REASON_OF_VERDICT[verdict])
 
-    def _reject(self, state: PeerState, message: Message, reason: str) -> None:
+    def _reject(self, state: PeerState, message: RpcMessage, reason: str) -> None:
         """Count, trace and, where it is the forwarder's fault, score."""
         core = self._core
         core.count(f"rejected: {reason}")
         if core.tracing:
-            core.out.effects.append(RejectMessage(message, state.peer, reason))
+            core.out.effects.append(RejectedMessage(message, state.peer, reason))
         if reason in reasons.PUNISHED:
             core.scores.invalid(state.stats, message.topic)
             if state.source is not None:

@@ -1,6 +1,6 @@
 """Every parameter of the router, with when to change it, and the relations between them.
 
-`GossipParams()` is the seed's profile; :func:`go_defaults` is go-libp2p-pubsub's. docs/reference/gossipsub-params.md
+`GossipParams()` is dep2p's profile; :func:`go_defaults` is go-libp2p-pubsub's. docs/reference/gossipsub-params.md
 lists both side by side.
 """
 
@@ -41,7 +41,7 @@ class GossipParams:
     mcache_windows: int = 5
     """Heartbeats for which a message can be asked for. Raise when peers are often slower than that."""
     mcache_gossip_windows: int = 3
-    """Heartbeats for which its id is told. Below `mcache_windows`, so that who hears of it last can still ask."""
+    """Heartbeats for which its id is announced. Below `mcache_windows`, so that the last to hear it can still ask."""
     mcache_items_max: int = 50_000
     """Messages kept. Lower to save memory."""
     mcache_bytes_max: int = 67_108_864
@@ -49,7 +49,13 @@ class GossipParams:
     gossip_retransmissions: int = 3
     """How often one peer gets the same message by asking. Higher only helps who drops what it asked for."""
     iwant_followup_s: float = 3.0
-    """After it, an id that a peer told and did not send counts as a broken promise. Raise on slow links."""
+    """After it, an id that a peer announced and did not send counts as a broken promise. Raise on slow links."""
+    iwant_retry_s: float = 0.5
+    """A message is asked of one peer at a time: after this time, another one that announced it. Raise on slow links."""
+    wanted_items_max: int = 16_384
+    """Messages asked for that have not come; above it the oldest may be asked of several peers at once."""
+    wanted_bytes_max: int = 1_048_576
+    """Their ids together."""
 
     # Timers ----------------------------------------------------------------------------------------------------------
     heartbeat_interval_s: float = 1.0
@@ -69,7 +75,7 @@ class GossipParams:
     backoff_slack_s: float = 2.0
     """Added before we graft again, never when we judge a peer's graft: clocks and links differ."""
     backoff_max_s: float = 3600.0
-    """What a peer may ask for at most; more is clamped."""
+    """The longest backoff in seconds that a peer may ask for; longer ones are clamped."""
     backoff_items_max: int = 65_536
     """Backoffs kept over all topics; the oldest go first."""
     graft_flood_threshold_s: float = 10.0
@@ -93,7 +99,7 @@ class GossipParams:
     ihave_rpcs_max: int = 10
     """IHAVE messages taken from one peer in a heartbeat. Raise with the number of topics shared with one peer."""
     ihave_ids_max: int = 5_000
-    """Ids asked of one peer in a heartbeat, and ids told per topic. Raise for topics above 1,500 messages/s."""
+    """Ids asked of one peer in a heartbeat, and ids announced per topic. Raise for topics above 1,500 messages/s."""
     iwant_ids_max: int = 5_000
     """Ids taken from the IWANTs of one peer in a heartbeat."""
     idontwant_ids_max: int = 2_000
@@ -209,7 +215,13 @@ class GossipParams:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        for name in ("mcache_items_max", "validation_max", "validation_per_topic_max", "backoff_items_max"):
+        for name in (
+            "mcache_items_max",
+            "validation_max",
+            "validation_per_topic_max",
+            "backoff_items_max",
+            "wanted_items_max",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         if self.rpc_control_bytes_max < self.topic_bytes_max + self.message_id_bytes_max + RPC_OVERHEAD_BYTES:
@@ -225,7 +237,7 @@ class GossipParams:
 
 
 RPC_OVERHEAD_BYTES: Final = 1_024
-"""What a codec adds to a message beside payload and topic: author, seqno, signature, key, lengths."""
+"""Bytes that a codec adds to a message beside payload and topic: author, seqno, signature, key, lengths."""
 
 
 def go_defaults() -> GossipParams:

@@ -1,12 +1,13 @@
-"""Connected peers and our stream to each: announced on every new one, asked for again when it is lost."""
+"""Connected peers and our stream to each. This node's topics are announced on every new stream; a lost one is asked for
+again."""
 
 from typing import Final
 
 from dep2p.gossipsub.effects import Disconnect, OpenStream
 from dep2p.gossipsub.events import PeerUp, SendDropped, SetBlacklist, StreamUp, Version
-from dep2p.gossipsub.mesh import Mesh
+from dep2p.gossipsub.mesh.mesh import Mesh
 from dep2p.gossipsub.rpc import Prune
-from dep2p.gossipsub.state import Core, PeerState
+from dep2p.gossipsub.state.router_state import PeerState, RouterState
 from dep2p.gossipsub.subscriptions import Subscriptions
 from dep2p.gossipsub.tracing.libp2p_events import AddPeer, DropRpc, RemovePeer
 from dep2p.types import PeerId
@@ -17,7 +18,7 @@ REOPEN_TRIES_MAX: Final = 4
 
 
 class _Retry:
-    """What a full queue kept a peer from hearing."""
+    """Announcements to a peer that its full queue did not take."""
 
     __slots__ = ("grafts", "hello", "prunes", "unsubscribed")
 
@@ -29,11 +30,11 @@ class _Retry:
 
 
 class Streams:
-    """Peers come and go; so do streams, on their own."""
+    """The connected peers and our streams to them. A stream can end and open again while its peer stays connected."""
 
     __slots__ = ("_core", "_mesh", "_reopen_at", "_retries", "_subscriptions")
 
-    def __init__(self, core: Core, mesh: Mesh, subscriptions: Subscriptions) -> None:
+    def __init__(self, core: RouterState, mesh: Mesh, subscriptions: Subscriptions) -> None:
         self._core = core
         self._mesh = mesh
         self._subscriptions = subscriptions
@@ -41,7 +42,7 @@ class Streams:
         self._retries: dict[PeerId, _Retry] = {}
 
     def on_peer_up(self, event: PeerUp) -> None:
-        """Take a peer in. A second event may make it outbound, and until its stream is open change its version."""
+        """Add a peer. A second event may make it outbound and, until its stream is open, change its version."""
         core = self._core
         known = core.peers.get(event.peer)
         if known is not None:
@@ -83,7 +84,7 @@ class Streams:
         self._reopen_at.pop(peer, None)
 
     def set_blacklist(self, event: SetBlacklist, now: float) -> None:
-        """A blocked peer is gone for us at once, connected or not. Unblocked, it has to connect again."""
+        """Block a peer, which counts as gone at once, connected or not; or unblock it, and it has to connect again."""
         core = self._core
         if event.blocked:
             core.blocked_peers[event.peer] = None
@@ -96,7 +97,7 @@ class Streams:
             core.blocked_authors.pop(event.identity, None)
 
     def on_stream_up(self, event: StreamUp, now: float) -> None:
-        """Say hello and graft: whatever an earlier stream carried may be lost."""
+        """Say hello and graft, since the peer may have lost all that an earlier stream carried."""
         core = self._core
         state = core.peers.get(event.peer)
         if state is None:
@@ -110,20 +111,25 @@ class Streams:
         self._retries.pop(event.peer, None)
         if core.tracing:
             core.out.effects.append(AddPeer(event.peer, event.protocol))
-        self._subscriptions.hello(event.peer)
+        self._subscriptions.hello(state)
         for topic in list(state.topics.values()):
             if was_writable and event.peer in topic.mesh:
                 core.out.graft(event.peer, topic.name)
+        self._mesh.resume(state, now)
+        self._mesh.take_early_grafts(state, now)
+        for topic in list(state.topics.values()):
             self._subscriptions.reachable(topic, state, now)
 
     def on_stream_down(self, peer: PeerId, now: float) -> None:
-        """Ask for another one after a pause; give the peer up after some tries."""
+        """Ask for another stream after a pause; give the peer up after some tries."""
         core = self._core
         state = core.peers.get(peer)
         if state is None:
             return
         self._lose_stream(state)
         for topic in core.topics.values():
+            if peer in topic.mesh:
+                state.lost_meshes[topic.name] = None
             core.detach(topic, state)
         if state.reopen_tries >= REOPEN_TRIES_MAX:
             core.count("stream given up")
@@ -150,7 +156,7 @@ class Streams:
             self._core.out.effects.append(OpenStream(peer))
 
     def on_send_dropped(self, event: SendDropped) -> None:
-        """A queue was full: count it, score it, and see to it that what must be heard is said again."""
+        """Count an RPC that a full queue dropped, score the peer, and repeat the control messages that it must get."""
         core = self._core
         state = core.peers.get(event.peer)
         core.count("drop: peer queue full")
@@ -162,6 +168,8 @@ class Streams:
         rpc = event.rpc
         if rpc.iwant:
             core.promises.excuse(event.peer)
+            for message_id in rpc.iwant:
+                core.wanted.unanswered(message_id)
         if not (rpc.subscriptions or rpc.graft or rpc.prune):
             return
         retry = self._retries.setdefault(event.peer, _Retry())
@@ -176,7 +184,7 @@ class Streams:
             retry.prunes[prune.topic] = prune
 
     def retry(self) -> None:
-        """The heartbeat: say again what a full queue swallowed, where it is still true."""
+        """Repeat at the heartbeat the announcements that a full queue dropped, as far as they still hold."""
         if not self._retries:
             return
         core = self._core
@@ -186,7 +194,7 @@ class Streams:
             if state is None or not state.writable:
                 continue
             if retry.hello:
-                self._subscriptions.hello(peer)
+                self._subscriptions.hello(state)
             for name in retry.unsubscribed:
                 self._subscriptions.say_unsubscribed(peer, name)
             for name in retry.grafts:

@@ -1,32 +1,28 @@
-"""What holds own publishes back: a rate, and a queue for those that nobody could get yet."""
+"""Limits of own publishes: a rate, and a queue for those that no peer could get yet."""
 
 from collections import deque
 
 from dep2p.errors import NoPeersSubscribedError, RateLimitedError
 from dep2p.gossipsub.params import GossipParams
-from dep2p.gossipsub.rpc import Message
+from dep2p.gossipsub.rpc import RpcMessage
+from dep2p.token_bucket import TokenBucket
 
 
 class PublishRate:
-    """A token bucket; may be shared by several routers that use the same clock."""
+    """The rate of own publishes; may be shared by several routers that use the same clock."""
 
-    __slots__ = ("_burst", "_last", "_rate_per_s", "_tokens")
+    __slots__ = ("_bucket", "_rate_per_s")
 
     def __init__(self, rate_per_s: float, burst: int, now: float) -> None:
         self._rate_per_s = rate_per_s
-        self._burst = float(burst)
-        self._tokens = float(burst)
-        self._last = now
+        self._bucket = TokenBucket(rate_per_s, burst) if rate_per_s else None
+        self.check(now)
 
     def check(self, now: float) -> None:
         """Raises :class:`RateLimitedError`, with the time to wait, when another publish is too many."""
-        if not self._rate_per_s:
-            return
-        if now > self._last:
-            self._tokens = min(self._burst, self._tokens + (now - self._last) * self._rate_per_s)
-            self._last = now
-        if self._tokens < 1.0:
-            wait_ms = int((1.0 - self._tokens) / self._rate_per_s * 1000) + 1
+        wait_s = self._bucket.wait_s(now) if self._bucket is not None else 0.0
+        if wait_s:
+            wait_ms = int(wait_s * 1000) + 1
             raise RateLimitedError(
                 f"more than {self._rate_per_s:g} publishes a second: wait {wait_ms} ms, or raise publish_rate_per_s",
                 wait_ms,
@@ -34,8 +30,8 @@ class PublishRate:
 
     def take(self) -> None:
         """One publish went out."""
-        if self._rate_per_s:
-            self._tokens -= 1.0
+        if self._bucket is not None:
+            self._bucket.spend()
 
 
 class PendingPublishes:
@@ -45,7 +41,7 @@ class PendingPublishes:
 
     def __init__(self, params: GossipParams) -> None:
         self._params = params
-        self._by_topic: dict[str, deque[tuple[int, int, Message]]] = {}
+        self._by_topic: dict[str, deque[tuple[int, int, RpcMessage]]] = {}
         self._ends: deque[tuple[float, int, str]] = deque()
         self._count = 0
         self._bytes = 0
@@ -62,7 +58,7 @@ class PendingPublishes:
                 "no peer is subscribed yet, and the queue of publishes that wait for one is full"
             )
 
-    def add(self, message: Message, ref: int, now: float) -> None:
+    def add(self, message: RpcMessage, ref: int, now: float) -> None:
         """Keep a publish."""
         while self._ends and not self._is_waiting(self._ends[0]):
             self._ends.popleft()
@@ -75,7 +71,7 @@ class PendingPublishes:
         waiting = self._by_topic.get(end[2])
         return waiting is not None and waiting[0][0] <= end[1]
 
-    def take(self, topic: str) -> list[tuple[int, Message]]:
+    def take(self, topic: str) -> list[tuple[int, RpcMessage]]:
         """Take out everything that waits in a topic, oldest first, as (ref, message)."""
         waiting = self._by_topic.pop(topic, None)
         if not waiting:
@@ -90,9 +86,9 @@ class PendingPublishes:
             self._ends.clear()
         return self._ends[0][0] if self._ends else None
 
-    def expired(self, now: float) -> list[tuple[int, Message]]:
+    def expired(self, now: float) -> list[tuple[int, RpcMessage]]:
         """Take out what has waited too long, as (ref, message)."""
-        late: list[tuple[int, Message]] = []
+        late: list[tuple[int, RpcMessage]] = []
         while self._ends and self._ends[0][0] <= now:
             _, number, topic = self._ends.popleft()
             waiting = self._by_topic.get(topic)

@@ -1,15 +1,15 @@
-"""Own publishes: checked before anything is sent, to the mesh, a fanout, or everybody."""
+"""Own publishes: checked before anything is sent, to the mesh, a fanout, or all subscribers."""
 
 from dep2p.errors import MessageTooLargeError, NoPeersSubscribedError
-from dep2p.gossipsub.effects import Deliver, Lane, Published, PublishExpired
+from dep2p.gossipsub.effects import Deliver, Lane, PublishAccepted, PublishExpired
 from dep2p.gossipsub.events import Publish
-from dep2p.gossipsub.fanout import Fanout
-from dep2p.gossipsub.idontwant import IDontWant
+from dep2p.gossipsub.gossip.idontwant import IDontWant
+from dep2p.gossipsub.mesh.fanout import Fanout
 from dep2p.gossipsub.publish_limits import PendingPublishes, PublishRate
 from dep2p.gossipsub.random_choice import sample
-from dep2p.gossipsub.rpc import Message, Rpc
+from dep2p.gossipsub.rpc import Rpc, RpcMessage
 from dep2p.gossipsub.signing.policy import Compose, Seqnos
-from dep2p.gossipsub.state import Core, PeerState, TopicState
+from dep2p.gossipsub.state.router_state import PeerState, RouterState, TopicState
 from dep2p.gossipsub.tracing.libp2p_events import DeliverMessage, PublishMessage
 from dep2p.types import PeerId
 
@@ -21,7 +21,7 @@ class Publisher:
 
     def __init__(
         self,
-        core: Core,
+        core: RouterState,
         fanout: Fanout,
         idontwant: IDontWant,
         compose: Compose,
@@ -32,7 +32,7 @@ class Publisher:
         self._fanout = fanout
         self._idontwant = idontwant
         self._compose = compose
-        self.seqnos = seqnos
+        self.seqnos: Seqnos = seqnos
         self._pending = PendingPublishes(core.params)
         self._rate = rate
 
@@ -70,7 +70,7 @@ class Publisher:
             # Only content ids get here: this very content was published or received already.
             core.count("publish of what was seen")
             self._release(topic)
-            core.out.effects.append(Published(event.ref, message, ()))
+            core.out.effects.append(PublishAccepted(event.ref, message, ()))
             return
         self._rate.take()
         core.seen.add(message.id, now)
@@ -81,14 +81,15 @@ class Publisher:
         core.count("published")
         if queued:
             self._pending.add(message, event.ref, now)
-            core.out.effects.append(Published(event.ref, message, (), queued=True))
+            core.out.effects.append(PublishAccepted(event.ref, message, (), queued=True))
         else:
             self._send(message, event.ref, targets)
         if topic is not None and topic.delivers and core.params.emit_self:
             core.out.effects.append(Deliver(message, None))
 
     def _targets(self, topic: TopicState, now: float) -> dict[PeerId, PeerState]:
-        """Who gets an own publish: the mesh, filled up to D while it is thin, and whoever gets everything."""
+        """Return the receivers of an own publish: the mesh, filled up to D while it is thin, and peers that get
+        everything."""
         core = self._core
         params = core.params
         threshold = core.thresholds.publish
@@ -114,26 +115,26 @@ class Publisher:
                 targets[state.peer] = state
         return targets
 
-    def _send(self, message: Message, ref: int, targets: dict[PeerId, PeerState]) -> None:
+    def _send(self, message: RpcMessage, ref: int, targets: dict[PeerId, PeerState]) -> None:
         core = self._core
         core.mcache.put(message)
         message_id = message.id
         peers = tuple(peer for peer, state in targets.items() if message_id not in state.unwanted)
-        core.out.effects.append(Published(ref, message, peers))
+        core.out.effects.append(PublishAccepted(ref, message, peers))
         if peers:
             core.out.send(peers, Rpc((message,)), Lane.MESSAGE)
         if core.params.idontwant_on_publish and len(message.data) >= core.params.idontwant_bytes_min:
             topic = core.topics.get(message.topic)
             if topic is not None:
                 self._idontwant.note(topic, message_id)
-                self._idontwant.flush(None)
+                self._idontwant.flush()
 
     def _release(self, topic: TopicState | None) -> None:
         if topic is not None:
             self._core.release(topic)
 
     def on_reachable(self, topic: TopicState, now: float) -> None:
-        """A topic has got a peer: what waited for one goes out."""
+        """Send the publishes that wait for a first peer of the topic."""
         for ref, message in self._pending.take(topic.name):
             targets = self._targets(topic, now)
             self._send(message, ref, targets)
@@ -150,8 +151,10 @@ class Publisher:
             core.out.effects.append(PublishExpired(ref, message))
 
 
-def check_topic_name(name: str, bytes_max: int) -> None:
-    """Raises ``ValueError`` for a name that is empty, too long or not Unicode text."""
+def check_topic_name(name: object, bytes_max: int) -> None:
+    """Raise ``ValueError`` for a name that is empty, too long or not Unicode text, ``TypeError`` for no text."""
+    if not isinstance(name, str):
+        raise TypeError(f"a topic name must be text (str), not {type(name).__name__}")
     try:
         size = len(name.encode("utf-8"))
     except UnicodeEncodeError:

@@ -16,7 +16,7 @@ def shuffle(items: list[T], rng: Rng) -> None:
 
 
 def sample(items: list[T], count: int, rng: Rng) -> list[T]:
-    """``count`` of the items, all when there are fewer. The given list is reordered."""
+    """Return ``count`` of the items at random, all when there are fewer. The given list is reordered."""
     size = len(items)
     if count >= size:
         return items

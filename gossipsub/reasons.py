@@ -29,4 +29,4 @@ PUNISHED: Final = frozenset(
         SELF_ORIGIN,
     }
 )
-"""Reasons that count as invalid messages of the forwarder (P4). The others may be nobody's fault."""
+"""Reasons that count as invalid messages of the forwarder (P4). The others may be no peer's fault."""

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from dep2p.errors import TooManyTopicsError
-from dep2p.gossipsub.direct_peers import Direct
 from dep2p.gossipsub.effects import Disconnect, Effect, ResetStream
 from dep2p.gossipsub.events import (
     ConfigureTopic,
@@ -15,32 +14,33 @@ from dep2p.gossipsub.events import (
     PeerDown,
     PeerUp,
     Publish,
-    Received,
+    RpcReceived,
     SendDropped,
     SetAppScore,
     SetBlacklist,
     SetDirect,
+    StreamAccepted,
     StreamDown,
     StreamUp,
     Validated,
     Verdict,
 )
-from dep2p.gossipsub.fanout import Fanout
-from dep2p.gossipsub.gossip import Gossip
-from dep2p.gossipsub.idontwant import IDontWant
+from dep2p.gossipsub.gossip.gossip import Gossip
+from dep2p.gossipsub.gossip.idontwant import IDontWant
 from dep2p.gossipsub.inbound import Inbound
-from dep2p.gossipsub.mesh import Mesh
+from dep2p.gossipsub.mesh.direct_peers import Direct
+from dep2p.gossipsub.mesh.fanout import Fanout
+from dep2p.gossipsub.mesh.mesh import Mesh
+from dep2p.gossipsub.mesh.peer_exchange import PeerExchange
+from dep2p.gossipsub.options import RouterOptions
 from dep2p.gossipsub.params import GossipParams
-from dep2p.gossipsub.peer_exchange import PeerExchange
 from dep2p.gossipsub.peers import Streams
 from dep2p.gossipsub.publish_limits import PublishRate
 from dep2p.gossipsub.publisher import Publisher, check_topic_name
 from dep2p.gossipsub.rpc import Rpc
-from dep2p.gossipsub.scoring.params import ScoreParams
-from dep2p.gossipsub.scoring.peer_gater import GaterParams
-from dep2p.gossipsub.signing.policy import Authenticate, Compose, Seqnos, SigningPolicy
-from dep2p.gossipsub.state import Core, PeerState
-from dep2p.gossipsub.subscriptions import SubscriptionFilter, Subscriptions
+from dep2p.gossipsub.signing.policy import MessageSigning, Seqnos
+from dep2p.gossipsub.state.router_state import PeerState, RouterState
+from dep2p.gossipsub.subscriptions import Subscriptions
 from dep2p.gossipsub.tracing.libp2p_events import AddPeer, GraftPeer, JoinTopic, LeaveTopic, Trace
 from dep2p.types import PeerId, Rng
 
@@ -51,13 +51,7 @@ class Router:
     """GossipSub for one network.
 
     - ``own``, ``identity``: this node's peer id as text and as multihash bytes.
-    - ``compose``: makes messages of own publishes, from a codec.
-    - ``authenticate``: checks MAC and signature inside the router; with ``external_authentication`` every message
-      becomes a `Validate` effect instead, and ``authenticate`` is not called.
-    - ``seqno_start``: see :class:`~dep2p.gossipsub.signing.policy.Seqnos`.
-    - ``scores``, ``gater``: None turns them off.
-    - ``publish_rate``: shared by the routers of one node; None gives this one its own.
-    - ``tracing``: libp2p's trace events among the effects.
+    - ``signing``: how messages are made and checked.
     - ``now``: the time at which it starts, of the clock that all later ``now`` come from.
     """
 
@@ -72,14 +66,13 @@ class Router:
         "_inbound",
         "_mesh",
         "_publisher",
-        "_px",
         "_streams",
         "_subscriptions",
         "receive",
     )
 
     receive: Callable[[PeerId, Rpc, float], list[Effect]]
-    """`receive(peer, rpc, now)` is `handle(Received(peer, rpc), now)` without the event object."""
+    """`receive(peer, rpc, now)` is `handle(RpcReceived(peer, rpc), now)` without the event object."""
 
     def __init__(
         self,
@@ -87,28 +80,23 @@ class Router:
         identity: bytes,
         *,
         params: GossipParams,
-        compose: Compose,
+        signing: MessageSigning,
         rng: Rng,
         now: float,
-        seqno_start: int,
-        policy: SigningPolicy = SigningPolicy.STRICT_SIGN,
-        authenticate: Authenticate | None = None,
-        external_authentication: bool = False,
-        scores: ScoreParams | None = None,
-        gater: GaterParams | None = None,
-        subscription_filter: SubscriptionFilter | None = None,
-        publish_rate: PublishRate | None = None,
-        tracing: bool = False,
+        options: RouterOptions | None = None,
     ) -> None:
-        core = self._core = Core(own, identity, params, scores, gater, rng, now, tracing=tracing)
-        self._px = PeerExchange(core)
-        self._mesh = Mesh(core, self._px)
+        options = options or RouterOptions()
+        core = self._core = RouterState(own, identity, params, options, rng, now)
+        px = PeerExchange(core, options.record_of)
+        self._mesh = Mesh(core, px)
         self._gossip = Gossip(core)
         self._idontwant = IDontWant(core)
         self._fanout = Fanout(core, self._gossip)
-        rate = publish_rate or PublishRate(params.publish_rate_per_s, params.publish_burst, now)
-        self._publisher = Publisher(core, self._fanout, self._idontwant, compose, Seqnos(seqno_start), rate)
-        self._subscriptions = Subscriptions(core, self._mesh, subscription_filter, self._publisher.on_reachable)
+        rate = options.publish_rate or PublishRate(params.publish_rate_per_s, params.publish_burst, now)
+        self._publisher = Publisher(
+            core, self._fanout, self._idontwant, signing.compose, Seqnos(signing.seqno_start), rate
+        )
+        self._subscriptions = Subscriptions(core, self._mesh, options.subscription_filter, self._publisher.on_reachable)
         self._streams = Streams(core, self._mesh, self._subscriptions)
         self._direct = Direct(core)
         self._inbound = Inbound(
@@ -118,9 +106,7 @@ class Router:
             self._idontwant,
             self._subscriptions,
             self._publisher.seqnos,
-            policy,
-            authenticate,
-            external_authentication=external_authentication,
+            signing,
         )
         self.receive = self._inbound.receive
         self._has_graylisted = False
@@ -129,12 +115,12 @@ class Router:
     # The core's shape ------------------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take one event.
+        """Take one event and return the effects.
 
         Raises, with nothing done: for `Publish` what :meth:`Publisher.publish` names, for `Join` ``ValueError`` (the
         name) and :class:`TooManyTopicsError`. Other events never raise.
         """
-        if isinstance(event, Received):
+        if isinstance(event, RpcReceived):
             return self.receive(event.peer, event.rpc, now)
         try:
             self._HANDLERS[type(event)](self, event, now)
@@ -185,30 +171,31 @@ class Router:
         return message_id in self._core.seen.times
 
     def mark_seen(self, message_id: bytes, now: float) -> None:
-        """The message came another way: copies that come by pub/sub are duplicates."""
+        """Note that a message came another way than by pub/sub: copies that come by pub/sub are duplicates."""
         self._core.seen.add(message_id, now)
+        self._core.settled(message_id)
 
     def peers(self, topic: str | None = None) -> list[PeerId]:
-        """Connected peers, or a topic's subscribers."""
+        """Return the connected peers, or a topic's subscribers."""
         if topic is None:
             return list(self._core.peers)
         known = self._core.topics.get(topic)
         return list(known.peers) if known is not None else []
 
     def mesh(self, topic: str) -> list[PeerId]:
-        """The mesh of a topic."""
+        """Return the peers in the mesh of a topic."""
         known = self._core.topics.get(topic)
         return list(known.mesh) if known is not None else []
 
     def scores(self) -> dict[PeerId, float]:
-        """The score of each connected peer."""
+        """Return the score of each connected peer."""
         return {peer: state.stats.score for peer, state in self._core.peers.items()}
 
     def trace(self, *, on: bool, rpcs: bool = True, implied: bool = True) -> list[Trace]:
-        """Make trace events from now on, or none any more; without ``rpcs`` none of RPCs that come and go.
+        """Make trace events from now on, or none any more; without ``rpcs`` none for RPCs that come and go.
 
         Without ``implied``, no `DeliverMessage` where a `Deliver` says it or for the node's own messages, no `SendRpc`.
-        Gives what a trace that begins now has to start with: the peers, the joined topics, the meshes.
+        Returns the events that a trace has to begin with: the peers, the joined topics, the meshes.
         """
         core = self._core
         core.trace(on=on, rpcs=rpcs, implied=implied)
@@ -219,20 +206,13 @@ class Router:
                 state += [GraftPeer(peer, topic.name) for peer in topic.mesh]
         return state
 
-    def set_peer_record(self, identity: bytes, record: bytes) -> None:
-        """A connected peer's signed record, for peer exchange; empty forgets it."""
-        if record and identity in self._core.by_identity:
-            self._px.records[identity] = record
-        else:
-            self._px.records.pop(identity, None)
-
     @property
     def last_seqno(self) -> int:
-        """The last sequence number in use: keep it where the clock is not trusted."""
+        """The last sequence number in use: keep it on disk where the clock is not trusted."""
         return self._publisher.seqnos.last
 
     def counters(self) -> dict[str, int]:
-        """What happened so far; drops are ``drop: reason``, refused messages ``rejected: reason``."""
+        """Return the counts so far; drops are ``drop: reason``, refused messages ``rejected: reason``."""
         core = self._core
         return {
             **core.counts,
@@ -240,6 +220,7 @@ class Router:
             "seen evicted": core.seen.evicted,
             "mcache evicted": core.mcache.evicted,
             "backoffs evicted": core.backoffs.evicted,
+            "wanted evicted": core.wanted.evicted,
         }
 
     def sizes(self) -> dict[str, int]:
@@ -253,6 +234,7 @@ class Router:
             "mcache bytes": core.mcache.payload_bytes,
             "backoffs": len(core.backoffs),
             "promises": len(core.promises),
+            "wanted": len(core.wanted),
             "validating": len(core.validating),
             "scored": len(core.scores),
             "pending publishes": self._publisher.pending,
@@ -267,20 +249,20 @@ class Router:
     def _on_publish(self, event: Publish, now: float) -> None:
         self._publisher.publish(event, now)
 
-    def _on_received(self, event: Received, now: float) -> None:
+    def _on_received(self, event: RpcReceived, now: float) -> None:
         self._core.out.effects = self.receive(event.peer, event.rpc, now)
 
     def _on_peer_up(self, event: PeerUp, now: float) -> None:
         self._streams.on_peer_up(event)
 
     def _on_peer_down(self, event: PeerDown, now: float) -> None:
-        state = self._core.peers.get(event.peer)
-        if state is not None:
-            self._px.records.pop(state.identity, None)
         self._streams.on_peer_down(event.peer, now)
 
     def _on_stream_up(self, event: StreamUp, now: float) -> None:
         self._streams.on_stream_up(event, now)
+
+    def _on_stream_accepted(self, event: StreamAccepted, now: float) -> None:
+        self._subscriptions.on_stream_accepted(event)
 
     def _on_stream_down(self, event: StreamDown, now: float) -> None:
         self._streams.on_stream_down(event.peer, now)
@@ -369,7 +351,7 @@ class Router:
             self._hint_at_graylisted()
         if core.gater is not None:
             core.gater.decay(now)
-        self._start_peers_anew()
+        self._start_peers_anew(now)
         self._direct.tick()
         if core.deliveries:
             self._forget_deliveries(now)
@@ -380,24 +362,33 @@ class Router:
                 emit(topic, topic.mesh)
             elif topic.fanout_last is not None:
                 self._fanout.maintain(topic, now)
+        if core.wanted.by_id:
+            self._gossip.retry(now)
         self._streams.retry()
         core.mcache.shift()
 
-    def _start_peers_anew(self) -> None:
+    def _start_peers_anew(self, now: float) -> None:
         core = self._core
         still_busy: dict[PeerId, PeerState] = {}
+        has_unwanted = False
         for peer, state in core.busy.items():
+            if state.early_grafts:
+                self._mesh.refuse_early_grafts(state, now)
+            if state.stale_tick is not None:
+                self._subscriptions.sweep_stale(state)
             state.ihave_rpcs = state.asked_ids = state.iwant_ids = state.idontwant_ids = 0
             state.pruned_topics.clear()
             if state.unwanted:
                 self._idontwant.age(state)
                 if state.unwanted:
-                    still_busy[peer] = state
+                    has_unwanted = True
+            if state.unwanted or state.early_grafts or state.stale_tick is not None:
+                still_busy[peer] = state
         core.busy = still_busy
-        core.has_unwanted = bool(still_busy)
+        core.has_unwanted = has_unwanted
 
     def _hint_at_graylisted(self) -> None:
-        """Once for each time that a peer falls below the threshold."""
+        """Hint once at each peer that falls below the graylist threshold."""
         core = self._core
         graylist = core.thresholds.graylist
         self._has_graylisted = False
@@ -411,7 +402,7 @@ class Router:
                 core.out.effects.append(Disconnect(state.peer, "graylisted"))
 
     def _forget_deliveries(self, now: float) -> None:
-        """Copies count for milliseconds; who delivered what is kept for a heartbeat."""
+        """Forget after a heartbeat which peers delivered a message: copies count for milliseconds only."""
         core = self._core
         horizon = now - core.params.heartbeat_interval_s
         over = [mid for mid in core.deliveries if core.seen.times.get(mid, 0.0) <= horizon]
@@ -420,12 +411,13 @@ class Router:
 
     _HANDLERS: ClassVar[dict[type, Callable[..., None]]] = {
         Publish: _on_publish,
-        Received: _on_received,
+        RpcReceived: _on_received,
         Validated: _on_validated,
         PeerUp: _on_peer_up,
         PeerDown: _on_peer_down,
         StreamUp: _on_stream_up,
         StreamDown: _on_stream_down,
+        StreamAccepted: _on_stream_accepted,
         SendDropped: _on_send_dropped,
         Malformed: _on_malformed,
         Join: _on_join,

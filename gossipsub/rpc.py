@@ -1,11 +1,11 @@
-"""What routers say to each other, free of any encoding. Ids, authors and keys are bytes everywhere."""
+"""The messages between routers, free of any encoding. Ids, authors and keys are bytes everywhere."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Message:
-    """A published message. Only its codec may change it, and only before anybody has encoded it.
+class RpcMessage:
+    """A published message. Only its codec may change it, and only before it is encoded.
 
     ``author`` is the publisher's peer id as multihash bytes and ``seqno`` 8 bytes big-endian; both are empty when the
     network does not sign. The codec fills in ``id`` by the topic's profile, and keeps in ``wire`` the bytes as they
@@ -31,8 +31,8 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Subscription:
-    """A peer's interest in a topic, or the end of it."""
+class SubscriptionChange:
+    """A peer's subscription to a topic, or the end of it."""
 
     topic: str
     subscribe: bool
@@ -40,7 +40,7 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class IHave:
-    """Ids that the sender can give in a topic."""
+    """Announces ids of messages that the sender can give in a topic."""
 
     topic: str
     ids: tuple[bytes, ...]
@@ -56,7 +56,7 @@ class PeerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Prune:
-    """The end of a mesh link. ``backoff_s`` in whole seconds; 0 means none was given."""
+    """The end of a mesh link. ``backoff_s`` in whole seconds; 0 means that the peer gave none."""
 
     topic: str
     backoff_s: int = 0
@@ -67,11 +67,11 @@ class Prune:
 class Rpc:
     """One message between neighbours; every part may be empty. Graft holds topics; iwant and idontwant hold ids.
 
-    Shared by all that send it: nobody changes it.
+    Shared by all that send it: never changed.
     """
 
-    messages: tuple[Message, ...] = ()
-    subscriptions: tuple[Subscription, ...] = ()
+    messages: tuple[RpcMessage, ...] = ()
+    subscriptions: tuple[SubscriptionChange, ...] = ()
     ihave: tuple[IHave, ...] = ()
     iwant: tuple[bytes, ...] = ()
     graft: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ Starting a node in this terminal (Ctrl-C stops it). What to type next, in a seco
 On the machine of a friend (or here, with --data-dir ./friend before each command and its own port):
 
   .venv/bin/dep2p --data-dir ./friend daemon --listen /ip4/127.0.0.1/tcp/0
-  .venv/bin/dep2p --data-dir ./friend realm join INVITE
+  .venv/bin/dep2p --data-dir ./friend realm join          asks for the invite
   .venv/bin/dep2p --data-dir ./friend notify --all news "hello"
 
 TXT

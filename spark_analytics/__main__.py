@@ -9,12 +9,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dep2p.spark_analytics.follow import follow
-from dep2p.spark_analytics.job import InputError, is_small, run
+from dep2p.spark_analytics.follow import FollowOptions, follow
+from dep2p.spark_analytics.job import InputError, ReportOptions, is_small, run
 from dep2p.spark_analytics.metrics.analysis import AnalysisOptions
 from dep2p.spark_analytics.runtime.errors import UnreachableError, explained, is_of_spark
 from dep2p.spark_analytics.runtime.java import JavaError
-from dep2p.spark_analytics.runtime.session import SessionOptions, open_session
+from dep2p.spark_analytics.runtime.session import SparkOptions, open_session
 
 
 def _arguments(arguments: list[str]) -> argparse.Namespace:
@@ -43,7 +43,7 @@ def _wrong(given: argparse.Namespace) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Run what the arguments say; 1 when the input is at fault."""
+    """Run the job that the arguments name; return 1 when the input is at fault."""
     given = _arguments(arguments)
     if given.train:
         return _train()
@@ -53,19 +53,13 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         quick = not given.follow and is_small(given.places)
-        spark = open_session(SessionOptions(master=given.master, remote=given.remote, memory=given.memory, quick=quick))
-        options = AnalysisOptions(settle_s=given.settle)
+        spark = open_session(SparkOptions(master=given.master, remote=given.remote, memory=given.memory, quick=quick))
+        options = ReportOptions(AnalysisOptions(settle_s=given.settle), given.title, _say)
         if given.follow:
-            follow(
-                *(spark, given.places, given.out),
-                options=options,
-                title=given.title,
-                say=_say,
-                once=given.once,
-                files_per_batch=given.files_per_batch,
-            )
+            following = FollowOptions(once=given.once, files_per_batch=given.files_per_batch)
+            follow(spark, given.places, given.out, options, following)
         else:
-            run(spark, given.places, given.out, options=options, title=given.title, say=_say, silver=given.silver)
+            run(spark, given.places, given.out, options, silver=given.silver)
     except (InputError, JavaError, OSError, UnreachableError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -88,12 +82,12 @@ def _say(text: str) -> None:
 
 
 def _train() -> int:
-    """A small report, so that the JVM lists the classes that reports load."""
+    """Make a small report, so that the JVM lists the classes that reports load."""
     from dep2p.spark_analytics.ingest.sample import write_sample
 
     with tempfile.TemporaryDirectory(prefix="dep2p-train-") as scratch:
         write_sample(Path(scratch) / "traces")
-        spark = open_session(SessionOptions(master="local[2]", memory="1g"))
+        spark = open_session(SparkOptions(master="local[2]", memory="1g"))
         run(spark, [str(Path(scratch) / "traces")], Path(scratch) / "report")
         spark.stop()
     return 0

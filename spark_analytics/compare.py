@@ -1,10 +1,10 @@
-"""What changed between two runs: figures of two reports side by side. Needs no Spark."""
+"""Compares the figures of two reports. Needs no Spark."""
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final
 
 _LESS_IS_BETTER: Final = (
     *(
@@ -27,6 +27,9 @@ _LESS_IS_BETTER: Final = (
 _MORE_IS_BETTER: Final = ("reliability", "worst_message", "acknowledged", "obeyed", "finished")
 _SIZES: Final = ("from_us", "to_us", "schema")
 
+Json = dict[str, "Json"] | list["Json"] | str | float | bool | None
+"""A value of JSON."""
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -39,25 +42,28 @@ class Change:
 
     @property
     def relative(self) -> float | None:
-        """``after / before − 1``, when there is such a thing."""
+        """``after / before − 1``; None when ``before`` is 0 or a value is missing."""
         if self.before is None or self.after is None or not self.before:
             return None
         return self.after / self.before - 1
 
 
-def load_summary(place: Path) -> dict[str, Any]:
-    """The figures of a report directory, or of a ``summary.json``. Raises ``OSError``, ``ValueError``."""
+def load_summary(place: Path) -> Json:
+    """Read the figures of a report directory, or of a ``summary.json``. Raises ``OSError``, ``ValueError``."""
     path = place / "summary.json" if place.is_dir() else place
     if not path.exists():
         raise FileNotFoundError(f"no report in {place}: {path.name} is missing (make one with `dep2p trace analyze`)")
-    value = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        value: Json = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError(f"{path} is no summary of a trace report: it is nested too deeply") from None
     if not isinstance(value, dict) or "topics" not in value:
         raise ValueError(f"{path} is no summary of a trace report")
-    return cast("dict[str, Any]", value)
+    return value
 
 
-def changes(before: dict[str, Any], after: dict[str, Any], *, threshold: float = 0.05) -> list[Change]:
-    """Figures that differ by more than ``threshold`` of the earlier value, the worse first."""
+def changes(before: Json, after: Json, *, threshold: float = 0.05) -> list[Change]:
+    """Return the figures that differ by more than ``threshold`` of the earlier value, the worse first."""
     one, two = dict(_flat(before)), dict(_flat(after))
     found: list[Change] = []
     for figure in one | two:
@@ -81,18 +87,17 @@ def _verdict(figure: str, difference: float) -> str:
     return "other"
 
 
-def _flat(value: object, path: str = "") -> Iterator[tuple[str, float]]:
+def _flat(value: Json, path: str = "") -> Iterator[tuple[str, float]]:
     if isinstance(value, bool) or value is None:
         return
     if isinstance(value, int | float):
         if path not in _SIZES:
             yield path, float(value)
     elif isinstance(value, dict):
-        for name, inner in cast("dict[str, object]", value).items():
+        for name, inner in value.items():
             yield from _flat(inner, f"{path}/{name}" if path else name)
     elif isinstance(value, list):
-        for item in cast("list[object]", value):
+        for item in value:
             if isinstance(item, dict):
-                row = cast("dict[str, object]", item)
-                name = "/".join(str(row[key]) for key in ("topic", "queue", "channel", "name", "side") if key in row)
-                yield from _flat({key: inner for key, inner in row.items() if key != "namespace"}, f"{path}/{name}")
+                name = "/".join(str(item[key]) for key in ("topic", "queue", "channel", "name", "side") if key in item)
+                yield from _flat({key: inner for key, inner in item.items() if key != "namespace"}, f"{path}/{name}")

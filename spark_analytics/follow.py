@@ -7,15 +7,16 @@ under the same id, with the same files. Readers take the batches that the checkp
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from dep2p.spark_analytics.ingest.silver import follow_files, is_local, place_url, write_silver
-from dep2p.spark_analytics.job import InputError, Result, check_out, check_places, report
-from dep2p.spark_analytics.metrics.analysis import AnalysisOptions
+from dep2p.spark_analytics.job import InputError, JobResult, ReportOptions, check_out, check_places, report
 
 CHECKPOINT: Final = "checkpoint"
 SILVER: Final = "silver"
@@ -23,20 +24,30 @@ _POLL_S: Final = 1
 
 
 def batch_place(out: Path, number: int) -> str:
-    """Where a batch of silver is."""
+    """Return the place of a batch of silver."""
     return str(out / SILVER / f"batch={number}")
 
 
 def committed(out: Path) -> list[int]:
-    """The batches that are done, by the checkpoint."""
+    """Return the batches that are done, by the checkpoint."""
     commits = out / CHECKPOINT / "commits"
     return sorted(int(path.name) for path in commits.iterdir() if path.name.isdigit()) if commits.is_dir() else []
 
 
-def start(spark: Any, places: Sequence[str], out: Path, *, once: bool, files_per_batch: int, trigger_s: float) -> Any:
-    """Start the query that turns raw into silver. ``once``: take what is there, then end. Returns it."""
+@dataclass(frozen=True, slots=True)
+class FollowOptions:
+    """``once``: read the files that are there, then end. Times in seconds."""
+
+    once: bool = False
+    files_per_batch: int = 200
+    trigger_s: float = 2.0
+    report_every_s: float = 30.0
+
+
+def start(spark: SparkSession, places: Sequence[str], out: Path, options: FollowOptions) -> StreamingQuery:
+    """Start the query that turns raw files into silver, and return it."""
     out.mkdir(parents=True, exist_ok=True)
-    streams = [follow_files(spark, place, files_per_batch=files_per_batch) for place in places]
+    streams = [follow_files(spark, place, files_per_batch=options.files_per_batch) for place in places]
     files = reduce(partial(DataFrame.unionByName, allowMissingColumns=True), streams)
     silver_dir = str(out / SILVER)
 
@@ -44,27 +55,26 @@ def start(spark: Any, places: Sequence[str], out: Path, *, once: bool, files_per
         write_silver(batch, f"{silver_dir}/batch={number}")
 
     writer = files.writeStream.foreachBatch(write).option("checkpointLocation", place_url(str(out / CHECKPOINT)))
-    trigger = {"availableNow": True} if once else {"processingTime": f"{round(trigger_s * 1000)} milliseconds"}
+    trigger = (
+        {"availableNow": True}
+        if options.once
+        else {"processingTime": f"{round(options.trigger_s * 1000)} milliseconds"}
+    )
     return writer.trigger(**trigger).queryName("dep2p-traces").start()
 
 
 def follow(
-    spark: Any,
+    spark: SparkSession,
     places: Sequence[str],
     out: Path,
+    options: ReportOptions,
+    following: FollowOptions = FollowOptions(),
     *,
-    options: AnalysisOptions,
-    title: str,
-    say: Callable[[str], None],
-    once: bool = False,
-    files_per_batch: int = 200,
-    trigger_s: float = 2.0,
-    report_every_s: float = 30.0,
-    on_report: Callable[[Result], None] = lambda result: None,
-) -> Result | None:
-    """Run until interrupted (or, with ``once``, until all is read); the report is made anew when there is more.
+    on_report: Callable[[JobResult], None] = lambda result: None,
+) -> JobResult | None:
+    """Run until interrupted (or, with ``once``, until all is read), and make the report anew when there is more.
 
-    Started again with the same ``out``, it goes on where it was, also after a crash. Raises `InputError` when a place
+    Started again with the same ``out``, it continues at its place, also after a crash. Raises `InputError` when a place
     does not exist, or when silver that was read is gone, and what Spark raises.
     """
     check_out(out)
@@ -73,10 +83,10 @@ def follow(
     except InputError as error:
         if any(is_local(place) and not Path(place).is_dir() for place in places):
             raise
-        say(f"{error}" + ("" if once else ": waiting for some"))
-    query = start(spark, places, out, once=once, files_per_batch=files_per_batch, trigger_s=trigger_s)
+        options.say(f"{error}" + ("" if following.once else ": waiting for some"))
+    query = start(spark, places, out, following)
     reported = -1
-    result: Result | None = None
+    result: JobResult | None = None
     next_s = 0.0
     try:
         while True:
@@ -84,10 +94,10 @@ def follow(
             done = committed(out)
             if done and done[-1] != reported and (ended or time.monotonic() >= next_s):
                 reported = done[-1]
-                say(f"{len(done)} batches read")
-                result = report_committed(spark, out, options=options, title=title, say=say)
+                options.say(f"{len(done)} batches read")
+                result = report_committed(spark, out, options)
                 on_report(result)
-                next_s = time.monotonic() + report_every_s
+                next_s = time.monotonic() + following.report_every_s
             if ended:
                 return result
     except KeyboardInterrupt:
@@ -96,10 +106,8 @@ def follow(
         query.stop()
 
 
-def report_committed(
-    spark: Any, out: Path, *, options: AnalysisOptions, title: str, say: Callable[[str], None]
-) -> Result:
-    """A report of the batches that are done."""
+def report_committed(spark: SparkSession, out: Path, options: ReportOptions) -> JobResult:
+    """Make a report of the batches that are done."""
     places = [batch_place(out, number) for number in committed(out)]
     gone = [place for place in places if not os.path.isdir(place)]
     if gone:
@@ -107,4 +115,4 @@ def report_committed(
             f"{gone[0]} is gone, though it was made by {out / CHECKPOINT}: remove {out / CHECKPOINT} and "
             f"{out / SILVER} to read all files again"
         )
-    return report(spark, places, out, options=options, title=title, say=say)
+    return report(spark, places, out, options)

@@ -9,15 +9,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+import numpy as np
 import pandas as pd
+from pyspark.sql import SparkSession
 
+from dep2p.spark_analytics.findings.findings import findings
 from dep2p.spark_analytics.findings.model import Finding
-from dep2p.spark_analytics.findings.pubsub import findings
-from dep2p.spark_analytics.ingest.check import FileTrouble, troubles
+from dep2p.spark_analytics.ingest.check import FileError, file_errors
 from dep2p.spark_analytics.ingest.silver import is_local, raw_files, write_silver
 from dep2p.spark_analytics.metrics.analysis import Analysis, AnalysisOptions, NothingToAnalyse, analyse
+from dep2p.spark_analytics.metrics.figures import Figures
 from dep2p.spark_analytics.metrics.summary import summary
 from dep2p.spark_analytics.report.page import page
 from dep2p.traces.files import trace_files
@@ -27,22 +30,35 @@ COMPACTED: Final = "compacted"
 """Silver of one report, while it is made. Not that of `dep2p.spark_analytics.follow`, which may share the directory."""
 SUMMARY: Final = "summary.json"
 FINDINGS: Final = "findings.json"
-_TROUBLES: Final = 20
+_ERRORS: Final = 20
 SMALL_BYTES_MAX: Final = 256 << 20
-"""About 18 million events. The JVM's second compiler takes some 15 seconds of a core for itself in a report: that pays
-above this."""
+"""Bytes of a small input, about 18 million events. The JVM's second compiler takes some 15 seconds of a core for itself
+in a report: that pays above this size."""
 
 
 class InputError(Exception):
-    """There is nothing to analyse, or it cannot be found; the text says what to do."""
+    """There is no input to analyse, or it cannot be found; the text says what to do."""
+
+
+def _silent(text: str) -> None:
+    """Print nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What a job made."""
+class ReportOptions:
+    """``say`` gets a line of text for each step of the work."""
+
+    analysis: AnalysisOptions = AnalysisOptions()  # noqa: RUF009  frozen
+    title: str = "Traces"
+    say: Callable[[str], None] = _silent
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """The files and figures of one report."""
 
     out: Path
-    figures: dict[str, Any]
+    figures: Figures
     findings: list[Finding]
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -61,7 +77,7 @@ def is_small(places: Sequence[str]) -> bool:
     return True
 
 
-def check_places(places: Sequence[str]) -> list[FileTrouble]:
+def check_places(places: Sequence[str]) -> list[FileError]:
     """Look at local input. Raises `InputError` when there is none."""
     local = [Path(place) for place in places if is_local(place)]
     try:
@@ -71,14 +87,14 @@ def check_places(places: Sequence[str]) -> list[FileTrouble]:
     if not files and len(local) == len(places):
         names = ", ".join(map(str, local)) or "no directory"
         raise InputError(f"no trace files (*.ndjson.zst) in {names}")
-    found = troubles(files)
+    found = file_errors(files)
     if files and len(local) == len(places) and len([item for item in found if item.kind == "empty-file"]) == len(files):
         raise InputError(f"all {len(files)} trace files are empty, the first is {files[0]}")
     return found
 
 
 def check_out(out: Path) -> None:
-    """Reports go to directories of this machine. Raises `InputError` for URLs."""
+    """Check the directory for a report: it has to be on this machine. Raises `InputError` for URLs."""
     if _URL.match(str(out)):
         raise InputError(f"the report goes to a directory of this machine, not to {out}: copy it there afterwards")
 
@@ -87,16 +103,14 @@ _URL: Final = re.compile(r"\w[\w+.-]+:/")
 
 
 def run(
-    spark: Any,
+    spark: SparkSession,
     places: Sequence[str],
     out: Path,
+    options: ReportOptions = ReportOptions(),
     *,
-    options: AnalysisOptions = AnalysisOptions(),  # noqa: B008  frozen
-    title: str = "Traces",
-    say: Callable[[str], None] = lambda text: None,
     keep_silver: bool = False,
     silver: str | None = None,
-) -> Result:
+) -> JobResult:
     """Compact, analyse, report. ``silver``: where its tables go; ``out/compacted`` else, which is removed afterwards
     unless kept. Raises `InputError`, ``OSError``, and what Spark raises.
     """
@@ -105,10 +119,10 @@ def run(
     check_out(out)
     out.mkdir(parents=True, exist_ok=True)
     place = silver or str(out / COMPACTED)
-    say("compacting")
+    options.say("compacting")
     write_silver(raw_files(spark, places), place)
     compacted = time.perf_counter() - started
-    result = report(spark, place, out, options=options, title=title, say=say, file_troubles=found)
+    result = report(spark, place, out, options, file_errors=found)
     if not keep_silver and silver is None:
         shutil.rmtree(place, ignore_errors=True)
     result.seconds["compact"] = round(compacted, 3)
@@ -117,40 +131,38 @@ def run(
 
 
 def report(
-    spark: Any,
+    spark: SparkSession,
     silver: str | Sequence[str],
     out: Path,
+    options: ReportOptions,
     *,
-    options: AnalysisOptions,
-    title: str,
-    say: Callable[[str], None],
-    file_troubles: Sequence[FileTrouble] = (),
-) -> Result:
-    """From silver to the files of a report."""
+    file_errors: Sequence[FileError] = (),
+) -> JobResult:
+    """Turn silver into the files of a report."""
     try:
-        found = analyse(spark, silver, options, say)
+        found = analyse(spark, silver, options.analysis, options.say)
     except NothingToAnalyse:
-        first = f": {file_troubles[0].text}" if file_troubles else ""
+        first = f": {file_errors[0].text}" if file_errors else ""
         raise InputError(f"the trace files hold no event that can be read{first}") from None
     figures = summary(found)
-    listed = findings(found, figures) + of_files(file_troubles)
-    say("writing the report")
-    write_out(out, found, figures, listed, title)
-    return Result(out, figures, listed, dict(found.seconds))
+    listed = findings(found, figures) + of_files(file_errors)
+    options.say("writing the report")
+    write_out(out, found, figures, listed, options.title)
+    return JobResult(out, figures, listed, dict(found.seconds))
 
 
-def of_files(items: Sequence[FileTrouble]) -> list[Finding]:
-    """Troubles of files as findings; many of a kind are counted together."""
+def of_files(items: Sequence[FileError]) -> list[Finding]:
+    """Return faults of files as findings; many of a kind are counted together."""
     result: list[Finding] = []
     for kind in dict.fromkeys(item.kind for item in items):
         of_kind = [item for item in items if item.kind == kind]
-        result += [Finding("note", kind, item.text, str(item.path)) for item in of_kind[:_TROUBLES]]
-        if len(of_kind) > _TROUBLES:
-            result.append(Finding("note", kind, f"… and {len(of_kind) - _TROUBLES:,} more such files"))
+        result += [Finding("note", kind, item.text, str(item.path)) for item in of_kind[:_ERRORS]]
+        if len(of_kind) > _ERRORS:
+            result.append(Finding("note", kind, f"… and {len(of_kind) - _ERRORS:,} more such files"))
     return result
 
 
-def write_out(out: Path, found: Analysis, figures: dict[str, Any], listed: list[Finding], title: str) -> None:
+def write_out(out: Path, found: Analysis, figures: Figures, listed: list[Finding], title: str) -> None:
     """Write report, JSON and tables, each under a hidden name first, so that none is ever half there."""
     tables = out / "tables"
     tables.mkdir(parents=True, exist_ok=True)
@@ -170,8 +182,8 @@ def _write(path: Path, text: str) -> None:
     os.replace(hidden, path)
 
 
-def _plain(value: Any) -> Any:
-    if hasattr(value, "item"):
+def _plain(value: object) -> object:
+    if isinstance(value, np.generic):
         return value.item()
     if value is pd.NA:
         return None

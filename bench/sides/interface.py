@@ -1,4 +1,4 @@
-"""What a side of a benchmark can do; the loops that measure it are the same for every side."""
+"""The operations of a side of a benchmark; the same loops measure every side."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -58,7 +58,7 @@ class Server(Protocol):
 
     @property
     def address(self) -> str:
-        """What a client needs to find it."""
+        """The address by which a client finds it."""
         ...
 
     @property
@@ -87,7 +87,7 @@ class Side(Protocol):
     def serve(self, secret: str) -> AbstractAsyncContextManager[Server]: ...
 
     def connect(self, secret: str, address: str, *, listen: bool = True) -> AbstractAsyncContextManager[Client]:
-        """A new client, connected. Without ``listen`` nobody can dial it, so that many of them make no mesh."""
+        """A new client, connected. Without ``listen`` no peer can dial it, so that many of them make no mesh."""
         ...
 
     async def dial_fresh(self, secret: str, address: str) -> DialTimes:

@@ -1,4 +1,4 @@
-"""dep2p as an application uses it: `dep2p.node.node.Node` in a realm, verified members, its messaging verbs."""
+"""dep2p as an application uses it: `dep2p.Node` in a realm, verified members, its messaging verbs."""
 
 import time
 from collections.abc import AsyncGenerator
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.sides.interface import Arrivals, DialTimes, Send
-from dep2p.messaging.service import MessageStream, Notice, Request
+from dep2p.messaging.service import MessageStream, Notification, Request
 from dep2p.node.node import Node
 from dep2p.node.validation import split_addr
 from dep2p.realm.credentials import Realm
@@ -73,11 +73,11 @@ class NodeSide:
 
             @node.on_request(_REQUEST, concurrency=256)
             async def echo(request: Request) -> bytes:
-                return request.data
+                return request.body
 
             @node.on_notify(_NOTIFY)
-            async def count(notice: Notice) -> None:
-                arrivals.add(1, len(notice.data))
+            async def count(notification: Notification) -> None:
+                arrivals.add(1, len(notification.body))
 
             @node.on_stream(_BULK)
             async def count_items(stream: MessageStream) -> None:

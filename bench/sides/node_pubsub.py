@@ -33,7 +33,7 @@ class NodeSubscriber:
         return self._topic.mesh()
 
     async def connect(self, address: str) -> None:
-        """To a verified member, or to anybody."""
+        """To a verified member, or to any peer."""
         peer, addr = split_addr(address)
         if self._topic.realm_id is None:
             await self._node.host.dial(peer, [addr])
@@ -88,7 +88,7 @@ class NodePubSubSide:
                     async for message in messages:
                         if isinstance(message, Lagged):
                             raise ValueError(f"{message.count} messages were dropped in the subscription's buffer")
-                        add(message.data)
+                        add(message.body)
 
             nursery.start_soon(read)
             yield subscriber

@@ -43,7 +43,7 @@ class SessionSide(NodeSide):
 
     @asynccontextmanager
     async def serve(self, secret: str) -> AsyncGenerator[NodeServer, None]:
-        """A node that opens a session back to whoever asks for it."""
+        """A node that opens a session back to each peer that asks for one."""
         async with super().serve(secret) as server, trio.open_nursery() as nursery:
             node, arrivals = server.node, server.arrivals
 
@@ -80,4 +80,4 @@ async def _count(
             if push.seq != following:
                 raise ValueError(f"push {push.seq} came instead of {following}")
             following += 1
-            arrivals.add(1, len(push.data))
+            arrivals.add(1, len(push.body))

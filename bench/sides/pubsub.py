@@ -1,4 +1,4 @@
-"""What a side of the pub/sub benchmark can do, what its messages look like, and what a receiver keeps of them."""
+"""The interface of a side of the pub/sub benchmark, its messages, and a receiver's record of them."""
 
 import os
 import struct
@@ -22,7 +22,7 @@ def make_message(publisher: int, number: int, size_bytes: int) -> bytes:
 
 
 class Received:
-    """What one subscriber got since the reset: each message once, with its age."""
+    """The messages that one subscriber got since the reset: each once, with its age."""
 
     def __init__(self) -> None:
         self.again = 0

@@ -68,12 +68,12 @@ class TCPClient:
 
     @asynccontextmanager
     async def open_notify(self) -> AsyncGenerator[Send, None]:
-        """The same frames; nobody counts them."""
+        """The same frames, not counted."""
         yield self._frames.send
 
     @asynccontextmanager
     async def open_bulk(self) -> AsyncGenerator[Send, None]:
-        """The same frames; nobody counts them."""
+        """The same frames, not counted."""
         yield self._frames.send
 
 

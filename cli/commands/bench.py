@@ -2,19 +2,22 @@
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from dep2p.cli.framework.command import Invocation, command, group
 from dep2p.cli.framework.errors import CliError
 from dep2p.cli.framework.payloads import RealmOption
-from dep2p.cli.framework.render import byte_count, duration, percentile, short_peer
+from dep2p.cli.framework.render import byte_count, duration, short_peer
 from dep2p.cli.framework.resolve import resolve_peer
 from dep2p.errors import NoHandlerError, StreamClosedError
+from dep2p.protocols.timing.percentile import percentile
 
 if TYPE_CHECKING:
-    from dep2p.client.client import Client, ClientStream
+    from anyio.abc import TaskStatus
+
+    from dep2p.client import Client, ClientStream
 
 NAME: Final = "dep2p.bench"
 _ITEM_BYTES: Final = 262_144
@@ -41,23 +44,23 @@ def serve(run: Invocation, realm: RealmOption = None) -> None:
     run.with_client(body)
 
 
-async def _echo_requests(client: "Client", realm: str | None, *, task_status: Any) -> None:
+async def _echo_requests(client: "Client", realm: str | None, *, task_status: "TaskStatus[None]") -> None:
     import anyio
 
     async with client.reply(NAME, realm=realm, concurrency=256) as requests, anyio.create_task_group() as tasks:
         task_status.started()
         async for request in requests:
-            tasks.start_soon(request.respond, request.data)
+            tasks.start_soon(request.respond, request.body)
 
 
-async def _count_notifies(client: "Client", realm: str | None, *, task_status: Any) -> None:
-    async with client.listen(NAME, realm=realm) as notices:
+async def _count_notifies(client: "Client", realm: str | None, *, task_status: "TaskStatus[None]") -> None:
+    async with client.listen(NAME, realm=realm) as notifications:
         task_status.started()
-        async for _ in notices:
+        async for _ in notifications:
             pass
 
 
-async def _echo_streams(client: "Client", realm: str | None, *, task_status: Any) -> None:
+async def _echo_streams(client: "Client", realm: str | None, *, task_status: "TaskStatus[None]") -> None:
     import anyio
 
     async with client.accept(NAME, realm=realm) as streams, anyio.create_task_group() as tasks:
@@ -67,7 +70,7 @@ async def _echo_streams(client: "Client", realm: str | None, *, task_status: Any
 
 
 async def _take_stream(stream: "ClientStream") -> None:
-    """Count what comes and send the count back when it ends."""
+    """Count the received bytes and send the count back at the end."""
     received = 0
     try:
         async with stream:
@@ -76,7 +79,7 @@ async def _take_stream(stream: "ClientStream") -> None:
             await stream.send(str(received).encode("ascii"))
             await stream.send_eof()
     except StreamClosedError:
-        return  # the other side gave up: its affair
+        return  # the other side gave up
 
 
 def bench_request(

@@ -47,7 +47,7 @@ def daemon(
         ),
     ] = None,
 ) -> int | None:
-    """Run the node in the foreground. SIGTERM or Ctrl-C drains and stops it, a second one stops it at once."""
+    """Run the node in the foreground. SIGTERM, SIGHUP or Ctrl-C drains and stops it, a second one stops it at once."""
     flags: dict[str, object] = dict(_setting(text) for text in settings or ())
     given = {
         "control.socket": None if run.socket is None else str(run.socket),

@@ -1,4 +1,4 @@
-"""``dep2p errors``: what each code means and what to try."""
+"""``dep2p errors``: the meaning of each code, and the next step."""
 
 from typing import Annotated
 

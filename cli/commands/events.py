@@ -1,15 +1,16 @@
-"""``dep2p events``: what happens on the node, one JSON object per line."""
+"""``dep2p events``: events of the node, one JSON object per line."""
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dep2p.cli.framework.command import Invocation, command
-from dep2p.cli.framework.render import printable
+from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
-    from dep2p.client.client import Client
+    from dep2p.client import Client
+    from dep2p.client.models import Event
 
 
 def events(
@@ -22,13 +23,14 @@ def events(
     """Print connections and members that come and go, as JSON, one object per line."""
 
     async def body(client: "Client") -> None:
+        from dep2p.client.models import FeedLagged
+
         seen = 0
         async with client.events(types or ()) as stream:
             run.say("waiting for events; Ctrl-C ends")
             async for event in stream:
-                lagged = getattr(event, "count", None)
-                if isinstance(lagged, int):
-                    run.emit({"lagged": lagged})
+                if isinstance(event, FeedLagged):
+                    run.emit({"lagged": event.count})
                     continue
                 run.emit(_line(event))
                 seen += 1
@@ -38,7 +40,7 @@ def events(
     run.with_client(body)
 
 
-def _line(event: Any) -> dict[str, Any]:
+def _line(event: "Event") -> dict[str, object]:
     when = datetime.fromtimestamp(event.time_s, UTC).isoformat(timespec="milliseconds")
     fields = {key: printable(value) if isinstance(value, str) else value for key, value in event.fields.items()}
     return {"id": event.id, "kind": event.kind, "time": when, "time_s": event.time_s} | fields

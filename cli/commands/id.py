@@ -1,16 +1,16 @@
-"""``dep2p id``: who this node is and where it can be reached."""
+"""``dep2p id``: the node's peer id and addresses."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dep2p.cli.framework.command import Invocation, command
 from dep2p.cli.framework.errors import CliError
-from dep2p.cli.framework.render import printable
 from dep2p.error_codes import EXIT_NOT_FOUND
+from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
-    from dep2p.client.client import Client
+    pass
 
 
 def show_id(
@@ -18,7 +18,7 @@ def show_id(
     new: Annotated[bool, typer.Option("--new", help="Make a key when there is none yet.")] = False,
 ) -> None:
     """Print the node's peer id, and its addresses when the daemon runs."""
-    from dep2p.client.client import DaemonUnreachableError
+    from dep2p.client import DaemonUnreachableError
     from dep2p.identity import Identity
 
     key_file = run.config().key_file
@@ -34,11 +34,8 @@ def show_id(
         _show(run, str(identity.peer_id), [], False, str(key_file))
         return
 
-    async def body(client: "Client") -> dict[str, Any]:
-        return await client.status()
-
     try:
-        status = run.with_client(body)
+        status = run.with_client(lambda client: client.status())
     except DaemonUnreachableError:
         if run.socket is not None:
             raise
@@ -51,12 +48,12 @@ def show_id(
             ) from None
         _show(run, str(Identity.load(key_file).peer_id), [], False, str(key_file))
         return
-    _show(run, str(status["peer_id"]), [str(addr) for addr in status["listen"]], True, None)
+    _show(run, status.peer_id, list(status.listen), True, None)
 
 
 def _show(run: Invocation, peer_id: str, addrs: list[str], running: bool, key_file: str | None) -> None:
     if run.json:
-        fields: dict[str, Any] = {"peer_id": peer_id, "addrs": addrs, "daemon": running}
+        fields: dict[str, object] = {"peer_id": peer_id, "addrs": addrs, "daemon": running}
         run.emit(fields if key_file is None else fields | {"key_file": key_file})
         return
     run.print(peer_id)

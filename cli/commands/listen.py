@@ -1,16 +1,18 @@
 """``dep2p listen``: print notifies as they come."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dep2p.cli.framework.command import Invocation, command
 from dep2p.cli.framework.errors import CliError
 from dep2p.cli.framework.payloads import RealmOption, check_name, show_payload
-from dep2p.cli.framework.render import byte_count, headers_json, payload, printable, short_peer
+from dep2p.cli.framework.render import byte_count, headers_json, payload, short_peer
+from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
-    from dep2p.client.client import Client
+    from dep2p.client import Client
+    from dep2p.client.models import IncomingNotification
 
 
 def listen(
@@ -27,36 +29,40 @@ def listen(
     check_name(name)
 
     async def body(client: "Client") -> None:
+        from dep2p.client.models import FeedLagged
+
         seen = 0
-        async with client.listen(name, realm=realm) as notices:
+        async with client.listen(name, realm=realm) as notifications:
             run.say(f"waiting for notifies {name!r}; Ctrl-C ends")
-            async for notice in notices:
-                lagged = getattr(notice, "count", None)
-                if isinstance(lagged, int):
+            async for notification in notifications:
+                if isinstance(notification, FeedLagged):
                     if run.json:
-                        run.emit({"lagged": lagged})
+                        run.emit({"lagged": notification.count})
                     else:
-                        run.warn(f"lagged: {lagged} notifies were dropped, because this reader was too slow")
+                        run.warn(
+                            f"lagged: {notification.count} notifies were dropped, because this reader was too slow"
+                        )
                     continue
                 seen += 1
-                _show(run, notice, seen, raw=raw, nul=nul)
+                _show(run, notification, seen, raw=raw, nul=nul)
                 if seen == count:
                     return
 
     run.with_client(body)
 
 
-def _show(run: Invocation, notice: Any, number: int, *, raw: bool, nul: bool) -> None:
-    data = bytes(notice.data)
+def _show(run: Invocation, notification: "IncomingNotification", number: int, *, raw: bool, nul: bool) -> None:
+    data = bytes(notification.body)
     if run.json:
-        fields: dict[str, Any] = {"peer": str(notice.peer), "name": str(notice.name)} | payload(data)
-        if notice.headers:
-            fields["headers"] = headers_json(notice.headers)
+        fields: dict[str, object] = {"peer": str(notification.peer), "name": str(notification.name)} | payload(data)
+        if notification.headers:
+            fields["headers"] = headers_json(notification.headers)
         run.emit(fields)
         return
     if not raw and not nul:
         run.say(
-            f"[#{number}] {printable(str(notice.name))} from {short_peer(str(notice.peer))}  {byte_count(len(data))}"
+            f"[#{number}] {printable(str(notification.name))} from {short_peer(str(notification.peer))}"
+            f"  {byte_count(len(data))}"
         )
     show_payload(run, data, raw=raw, nul=nul)
 
@@ -72,6 +78,6 @@ def register(app: typer.Typer) -> None:
             ("dep2p listen jobs -0 | xargs -0 -n1 ./run-job", "payloads that hold line ends"),
             ("dep2p listen done --count 1 --raw", "waits for one"),
         ],
-        notes="Notifies are not kept: one that comes while nobody listens is gone. When this command reads too slowly "
-        "the daemon drops the oldest, and the command says how many.",
+        notes="Notifies are not kept: one that comes while no program listens is gone. When this command reads too "
+        "slowly the daemon drops the oldest, and the command says how many.",
     )(listen)

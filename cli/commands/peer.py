@@ -1,17 +1,19 @@
-"""``dep2p peer``: whom the node is connected to."""
+"""``dep2p peer``: the peers that the node is connected to."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dep2p.cli.framework.command import Invocation, command, group
 from dep2p.cli.framework.errors import CliError
-from dep2p.cli.framework.render import duration, printable, short_peer, table
+from dep2p.cli.framework.render import duration, short_peer, table
 from dep2p.cli.framework.resolve import refuse_self, resolve_peer
 from dep2p.error_codes import EXIT_OK, EXIT_TIMEOUT
+from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
-    from dep2p.client.client import Client
+    from dep2p.client import Client
+    from dep2p.control_api.replies import ConnectedPeer, PeerSummary
 
 PeerArgument = Annotated[str, typer.Argument(help="Peer id, or an abbreviation of a known one.", metavar="PEER")]
 
@@ -21,36 +23,31 @@ def list_peers(
 ) -> None:
     """List connected peers."""
 
-    async def body(client: "Client") -> list[dict[str, Any]]:
-        return await client.peers()
-
-    peers = run.with_client(body)
+    peers = run.with_client(lambda client: client.peers())
     if run.json:
         run.emit({"peers": peers})
     elif not peers:
-        run.say("not connected to any peer; `dep2p realm join INVITE` or `dep2p peer connect ADDR`")
+        run.say("not connected to any peer; `dep2p realm join` or `dep2p peer connect ADDR`")
     else:
         run.print(
             table(["PEER", "DIRECTION", "ADDRESS", "RTT", "AGE", "REALMS"], [r for p in peers for r in _rows(p, full)])
         )
 
 
-def _rows(peer: dict[str, Any], full: bool) -> list[list[str]]:
-    name = str(peer["peer"]) if full else short_peer(str(peer["peer"]))
-    realms = ", ".join(printable(str(realm)) for realm in peer.get("realms") or ()) or "-"
-    rows: list[list[str]] = []
-    for connection in peer.get("connections") or ():
-        rtt = connection.get("rtt_ms")
-        rows.append(
-            [
-                name,
-                str(connection.get("direction", "-")),
-                printable(str(connection.get("addr") or "-")),
-                "-" if rtt is None else duration(float(rtt) / 1000),
-                duration(float(connection.get("age_s") or 0)),
-                realms,
-            ]
-        )
+def _rows(peer: "PeerSummary", full: bool) -> list[list[str]]:
+    name = peer.peer if full else short_peer(peer.peer)
+    realms = ", ".join(map(printable, peer.realms)) or "-"
+    rows = [
+        [
+            name,
+            each.direction,
+            printable(each.addr or "-"),
+            "-" if each.rtt_ms is None else duration(each.rtt_ms / 1000),
+            duration(each.age_s),
+            realms,
+        ]
+        for each in peer.connections
+    ]
     return rows or [[name, "-", "-", "-", "-", realms]]
 
 
@@ -66,7 +63,7 @@ def connect(
 ) -> None:
     """Connect to a peer."""
 
-    async def body(client: "Client") -> dict[str, Any]:
+    async def body(client: "Client") -> "ConnectedPeer":
         if not addr.startswith("/") and (":" in addr or "." in addr.replace("...", "")):
             raise CliError(
                 f"{addr!r} is not an address",
@@ -81,9 +78,9 @@ def connect(
     if run.json:
         run.emit(found)
         return
-    realms = ", ".join(printable(str(realm)) for realm in found.get("realms") or ())
+    realms = ", ".join(map(printable, found.realms))
     known = f"member of {realms}" if realms else "in no realm of this node"
-    run.print(f"connected to {found['peer']} at {printable(str(found.get('addr') or '?'))}, {known}")
+    run.print(f"connected to {found.peer} at {printable(found.addr or '?')}, {known}")
 
 
 def ping(
@@ -151,4 +148,6 @@ def register(app: typer.Typer) -> None:
         examples=[("dep2p peer connect /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…", "an address from `dep2p id`")],
     )(connect)
     command(sub, "ping", examples=[("dep2p peer ping f3Qa --count 3", "three round trips")])(ping)
-    command(sub, "disconnect", examples=[("dep2p peer disconnect f3Qa", "until somebody connects again")])(disconnect)
+    command(sub, "disconnect", examples=[("dep2p peer disconnect f3Qa", "until either side connects again")])(
+        disconnect
+    )

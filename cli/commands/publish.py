@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -17,17 +17,19 @@ from dep2p.cli.commands.send import ReliableOption, WaitOption
 from dep2p.cli.framework.command import Invocation, command
 from dep2p.cli.framework.errors import CliError
 from dep2p.cli.framework.payloads import PAYLOAD_BYTES_MAX, RealmOption, read_payload
-from dep2p.cli.framework.render import byte_count, duration, printable, short_peer
+from dep2p.cli.framework.render import byte_count, duration, short_peer
 from dep2p.cli.framework.resolve import resolve_peer
 from dep2p.error_codes import EXIT_FAILED, EXIT_OK
+from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
-    from dep2p.client.client import Client
+    from dep2p.client import Client
+    from dep2p.control_api.calls import OnNoPeers
 
 _READ_BYTES: Final = 65_536
-_ON_NO_PEERS: Final = ("error", "queue", "ok")
+_ON_NO_PEERS: Final[dict[str, "OnNoPeers"]] = {"error": "error", "queue": "queue", "ok": "ok"}
 _NOT_ENDED: Final = ("created", "sending", "delivered", "retrying")
-"""States of a reliable message; instead of an end its reason is told."""
+"""States of a reliable message that has not ended; an ended one shows its reason."""
 
 TopicArgument = Annotated[str, typer.Argument(help="The topic's name.", metavar="TOPIC")]
 PublicOption = Annotated[
@@ -40,7 +42,7 @@ def publish(
     topic: TopicArgument,
     data: Annotated[
         str | None,
-        typer.Argument(help="The message as text; - reads standard input as one message.", metavar="[DATA|-]"),
+        typer.Argument(help="The message as text; - reads standard input as one message.", metavar="[BODY|-]"),
     ] = None,
     files: Annotated[
         list[Path] | None,
@@ -52,7 +54,7 @@ def publish(
         typer.Option(
             "--count",
             "-n",
-            help="Publish DATA so many times, with {{n}} (1, 2, …), {{time}} and {{random}} in it replaced.",
+            help="Publish BODY so many times, with {{n}} (1, 2, …), {{time}} and {{random}} in it replaced.",
             min=1,
         ),
     ] = None,
@@ -63,7 +65,7 @@ def publish(
         str,
         typer.Option(
             "--on-no-peers",
-            help="While nobody is subscribed: error; queue, to wait 30 s for a first one; or ok.",
+            help="While no peer is subscribed: error; queue, to wait 30 s for a first one; or ok.",
             metavar="WHAT",
         ),
     ] = "error",
@@ -83,20 +85,21 @@ def publish(
     public: PublicOption = False,
 ) -> int:
     """Publish messages to a topic; every subscriber in the realm gets them."""
-    if on_no_peers not in _ON_NO_PEERS:
+    policy = _ON_NO_PEERS.get(on_no_peers)
+    if policy is None:
         raise CliError(f"--on-no-peers {on_no_peers!r} is none of {', '.join(_ON_NO_PEERS)}", "D1001")
     given = [data is not None and not (lines and data == "-"), bool(files), lines]
     if sum(given) > 1:
-        raise CliError("DATA, --file and --lines exclude each other", "D1001")
+        raise CliError("BODY, --file and --lines exclude each other", "D1001")
     if not any(given) and count is None and data is None:
         raise CliError(
-            "nothing to publish: give DATA ('' is an empty message), - or --lines for standard input, or --file",
+            "nothing to publish: give BODY ('' is an empty message), - or --lines for standard input, or --file",
             "D1001",
             tries=("dep2p publish TOPIC 'hello'", "… | dep2p publish TOPIC --lines"),
         )
     if count is not None and (data is None or data == "-"):
         raise CliError(
-            "--count needs DATA to repeat", "D1001", tries=("dep2p publish TOPIC 'message {{n}}' --count 5",)
+            "--count needs BODY to repeat", "D1001", tries=("dep2p publish TOPIC 'message {{n}}' --count 5",)
         )
     if reliable:
         if lines or count is not None or len(files or ()) > 1 or public:
@@ -106,16 +109,16 @@ def publish(
         return run.with_client(lambda client: _reliably(run, client, topic, content, wanted))
     if critical or any_:
         raise CliError("--critical and --any go with --reliable", "D1001")
-    options: dict[str, Any] = {"realm": realm, "public": public, "on_no_peers": on_no_peers}
+    place = _Place(realm, public, policy)
     if lines or count is not None or len(files or ()) > 1:
-        source = _Source(data or "", files or (), lines, count, interval)
-        return run.with_client(lambda client: _many(run, client, topic, source, options))
+        source = _PublishSource(data or "", files or (), lines, count, interval)
+        return run.with_client(lambda client: _many(run, client, topic, source, place))
     content = read_payload(data, files[0] if files else None)
-    return run.with_client(lambda client: _one(run, client, topic, content, options))
+    return run.with_client(lambda client: _one(run, client, topic, content, place))
 
 
-async def _one(run: Invocation, client: "Client", topic: str, content: bytes, options: dict[str, Any]) -> int:
-    result = await client.publish(topic, content, **options)
+async def _one(run: Invocation, client: "Client", topic: str, content: bytes, place: "_Place") -> int:
+    result = await client.publish(topic, content, realm=place.realm, public=place.public, on_no_peers=place.on_no_peers)
     if run.json:
         run.emit(
             {
@@ -124,18 +127,29 @@ async def _one(run: Invocation, client: "Client", topic: str, content: bytes, op
                 "sent_to": list(result.sent_to),
                 "queued": result.queued,
                 "dropped": list(result.dropped),
+                "local_subscriptions": result.local_subscriptions,
             }
         )
     elif result.queued:
-        run.say(f"queued {byte_count(len(content))}: nobody is subscribed to {printable(topic)} yet")
+        run.say(f"queued {byte_count(len(content))}: no peer is subscribed to {printable(topic)} yet")
     else:
-        run.say(f"published {byte_count(len(content))} to {_peers(len(result.sent_to))}")
-    return _exit_code(run, len(result.dropped), len(result.sent_to))
+        reached = _reached(len(result.sent_to), result.local_subscriptions)
+        run.say(f"published {byte_count(len(content))} to {reached}")
+    return _exit_code(run, len(result.dropped), len(result.sent_to) + result.local_subscriptions)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The network of a topic, and what to do while it has no peers."""
+
+    realm: str | None
+    public: bool
+    on_no_peers: "OnNoPeers"
 
 
 @dataclass(frozen=True, slots=True)
 class _Critical:
-    """Who must have handled a reliable publish."""
+    """The critical peers of a reliable publish."""
 
     peers: list[str]
     wait_for: Literal["all", "any"]
@@ -154,7 +168,7 @@ async def _reliably(run: Invocation, client: "Client", topic: str, content: byte
         realm=wanted.realm,
     )
     enough = bool(done.acknowledged_by) if wanted.wait_for == "any" else not done.missing
-    if not wanted.wait_s:  # accepted is enough, as with `send`
+    if not wanted.wait_s:  # like `send`, it ends when the message is accepted
         enough = enough or all(why in _NOT_ENDED for why in done.missing.values())
     if run.json:
         run.emit(
@@ -168,7 +182,7 @@ async def _reliably(run: Invocation, client: "Client", topic: str, content: byte
         )
     else:
         by = ", ".join(short_peer(peer) for peer in done.acknowledged_by) or (
-            "nobody" if wanted.wait_s else "nobody yet"
+            "no peer" if wanted.wait_s else "no peer yet"
         )
         run.say(f"published {byte_count(len(content))}; acknowledged by {by}")
         for peer, why in done.missing.items():
@@ -177,10 +191,12 @@ async def _reliably(run: Invocation, client: "Client", topic: str, content: byte
     return EXIT_OK if enough else EXIT_FAILED
 
 
-async def _many(run: Invocation, client: "Client", topic: str, source: "_Source", options: dict[str, Any]) -> int:
+async def _many(run: Invocation, client: "Client", topic: str, source: "_PublishSource", place: "_Place") -> int:
     started_s = time.monotonic()
     async with aclosing(source.messages()) as messages:
-        result = await client.publish_many(topic, messages, **options)
+        result = await client.publish_many(
+            topic, messages, realm=place.realm, public=place.public, on_no_peers=place.on_no_peers
+        )
     elapsed_s = time.monotonic() - started_s
     if run.json:
         run.emit(
@@ -191,21 +207,27 @@ async def _many(run: Invocation, client: "Client", topic: str, source: "_Source"
                 "queued": result.queued,
                 "dropped": result.dropped,
                 "peers": result.peers,
+                "local_subscriptions": result.local_subscriptions,
                 "elapsed_s": round(elapsed_s, 3),
             }
         )
     else:
-        waiting = f", {result.queued} queued until somebody subscribes" if result.queued else ""
-        reached = f", each to {_peers(result.peers)} at least" if result.messages > result.queued else ""
+        waiting = f", {result.queued} queued until a peer subscribes" if result.queued else ""
+        each = _reached(result.peers, result.local_subscriptions)
+        reached = f", each to {each} at least" if result.messages > result.queued else ""
         run.say(
             f"published {result.messages} messages ({byte_count(result.bytes)}) in {duration(elapsed_s)}"
             f"{reached}{waiting}"
         )
-    return _exit_code(run, result.dropped, result.peers)
+    return _exit_code(run, result.dropped, result.peers + result.local_subscriptions)
 
 
-def _peers(count: int) -> str:
-    return "1 neighbour" if count == 1 else f"{count} neighbours"
+def _reached(peers: int, local_subscriptions: int) -> str:
+    neighbours = "1 neighbour" if peers == 1 else f"{peers} neighbours"
+    if not local_subscriptions:
+        return neighbours
+    local = "1 subscription" if local_subscriptions == 1 else f"{local_subscriptions} subscriptions"
+    return f"{neighbours} and {local} of this node" if peers else f"{local} of this node"
 
 
 def _exit_code(run: Invocation, dropped: int, peers: int) -> int:
@@ -216,8 +238,8 @@ def _exit_code(run: Invocation, dropped: int, peers: int) -> int:
     return EXIT_OK if peers else EXIT_FAILED
 
 
-class _Source:
-    """Where many messages come from."""
+class _PublishSource:
+    """The source of many messages."""
 
     def __init__(self, template: str, files: Sequence[Path], lines: bool, count: int | None, interval_s: float) -> None:
         self._template = template
@@ -227,7 +249,7 @@ class _Source:
         self._interval_s = interval_s
 
     async def messages(self) -> AsyncGenerator[bytes, None]:
-        """The messages, each when its time has come. Raises :class:`CliError` for a file that cannot be read."""
+        """Yield the messages, each at its time. Raises :class:`CliError` for a file that cannot be read."""
         from anyio import sleep
 
         first = True
@@ -262,7 +284,8 @@ def fill(template: str, number: int) -> bytes:
 
 
 async def stdin_lines() -> AsyncGenerator[bytes, None]:
-    """Lines of standard input as they come, without their ends. Raises :class:`CliError` for one that is too long."""
+    """Yield lines of standard input as they come, without their ends. Raises :class:`CliError` for one that is too
+    long."""
     rest = bytearray()
     while piece := await _read_stdin():
         rest += piece
@@ -282,7 +305,7 @@ async def _read_stdin() -> bytes:
     try:
         descriptor = stream.fileno()
         await wait_readable(descriptor)
-    except OSError:  # a file, which is always readable, or no file at all
+    except OSError:  # a regular file is always readable, and a closed input has no file
         return stream.read(_READ_BYTES)
     return os.read(descriptor, _READ_BYTES)
 
@@ -301,6 +324,7 @@ def register(app: typer.Typer) -> None:
             ("dep2p publish chat hi --on-no-peers queue", "waits up to 30 s for a first subscriber"),
         ],
         notes="The command ends when the messages are in the bounded queues of the neighbours that carry them on, and "
-        "waits while these are full. While nobody is subscribed nothing is sent and the exit status is 4. Subscribers "
-        "get each message once; a message reaches everybody who is subscribed and connected at the time.",
+        "waits while these are full. While neither a peer nor a program of this node is subscribed nothing is sent "
+        "and the exit status is 4. Subscribers "
+        "get each message once; a message reaches every peer that is subscribed and connected at the time.",
     )(publish)

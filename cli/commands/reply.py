@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from traceback import print_exception
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -16,18 +16,21 @@ from dep2p.cli.framework.command import Invocation, command
 from dep2p.cli.framework.errors import CliError
 from dep2p.cli.framework.payloads import RealmOption, check_name, read_payload
 from dep2p.cli.framework.render import byte_count, payload, short_peer
-from dep2p.client.errors import DaemonUnreachableError, code_of
+from dep2p.control_api.errors import DaemonUnreachableError, code_of
 from dep2p.error_codes import EXIT_NOT_FOUND
 from dep2p.errors import Dep2pError, HandlerError, MessageTooLargeError
+from dep2p.outside_text import environment
 
 if TYPE_CHECKING:
-    from dep2p.client.client import Client
+    from anyio.abc import ByteReceiveStream, Process
 
-Answerer = Callable[[Any], Awaitable[bytes]]
+    from dep2p.client import Client, IncomingRequest
+
+Answerer = Callable[["IncomingRequest"], Awaitable[bytes]]
 
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 _ERROR_TEXT_BYTES_MAX: Final = 800
-_FAILED: Final = "the handler failed"  # all that a caller learns of an exception here
+_FAILED: Final = "the handler failed"  # the only text that a caller gets for an exception here
 
 
 def reply(
@@ -67,15 +70,15 @@ def _answerer(program: str | None, file: Path | None, script: str | None, echo: 
     if script is not None:
         return _script_answerer(script)
     if file is not None:
-        read_payload(None, file)  # so that a wrong path is told now, not at the first request
+        read_payload(None, file)  # a wrong path is an error now, not at the first request
 
-        async def from_file(request: Any) -> bytes:
-            return read_payload(None, file)  # anew each time: the file may change
+        async def from_file(request: "IncomingRequest") -> bytes:
+            return read_payload(None, file)  # read for each request: the file may change
 
         return from_file
 
-    async def same(request: Any) -> bytes:
-        return bytes(request.data)
+    async def same(request: "IncomingRequest") -> bytes:
+        return bytes(request.body)
 
     return same
 
@@ -95,14 +98,14 @@ async def _serve(
     answered = taken = 0
     slots = anyio.Semaphore(concurrency)
 
-    async def one(request: Any) -> None:
+    async def one(request: "IncomingRequest") -> None:
         nonlocal answered
         try:
             outcome = await _answer_one(request, answer)
         finally:
             slots.release()
         answered += 1
-        _tell(run, request, answered, outcome)
+        _report(run, request, answered, outcome)
 
     async with client.reply(name, realm=realm, concurrency=concurrency) as requests, anyio.create_task_group() as tasks:
         run.say(f"waiting for requests {name!r}; Ctrl-C ends")
@@ -114,14 +117,14 @@ async def _serve(
                 break
 
 
-async def _answer_one(request: Any, answer: Answerer) -> bytes | str:
-    """The answer that was sent, or the text of the failure."""
+async def _answer_one(request: "IncomingRequest", answer: Answerer) -> bytes | str:
+    """Answer a request; return the answer that was sent, or the text of the failure."""
     try:
         data = await answer(request)
     except HandlerError as error:
         outcome: bytes | str = str(error)
     except Exception as error:
-        # The caller learns that it failed; what failed is for this side's eyes only.
+        # The caller learns only that it failed; this side sees the traceback.
         print_exception(error, file=sys.stderr)
         outcome = _FAILED
     else:
@@ -143,11 +146,11 @@ async def _answer_one(request: Any, answer: Answerer) -> bytes | str:
     return outcome
 
 
-def _tell(run: Invocation, request: Any, number: int, outcome: bytes | str) -> None:
+def _report(run: Invocation, request: "IncomingRequest", number: int, outcome: bytes | str) -> None:
     ok = isinstance(outcome, bytes)
     if run.json:
-        fields: dict[str, Any] = {"peer": str(request.peer), "name": str(request.name), "ok": ok}
-        fields["request"] = payload(bytes(request.data))
+        fields: dict[str, object] = {"peer": str(request.peer), "name": str(request.name), "ok": ok}
+        fields["request"] = payload(bytes(request.body))
         if isinstance(outcome, bytes):
             fields["answer"] = payload(outcome)
         else:
@@ -155,26 +158,27 @@ def _tell(run: Invocation, request: Any, number: int, outcome: bytes | str) -> N
         run.emit(fields)
         return
     sent = f"answered {byte_count(len(outcome))}" if isinstance(outcome, bytes) else f"failed: {outcome}"
-    run.say(f"[#{number}] {short_peer(str(request.peer))}  {byte_count(len(request.data))}  {sent}")
+    run.say(f"[#{number}] {short_peer(str(request.peer))}  {byte_count(len(request.body))}  {sent}")
 
 
-async def _run_program(program: str, request: Any) -> bytes:
-    """stdout of the shell command. Raises HandlerError for a non-zero exit, with the end of its stderr."""
+async def _run_program(program: str, request: "IncomingRequest") -> bytes:
+    """Run a shell command; return its stdout. Raises HandlerError for a non-zero exit, with the end of its stderr."""
     import json
     import os
 
     import anyio
 
-    environment = {
-        **os.environ,
+    variables = {
         "DEP2P_PEER": str(request.peer),
         "DEP2P_NAME": str(request.name),
         "DEP2P_HEADERS": json.dumps(request.headers or {}, default=str),
     }
-    process = await anyio.open_process(["/bin/sh", "-c", program], env=environment, start_new_session=True)
+    process = await anyio.open_process(
+        ["/bin/sh", "-c", program], env=environment(os.environ, variables), start_new_session=True
+    )
     try:
         with anyio.fail_after(max(0.001, request.deadline_ms / 1000)):
-            out, err = await _talk(process, bytes(request.data))
+            out, err = await _talk(process, bytes(request.body))
             code = await process.wait()
     except TimeoutError:
         raise HandlerError("the command did not finish before the deadline") from None
@@ -186,20 +190,22 @@ async def _run_program(program: str, request: Any) -> bytes:
     return out
 
 
-async def _talk(process: Any, data: bytes) -> tuple[bytes, bytes]:
+async def _talk(process: "Process", data: bytes) -> tuple[bytes, bytes]:
     """Feed stdin and read both outputs at once, so that neither side waits for the other."""
     import anyio
 
+    stdin, out, err = process.stdin, process.stdout, process.stderr
+    assert stdin is not None and out is not None and err is not None
     parts: dict[str, bytearray] = {"out": bytearray(), "err": bytearray()}
 
     async def feed() -> None:
         try:
-            async with process.stdin as pipe:
-                await pipe.send(data)
+            async with stdin:
+                await stdin.send(data)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-            return  # the command does not read its input, which is its right
+            return  # the command need not read its input
 
-    async def read(pipe: Any, into: str, most: int) -> None:
+    async def read(pipe: "ByteReceiveStream", into: str, most: int) -> None:
         async for chunk in pipe:
             parts[into] += chunk
             if into == "err":
@@ -210,15 +216,15 @@ async def _talk(process: Any, data: bytes) -> tuple[bytes, bytes]:
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(feed)
-            tasks.start_soon(read, process.stdout, "out", ANSWER_BYTES_MAX)
-            tasks.start_soon(read, process.stderr, "err", _ERROR_TEXT_BYTES_MAX)
+            tasks.start_soon(read, out, "out", ANSWER_BYTES_MAX)
+            tasks.start_soon(read, err, "err", _ERROR_TEXT_BYTES_MAX)
     except* HandlerError as group:
         raise group.exceptions[0] from None
     return bytes(parts["out"]), bytes(parts["err"])
 
 
-async def _end(process: Any) -> None:
-    """Kill what is left of the command and its children, and wait for it."""
+async def _end(process: "Process") -> None:
+    """Kill the command and its children, if they still run, and wait for it."""
     import os
     import signal
 
@@ -240,7 +246,7 @@ def _script_answerer(text: str) -> Answerer:
         raise CliError(f"--script {text!r} is not MODULE.py:function", "D1001")
     function = _load(Path(path_text), function_name)
 
-    async def call(request: Any) -> bytes:
+    async def call(request: "IncomingRequest") -> bytes:
         import anyio.to_thread
 
         try:
@@ -264,13 +270,13 @@ def _script_answerer(text: str) -> Answerer:
 
 
 def _from_file(trace: TracebackType | None, path: str) -> TracebackType | None:
-    """The part of a traceback that begins in the script: how we came there tells its author nothing."""
+    """Return the part of a traceback that begins in the script: our own frames do not help its author."""
     while trace is not None and trace.tb_frame.f_code.co_filename != os.path.abspath(path):
         trace = trace.tb_next
     return trace
 
 
-def _load(path: Path, function_name: str) -> Callable[[Any], Any]:
+def _load(path: Path, function_name: str) -> Callable[..., object]:
     from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location(path.stem, path) if path.is_file() else None
@@ -285,10 +291,10 @@ def _load(path: Path, function_name: str) -> Callable[[Any], Any]:
         spec.loader.exec_module(module)
     except Exception as error:
         raise CliError(f"{path} fails when it is loaded: {type(error).__name__}: {error}", "D6006") from error
-    function = getattr(module, function_name, None)
+    function: object = getattr(module, function_name, None)
     if not callable(function):
         raise CliError(f"{path} has no function {function_name!r}", "D1001")
-    return cast(Callable[[Any], Any], function)
+    return function
 
 
 def register(app: typer.Typer) -> None:
@@ -307,7 +313,7 @@ def register(app: typer.Typer) -> None:
         its environment. When it ends with another status than 0 the caller gets HANDLER_FAILED with the end of its
         standard error; when the request's deadline passes it is killed.
 
-        A function is called with one argument that has data (bytes), peer, name and headers, and returns bytes or str;
+        A function is called with one argument that has body (bytes), peer, name and headers, and returns bytes or str;
         it may be async. The text of a dep2p.errors.HandlerError reaches the caller, that of other exceptions does not.
         """,
     )(reply)

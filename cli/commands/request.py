@@ -1,6 +1,6 @@
 """``dep2p request`` and ``dep2p notify``: send something to a peer, or to every member."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,22 +15,27 @@ from dep2p.cli.framework.payloads import (
     read_payload,
     show_payload,
 )
-from dep2p.cli.framework.render import payload, printable, short_peer, table, text_of
+from dep2p.cli.framework.render import payload, short_peer, table, text_of
 from dep2p.cli.framework.resolve import resolve_peer
 from dep2p.error_codes import EXIT_FAILED, EXIT_OK
+from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
-    from dep2p.client.client import Client
+    from collections.abc import Mapping
+
+    from dep2p.client import Client
+    from dep2p.errors import Dep2pError
+    from dep2p.types import PeerId
 
 AllOption = Annotated[bool, typer.Option("--all", help="Send to every member that is up; then PEER is left out.")]
 
 
 def split_target(words: list[str], everyone: bool) -> tuple[str | None, str, str | None]:
-    """``[PEER] NAME [DATA]`` as (peer, name, data); with ``everyone`` there is no PEER. Raises :class:`CliError`."""
+    """``[PEER] NAME [BODY]`` as (peer, name, body); with ``everyone`` there is no PEER. Raises :class:`CliError`."""
     rest = list(words)
     peer = None if everyone else rest.pop(0)
     if not rest or len(rest) > 2:
-        wanted = "NAME [DATA|-]" if everyone else "PEER NAME [DATA|-]"
+        wanted = "NAME [BODY|-]" if everyone else "PEER NAME [BODY|-]"
         if rest:
             raise CliError(f"too many words for {wanted}", "D1001", tries=("quote data that holds spaces",))
         tries = ("with --all there is no PEER",) if everyone else ("with --all for every member, without PEER",)
@@ -44,7 +49,7 @@ WordsArgument = Annotated[
     typer.Argument(
         help="The peer (an id or abbreviation; left out with --all), the name, and the payload as text or - for "
         "standard input.",
-        metavar="PEER NAME [DATA|-]",
+        metavar="PEER NAME [BODY|-]",
     ),
 ]
 
@@ -68,18 +73,20 @@ def request(
     """Send a request to a peer and print its answer."""
     peer_text, name, data = split_target(words, everyone)
     content = read_payload(data, file)
-    options: dict[str, Any] = {
-        "realm": realm,
-        "timeout_s": timeout,
-        "idempotent": idempotent,
-        "headers": read_headers(headers),
-    }
+    app_headers = read_headers(headers)
 
     async def body(client: "Client") -> int:
         if peer_text is None:
-            return _show_results(run, dict(await client.broadcast(name, content, **options)))
+            return _show_results(
+                run,
+                await client.broadcast(
+                    name, content, realm=realm, timeout_s=timeout, idempotent=idempotent, headers=app_headers
+                ),
+            )
         peer = await resolve_peer(client, peer_text)
-        answer = await client.request(peer, name, content, **options)
+        answer = await client.request(
+            peer, name, content, realm=realm, timeout_s=timeout, idempotent=idempotent, headers=app_headers
+        )
         if run.json:
             run.emit({"peer": peer, "name": name} | payload(answer))
         else:
@@ -89,10 +96,10 @@ def request(
     return run.with_client(body)
 
 
-def _show_results(run: Invocation, results: dict[Any, Any]) -> int:
+def _show_results(run: Invocation, results: "Mapping[PeerId, bytes | Dep2pError | None]") -> int:
     failed = 0
     rows: list[list[str]] = []
-    shown: list[dict[str, Any]] = []
+    shown: list[dict[str, object]] = []
     for peer, result in results.items():
         if isinstance(result, BaseException):
             failed += 1
@@ -166,5 +173,5 @@ def register(app: typer.Typer) -> None:
             ("dep2p notify f3Qa news 'lunch is ready'", "to one peer"),
             ("dep2p notify --all news - < bulletin.txt", "to every member"),
         ],
-        notes="The command ends when the message is on its way; that says nothing about whether anybody listens.",
+        notes="The command ends when the message is on its way; that says nothing about whether a program listens.",
     )(notify)

@@ -1,18 +1,19 @@
-"""``dep2p send``, and ``dep2p outbox``: reliable messages, and those that wait."""
+"""``dep2p send`` and ``dep2p outbox``: reliable messages, and those that wait."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dep2p.cli.framework.command import Invocation, command, group
 from dep2p.cli.framework.errors import CliError
 from dep2p.cli.framework.payloads import FileOption, HeaderOption, RealmOption, check_name, read_headers, read_payload
-from dep2p.cli.framework.render import byte_count, duration, printable, short_peer, table
+from dep2p.cli.framework.render import byte_count, duration, short_peer, table
 from dep2p.cli.framework.resolve import resolve_peer
 from dep2p.error_codes import EXIT_FAILED, EXIT_OK
+from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
-    from dep2p.client.client import Client
+    from dep2p.client import Client
 
 ReliableOption = Annotated[
     bool, typer.Option("--reliable", help="Keep it until the handler there has taken it, across restarts.")
@@ -35,7 +36,7 @@ def send(
     peer: Annotated[str, typer.Argument(help="A member's peer id, or the start of it.", metavar="PEER")],
     name: Annotated[str, typer.Argument(help="The name of the notifies that the peer listens to.", metavar="NAME")],
     data: Annotated[
-        str | None, typer.Argument(help="The message as text; - reads standard input.", metavar="[DATA|-]")
+        str | None, typer.Argument(help="The message as text; - reads standard input.", metavar="[BODY|-]")
     ] = None,
     file: FileOption = None,
     reliable: ReliableOption = False,
@@ -75,27 +76,26 @@ def ls(run: Invocation, realm: RealmOption = None) -> None:
 
     async def body(client: "Client") -> None:
         found = await client.outbox(realm=realm)
-        items: list[dict[str, Any]] = found["items"]
         if run.json:
             run.emit(found)
             return
-        if not items:
+        if not found.items:
             run.say("nothing waits")
             return
         rows = [
             [
-                f"{short_peer(str(item['peer']))}:{str(item['id']).rpartition(':')[2]}",
-                printable(str(item["topic"] or item["name"])),
-                str(item["state"]),
-                byte_count(int(item["size_bytes"])),
-                str(item["tries"]),
-                duration(float(item["age_s"])),
-                printable(str(item["last_error"]))[:60],
+                f"{short_peer(item.peer)}:{item.id.rpartition(':')[2]}",
+                printable(item.topic or item.name),
+                item.state,
+                byte_count(item.size_bytes),
+                str(item.tries),
+                duration(item.age_s),
+                printable(item.last_error)[:60],
             ]
-            for item in items
+            for item in found.items
         ]
         run.print(table(["ID", "NAME", "STATE", "SIZE", "TRIES", "AGE", "LAST ERROR"], rows))
-        if not found["is_durable"]:
+        if not found.is_durable:
             run.say("these are in memory only: they end with the daemon")
 
     run.with_client(body)
@@ -130,7 +130,7 @@ def drop(
     everything: Annotated[bool, typer.Option("--all", help="All messages.")] = False,
     realm: RealmOption = None,
 ) -> int:
-    """Give up messages: they end as failed, and nobody gets them."""
+    """Give up messages: they end as failed, and are not delivered."""
     if sum((bool(ids), peer is not None, everything)) != 1:
         raise CliError("give ids, --peer PEER or --all: one of the three", "D1001", tries=("dep2p outbox ls",))
 
@@ -141,7 +141,7 @@ def drop(
         elif peer is not None:
             dropped = await client.drop_from_outbox(peer=await resolve_peer(client, peer), realm=realm)
         else:
-            waiting = [str(item["id"]) for item in (await client.outbox(realm=realm))["items"]]
+            waiting = [item.id for item in (await client.outbox(realm=realm)).items]
             for found in dict.fromkeys([_find(given, waiting) for given in ids or ()]):
                 dropped += await client.drop_from_outbox(message_id=found, realm=realm)
         if run.json:
@@ -156,7 +156,8 @@ def drop(
 
 
 def _find(given: str, waiting: list[str]) -> str:
-    """The whole id: ``12D3KooW…abcd:7``, ``abcd:7`` and ``7`` stand for one that ends so, its number being whole.
+    """Return the whole id: ``12D3KooW…abcd:7``, ``abcd:7`` and ``7`` stand for an id with that end and that whole
+    number.
 
     Raises :class:`CliError`.
     """
@@ -184,8 +185,8 @@ def register(app: typer.Typer) -> None:
         "exactly is promised. Without --reliable this is `dep2p notify`.",
     )(send)
     box = group(app, "outbox", "Reliable messages that wait for their acknowledgement.")
-    command(box, "ls", examples=[("dep2p outbox ls", "what waits for whom, and why")])(ls)
-    command(box, "flush", examples=[("dep2p outbox flush --timeout 60", "tries everybody again now")])(flush)
+    command(box, "ls", examples=[("dep2p outbox ls", "the waiting messages, their receivers and errors")])(ls)
+    command(box, "flush", examples=[("dep2p outbox flush --timeout 60", "tries every peer again now")])(flush)
     command(
         box,
         "drop",

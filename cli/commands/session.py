@@ -1,12 +1,12 @@
-"""``dep2p session``: serve and open ordered sessions, and look at them."""
+"""``dep2p session``: serve, open and describe ordered sessions."""
 
 import contextlib
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,11 +14,13 @@ from dep2p.cli.commands.publish import stdin_lines
 from dep2p.cli.framework.command import Invocation, command, group
 from dep2p.cli.framework.errors import CliError
 from dep2p.cli.framework.payloads import RealmOption, check_name, show_payload
-from dep2p.cli.framework.render import payload, printable, short_peer, table
+from dep2p.cli.framework.render import payload, short_peer, table
 from dep2p.cli.framework.resolve import resolve_peer
+from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
-    from dep2p.client.client import Client
+    from dep2p.client import Client
+    from dep2p.client.models import FeedLagged
     from dep2p.client.sessions import OpenedSession, SessionEvent, SessionPush
 
 _PAUSE_FULL_S = 0.02
@@ -30,7 +32,7 @@ def open_(
     run: Invocation,
     peer: PeerArgument,
     name: NameArgument,
-    data: Annotated[str, typer.Argument(help="What to tell the server at opening.", metavar="[DATA]")] = "",
+    data: Annotated[str, typer.Argument(help="Data for the server at opening.", metavar="[BODY]")] = "",
     token_file: Annotated[
         Path | None,
         typer.Option("--token-file", help="Keep the place here after each push, and go on from it.", metavar="FILE"),
@@ -63,7 +65,7 @@ def open_(
 
 
 async def _leave(session: "OpenedSession", *, keep: bool) -> None:
-    """Also when this command is interrupted."""
+    """Leave the session, also when this command is interrupted."""
     from anyio import CancelScope
 
     from dep2p.errors import Dep2pError
@@ -80,9 +82,9 @@ async def _print_pushes(
         async for push in pushes:
             if run.json:
                 bound = {"request_id": push.request_id, "place": push.place} if push.request_id else {}
-                run.emit({"seq": push.seq, **payload(push.data), **bound})
+                run.emit({"seq": push.seq, **payload(push.body), **bound})
             else:
-                show_payload(run, push.data, raw=raw, nul=nul)
+                show_payload(run, push.body, raw=raw, nul=nul)
             if token_file is not None:
                 _write_token(token_file, push.token)
             seen += 1
@@ -93,7 +95,7 @@ async def _print_pushes(
 
 
 async def _pushes(run: Invocation, session: "OpenedSession") -> "AsyncGenerator[SessionPush, None]":
-    """The pushes; what is missing between them is told and gone over."""
+    """Yield the pushes; report gaps between them and go on."""
     from dep2p.errors import SessionGapError, SessionResetError
 
     while True:
@@ -121,7 +123,7 @@ def _read_token(path: Path | None) -> str | None:
 
 
 def _write_token(path: Path, token: str) -> None:
-    """The old place or the new one, whatever happens."""
+    """Write the token, so that a crash leaves the old one or the new one."""
     part = path.with_name(f".{path.name}.part")
     try:
         part.write_text(token + "\n")
@@ -131,7 +133,7 @@ def _write_token(path: Path, token: str) -> None:
 
 
 def _forget_token(path: Path) -> None:
-    """The session has ended: there is nothing to go on with."""
+    """Remove the token of a session that has ended."""
     with contextlib.suppress(OSError):
         path.unlink()
 
@@ -185,10 +187,12 @@ class _Server:
         self._changed = anyio.Event()
         self.pushed = 0
 
-    async def watch(self, events: Any) -> None:
-        """Follow what happens on the sessions, and answer requests."""
+    async def watch(self, events: "AsyncIterator[SessionEvent | FeedLagged]") -> None:
+        """Follow the events of the sessions, and answer requests."""
+        from dep2p.client.models import FeedLagged
+
         async for event in events:
-            if hasattr(event, "event"):
+            if not isinstance(event, FeedLagged):
                 await self._take(event)
 
     async def _take(self, event: "SessionEvent") -> None:
@@ -196,33 +200,33 @@ class _Server:
 
         if event.event == "opened":
             self._live[event.session] = None
-            self._tell(event, f"session {event.session} of {short_peer(str(event.peer))}")
+            self._report(event, f"session {event.session} of {short_peer(str(event.peer))}")
         elif event.event == "closed":
             self._live.pop(event.session, None)
-            self._tell(event, f"session {event.session} is over: {printable(event.reason)}")
+            self._report(event, f"session {event.session} is over: {printable(event.reason)}")
         else:
             error = None if self._answer is not None else "this server answers no requests"
             await _ignoring_the_end(
                 lambda: self._client.respond_session(event.session, event.request_id, self._answer or b"", error=error)
             )
-            self._tell(event, f"request {event.request_id} of session {event.session}")
+            self._report(event, f"request {event.request_id} of session {event.session}")
         self._changed.set()
         self._changed = anyio.Event()
 
-    def _tell(self, event: "SessionEvent", text: str) -> None:
+    def _report(self, event: "SessionEvent", text: str) -> None:
         if self._run.json:
             fields = {"event": event.event, "session": event.session, "peer": str(event.peer), "reason": event.reason}
-            self._run.emit(fields | (payload(event.data) if event.data else {}))
+            self._run.emit(fields | (payload(event.body) if event.body else {}))
         else:
             self._run.say(text)
 
     async def wait_for(self, count: int) -> None:
-        """Until so many sessions are open."""
+        """Wait until so many sessions are open."""
         while len(self._live) < count:
             await self._changed.wait()
 
     async def push(self, data: bytes) -> None:
-        """To every session; one that is full is waited for, so that its order holds."""
+        """Push to every session. Waits for one that is full, so that its order holds."""
         _pushed, full = await self._client.push_all_sessions(self._name, data)
         self.pushed += 1
         for session in full:
@@ -239,14 +243,14 @@ class _Server:
 
 
 async def _ignoring_the_end(call: Callable[[], Awaitable[None]]) -> None:
-    """A session that is over by now needs nothing more."""
+    """Ignore the error of a session that is over by now."""
     from dep2p.errors import AlreadyRespondedError, SessionClosedError, SessionNotFoundError
 
     with contextlib.suppress(SessionClosedError, SessionNotFoundError, AlreadyRespondedError):
         await call()
 
 
-def _rows(sessions: list[dict[str, Any]]) -> list[list[str]]:
+def _rows(sessions: list[dict[str, object]]) -> list[list[str]]:
     return [
         [
             str(each["session_id"])[:12],

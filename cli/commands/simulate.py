@@ -28,7 +28,7 @@ class Profile(StrEnum):
     GO = "go"
 
 
-class Scores(StrEnum):
+class ScoreProfile(StrEnum):
     """Profiles of peer scoring."""
 
     STANDARD = "standard"
@@ -44,16 +44,19 @@ class WireName(StrEnum):
     LIBP2P = "libp2p"
 
 
-class Attack(StrEnum):
+class AttackName(StrEnum):
     """Scripted attackers; the same names as in the simulator, which is not loaded for ``--help``."""
 
     COLD_BOOT_ECLIPSE = "cold-boot-eclipse"
     COVERT_FLASH = "covert-flash"
     GRAFT_FLOOD = "graft-flood"
     MESSAGE_SPAM = "message-spam"
+    EARLY_FORGERY = "early-forgery"
+    TARGET_ECLIPSE = "target-eclipse"
+    PUBLISHER_CENSORSHIP = "publisher-censorship"
 
 
-_ATTACKS: Final = ", ".join(attack.value for attack in Attack)
+_ATTACKS: Final = ", ".join(attack.value for attack in AttackName)
 
 
 def _mesh_option(flag: str, text: str) -> Any:
@@ -88,9 +91,9 @@ def simulate(
     ] = None,
     flood_publish: Annotated[bool, typer.Option("--flood-publish", help="Publish to all peers of the topic.")] = False,
     scores: Annotated[
-        Scores, typer.Option("--scores", help="Peer scoring: standard, hardening or off.")
-    ] = Scores.STANDARD,
-    attack: Annotated[Attack | None, typer.Option("--attack", help=f"Add sybils that attack: {_ATTACKS}.")] = None,
+        ScoreProfile, typer.Option("--scores", help="Peer scoring: standard, hardening or off.")
+    ] = ScoreProfile.STANDARD,
+    attack: Annotated[AttackName | None, typer.Option("--attack", help=f"Add sybils that attack: {_ATTACKS}.")] = None,
     sybils: Annotated[float, typer.Option("--sybils", help="Sybils for each honest node.", min=0)] = 4.0,
     sybil_degree: Annotated[int, typer.Option("--sybil-degree", help="Honest nodes a sybil dials.", min=1)] = 10,
     partition: Annotated[
@@ -133,7 +136,11 @@ def simulate(
     }
     given["gossip_factor"] = gossip_factor
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    made_scores = {Scores.STANDARD: standard_scores(), Scores.HARDENING: hardening_scores(), Scores.OFF: None}
+    made_scores = {
+        ScoreProfile.STANDARD: standard_scores(),
+        ScoreProfile.HARDENING: hardening_scores(),
+        ScoreProfile.OFF: None,
+    }
     try:
         params = go_defaults() if profile is Profile.GO else GossipParams()
         scenario = simulator.Scenario(
@@ -177,7 +184,7 @@ def simulate(
 
 
 class _Bar:
-    """Virtual time on one line of a terminal; nothing at all anywhere else."""
+    """The virtual time, on one line of a terminal; elsewhere nothing."""
 
     def __init__(self, scenario: "Scenario", *, shown: bool) -> None:
         self._end_s = scenario.end_s
@@ -211,20 +218,19 @@ class _Bar:
 
 
 def _text(report: "Report") -> str:
-    found = report.as_object()
     deliveries = report.deliveries
-    latency, hops, degree = found["latency_ms"], found["hops"], found["mesh_degree"]
+    latency, hops, degree = deliveries.latency_ms, deliveries.hops, report.mesh_degree
     rows = [
         ("delivered", f"{deliveries.ratio:.4%}", f"{deliveries.made:,} of {deliveries.expected:,}"),
         ("worst message", f"{deliveries.worst_message:.4%}", ""),
         (
             "latency",
-            f"p50 {latency['p50']:.0f} ms",
-            f"p90 {latency['p90']:.0f}  p99 {latency['p99']:.0f}  max {latency['max']:.0f} ms",
+            f"p50 {latency.p50:.0f} ms",
+            f"p90 {latency.p90:.0f}  p99 {latency.p99:.0f}  max {latency.max:.0f} ms",
         ),
-        ("hops", f"mean {hops['mean']:.2f}", f"p50 {hops['p50']:.0f}  p99 {hops['p99']:.0f}  max {hops['max']:.0f}"),
+        ("hops", f"mean {hops.mean:.2f}", f"p50 {hops.p50:.0f}  p99 {hops.p99:.0f}  max {hops.max:.0f}"),
         ("copies per delivery", f"{report.copies_per_delivery:.2f}", f"{report.copies:,} copies"),
-        ("mesh degree", f"mean {degree['mean']:.2f}", f"min {degree['min']}  max {degree['max']:.0f}"),
+        ("mesh degree", f"mean {degree.mean:.2f}", f"min {report.mesh_degree_min}  max {degree.max:.0f}"),
     ]
     if report.scenario.attack is not None:
         thrown = report.disconnects.get("sybils", 0)
@@ -235,17 +241,26 @@ def _text(report: "Report") -> str:
                 f"{report.mesh_sybil_share:.1%} of meshes, thrown out {thrown:,} times",
             )
         )
+        if report.target is not None:
+            target = report.target
+            rows.append(
+                (
+                    "the target's",
+                    f"{target.ratio:.4%}",
+                    f"{target.made:,} of {target.expected:,}, p50 {target.latency_ms.p50:.0f} max "
+                    f"{target.latency_ms.max:.0f} ms",
+                )
+            )
         rows.append(("forged, delivered", f"{report.forged_delivered}", ""))
     rows += [
         (f"rpcs: {kind}", f"{count:,}", "") for kind, count in sorted(report.rpcs.items(), key=lambda item: -item[1])
     ]
     rows += [(f"not arrived: {reason}", f"{count:,}", "") for reason, count in sorted(report.drops.items())]
-    performance = found["performance"]
     rows += [
         (
             "events",
             f"{report.events:,}",
-            f"{report.events_per_s:,.0f}/s, {found['virtual_s']:g} s of virtual time in {performance['wall_s']:.2f} s",
+            f"{report.events_per_s:,.0f}/s, {report.scenario.end_s:g} s of virtual time in {report.wall_s:.2f} s",
         ),
         ("trace hash", report.trace_hash, ""),
     ]

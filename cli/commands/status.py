@@ -1,15 +1,21 @@
-"""``dep2p status``: the node at a glance."""
+"""``dep2p status``: the state of the node at a glance."""
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dep2p.cli.framework.command import Invocation, command
-from dep2p.cli.framework.render import duration, printable, short_peer, short_realm, table
+from dep2p.cli.framework.render import byte_count, duration, short_peer, short_realm, table
+from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
-    from dep2p.client.client import Client, DaemonUnreachableError
+    from dep2p.client import Client, DaemonUnreachableError
+    from dep2p.control_api.replies import DaemonStatus, StoreOwnershipSummary
+
+
+_LOOP_BLOCKED_MS = 100
+"""Delay of the event loop that is shown."""
 
 
 def status(
@@ -26,10 +32,10 @@ def status(
     async def body(client: "Client") -> None:
         import anyio
 
-        from dep2p.client.client import DaemonUnreachableError
+        from dep2p.client import DaemonUnreachableError
 
         shown = 0
-        answer: dict[str, Any] | DaemonUnreachableError = await _first_answer(client, wait)
+        answer: DaemonStatus | DaemonUnreachableError = await _first_answer(client, wait)
         while True:
             if shown:
                 answer = await _answer_or_error(client)
@@ -49,10 +55,10 @@ def status(
     run.with_client(body)
 
 
-async def _first_answer(client: "Client", wait_s: float) -> dict[str, Any]:
+async def _first_answer(client: "Client", wait_s: float) -> "DaemonStatus":
     import anyio
 
-    from dep2p.client.client import DaemonUnreachableError
+    from dep2p.client import DaemonUnreachableError
 
     deadline_s = anyio.current_time() + wait_s
     while True:
@@ -64,9 +70,9 @@ async def _first_answer(client: "Client", wait_s: float) -> dict[str, Any]:
         await anyio.sleep(0.1)
 
 
-async def _answer_or_error(client: "Client") -> "dict[str, Any] | DaemonUnreachableError":
-    """Who watches wants to see a daemon go and come back."""
-    from dep2p.client.client import DaemonUnreachableError
+async def _answer_or_error(client: "Client") -> "DaemonStatus | DaemonUnreachableError":
+    """Return the status, or the error of a daemon that went away and may come back."""
+    from dep2p.client import DaemonUnreachableError
 
     try:
         return await client.status()
@@ -74,60 +80,86 @@ async def _answer_or_error(client: "Client") -> "dict[str, Any] | DaemonUnreacha
         return error
 
 
-def render(fields: dict[str, Any], run: Invocation) -> str:
+def render(status: "DaemonStatus", run: Invocation) -> str:
     """The status as text."""
-    connections: dict[str, Any] = fields.get("connections") or {}
-    realms: list[dict[str, Any]] = fields.get("realms") or []
-    state = str(fields.get("state", "running"))
     lines = [
-        f"Node      {run.paint(short_peer(str(fields['peer_id'])), 'bold')}   "
-        f"up {duration(float(fields.get('uptime_s', 0)))}   dep2p {fields.get('version', '?')}"
-        + ("" if state == "running" else f"   {run.paint(state, 'yellow')}")
+        f"Node      {run.paint(short_peer(status.peer_id), 'bold')}   up {duration(status.uptime_s)}   "
+        f"dep2p {status.version}" + ("" if status.state == "running" else f"   {run.paint(status.state, 'yellow')}")
     ]
     lines += [
-        f"{'Listen' if number == 0 else '':8}  {printable(str(addr).partition('/p2p/')[0])}"
-        for number, addr in enumerate(fields.get("listen") or ["nowhere: this node only dials"])
+        f"{'Listen' if number == 0 else '':8}  {printable(addr.partition('/p2p/')[0])}"
+        for number, addr in enumerate(status.listen or ["nowhere: this node only dials"])
     ]
     lines.append(
-        f"Peers     {fields.get('peers', 0)} ({connections.get('outbound', 0)} out, {connections.get('inbound', 0)} in)"
-        f"      Realms  {len(realms)}      Streams  {fields.get('streams', 0)}"
+        f"Peers     {status.peers} ({status.connections.outbound} out, {status.connections.inbound} in)"
+        f"      Realms  {len(status.realms)}      Streams  {status.streams}"
     )
-    nsq: dict[str, Any] = fields.get("nsq") or {}
-    if nsq:
-        places = [str(nsq.get(each)) for each in ("listen", "http") if nsq.get(each)]
-        lines.append(f"NSQ       {', '.join(places)}      Clients  {nsq.get('connections', 0)}")
-    lines += _keeper(fields.get("queues") or {}, run)
-    lines += [f"{run.paint('Problem', 'red')}   {printable(str(problem))}" for problem in fields.get("problems") or ()]
-    if realms:
+    if status.nsq is not None:
+        places = [place for place in (status.nsq.listen, status.nsq.http) if place]
+        lines.append(f"NSQ       {', '.join(places)}      Clients  {status.nsq.connections}")
+    lines += _broker(status.queues, run)
+    lines += [f"{run.paint('Problem', 'red')}   {printable(problem)}" for problem in status.problems]
+    lines += [
+        f"{run.paint('Problem', 'red')}   realm {printable(realm.name)}: {printable(problem)}"
+        for realm in status.realms
+        for problem in realm.problems
+    ]
+    lines += _refused(status, run)
+    lines += _unproven(status, run)
+    if status.realms:
         rows = [
-            [
-                printable(str(realm["name"])),
-                short_realm(str(realm["realm_id"])),
-                str(realm.get("members_known", 0)),
-                str(realm.get("members_up", 0)),
-            ]
-            for realm in realms
+            [printable(realm.name), short_realm(realm.realm_id), str(realm.members_known), str(realm.members_up)]
+            for realm in status.realms
         ]
         lines += ["", table(["REALM", "ID", "OTHERS", "UP"], rows, right=(2, 3))]
     else:
-        lines += ["", "in no realm yet: dep2p realm new NAME, or dep2p realm join INVITE"]
+        lines += ["", "in no realm yet: dep2p realm new NAME, or dep2p realm join"]
     return "\n".join(lines)
 
 
-def _keeper(queues: dict[str, Any], run: Invocation) -> list[str]:
-    """Who keeps the queues, where several nodes share their store."""
-    if not queues.get("shared"):
+def _refused(status: "DaemonStatus", run: Invocation) -> list[str]:
+    """The members that were refused something by their quotas."""
+    return [
+        f"{run.paint('Refused', 'yellow')}   {short_peer(each.peer)}: "
+        + ", ".join(f"{count} {printable(quota.replace('_', ' '))}" for quota, count in each.refused.items())
+        for each in status.quotas
+        if each.refused
+    ]
+
+
+def _unproven(status: "DaemonStatus", run: Invocation) -> list[str]:
+    """The share of peers that no realm has verified, what was ended for its bounds, and a slow event loop."""
+    counts = status.counters
+    ended = sum(count for name, count in counts.items() if name.startswith("host_resources_ended_"))
+    floods = counts.get("host_mux_control_rate_exceeded", 0)
+    lines: list[str] = []
+    if counts.get("host_connections_unproven", 0) or ended or floods:
+        lines.append(
+            f"Unproven  {counts.get('host_connections_unproven', 0)} connections hold "
+            f"{byte_count(counts.get('host_memory_bytes_unproven', 0))} of "
+            f"{byte_count(counts.get('host_memory_bytes', 0))}"
+            + (f"; ended: {ended} for memory or number, {floods} for their rate" if ended or floods else "")
+        )
+    delay_ms = counts.get("host_loop_delay_max_ms", 0)
+    if delay_ms >= _LOOP_BLOCKED_MS:
+        lines.append(f"{run.paint('Loop', 'yellow')}      blocked for up to {delay_ms} ms in the last minute")
+    return lines
+
+
+def _broker(queues: "StoreOwnershipSummary", run: Invocation) -> list[str]:
+    """Return a line with the broker of the queues, where several nodes share their store."""
+    if not queues.shared:
         return []
-    others = [short_peer(str(each)) for each in queues.get("nodes") or () if each != queues.get("owner")]
-    if queues.get("role") == "owner":
-        what = f"this node keeps them (term {queues.get('term')}); standing by: {', '.join(others) or 'none'}"
-    elif queues.get("owner"):
-        what = f"standing by: {short_peer(str(queues['owner']))} keeps them (term {queues.get('term')})"
+    others = [short_peer(each) for each in queues.nodes if each != queues.owner]
+    if queues.role == "owner":
+        what = f"this node keeps them (term {queues.term}); standing by: {', '.join(others) or 'none'}"
+    elif queues.owner:
+        what = f"standing by: {short_peer(queues.owner)} keeps them (term {queues.term})"
     else:
         what = run.paint("no node keeps them just now", "yellow")
     lines = [f"Queues    {what}"]
-    if queues.get("problem"):
-        lines.append(f"{run.paint('Problem', 'red')}   {printable(str(queues['problem']))}")
+    if queues.problem:
+        lines.append(f"{run.paint('Problem', 'red')}   {printable(queues.problem)}")
     return lines
 
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -12,13 +12,14 @@ from dep2p.cli.commands.publish import PublicOption, TopicArgument
 from dep2p.cli.framework.command import Invocation, command
 from dep2p.cli.framework.errors import CliError
 from dep2p.cli.framework.payloads import RealmOption, show_payload
-from dep2p.cli.framework.render import byte_count, payload, printable, short_peer
+from dep2p.cli.framework.render import byte_count, payload, short_peer
+from dep2p.outside_text import file_name, printable
 
 if TYPE_CHECKING:
-    from dep2p.client.client import Client, TopicMessage
+    from dep2p.client import Client, TopicMessage
     from dep2p.client.topics import OnFull
 
-_POLICIES: Final = {"drop-oldest": "drop_oldest", "drop-newest": "drop_newest", "pause": "pause"}
+_POLICIES: Final[dict[str, "OnFull"]] = {"drop-oldest": "drop_oldest", "drop-newest": "drop_newest", "pause": "pause"}
 _ID_DIGITS_MAX: Final = 32
 
 
@@ -56,26 +57,26 @@ def subscribe(
         raise CliError(f"--on-full {on_full!r} is none of {', '.join(_POLICIES)}", "D1001")
     if dump is not None:
         dump.mkdir(parents=True, exist_ok=True)
-    options: dict[str, Any] = {"realm": realm, "public": public, "buffer_items": buffer}
 
     async def body(client: "Client") -> None:
         seen = 0
-        async with client.subscribe(topic, on_full=cast("OnFull", policy), **options) as messages:
+        from dep2p.client.models import FeedLagged
+
+        async with client.subscribe(topic, on_full=policy, realm=realm, public=public, buffer_items=buffer) as messages:
             run.say(f"waiting for messages of {topic!r}; Ctrl-C ends")
             async for message in messages:
-                lagged = getattr(message, "count", None)
-                if isinstance(lagged, int):
-                    _tell_gap(run, lagged)
+                if isinstance(message, FeedLagged):
+                    _report_gap(run, message.count)
                     continue
                 seen += 1
-                _show(run, cast("TopicMessage", message), seen, dump, raw=raw, nul=nul)
+                _show(run, message, seen, dump, raw=raw, nul=nul)
                 if seen == count:
                     return
 
     run.with_client(body)
 
 
-def _tell_gap(run: Invocation, lagged: int) -> None:
+def _report_gap(run: Invocation, lagged: int) -> None:
     if run.json:
         run.emit({"lagged": lagged})
     else:
@@ -84,27 +85,28 @@ def _tell_gap(run: Invocation, lagged: int) -> None:
 
 def _show(run: Invocation, message: "TopicMessage", number: int, dump: Path | None, *, raw: bool, nul: bool) -> None:
     sender = None if message.sender is None else str(message.sender)
-    file = None if dump is None else write_new(dump, f"{number:06}-{message.id[:_ID_DIGITS_MAX]}", message.data)
+    file = None if dump is None else write_new(dump, f"{number:06}-{message.id[:_ID_DIGITS_MAX]}", message.body)
     if run.json:
-        fields: dict[str, Any] = {
+        fields: dict[str, object] = {
             "topic": message.topic,
             "sender": sender,
             "seqno": message.seqno,
             "id": message.id,
             "received_from": message.received_from,
         }
-        run.emit(fields | (payload(message.data) if file is None else {"file": str(file), "bytes": len(message.data)}))
+        run.emit(fields | (payload(message.body) if file is None else {"file": str(file), "bytes": len(message.body)}))
     elif file is not None:
         run.print(printable(str(file)))
     else:
         if not raw and not nul:
             author = "" if sender is None else f" from {short_peer(sender)}"
-            run.say(f"[#{number}] {printable(message.topic)}{author}  {byte_count(len(message.data))}")
-        show_payload(run, message.data, raw=raw, nul=nul)
+            run.say(f"[#{number}] {printable(message.topic)}{author}  {byte_count(len(message.body))}")
+        show_payload(run, message.body, raw=raw, nul=nul)
 
 
 def write_new(directory: Path, stem: str, data: bytes) -> Path:
-    """Write a file that is whole from its first moment under a name that did not exist. Raises :class:`CliError`."""
+    """Write a whole file at once, under a name that did not exist. Raises :class:`CliError`."""
+    stem = file_name(stem)
     partial = directory / f".{stem}.{secrets.token_hex(4)}.part"
     try:
         try:
@@ -114,7 +116,7 @@ def write_new(directory: Path, stem: str, data: bytes) -> Path:
             while True:
                 path = directory / (f"{stem}.msg" if attempt == 0 else f"{stem}-{attempt}.msg")
                 try:
-                    os.link(partial, path)  # unlike a rename, it never takes the place of another file
+                    os.link(partial, path)  # unlike a rename, it never replaces another file
                 except FileExistsError:
                     attempt += 1
                 else:
@@ -138,7 +140,7 @@ def register(app: typer.Typer) -> None:
             ("dep2p subscribe photos --dump inbox", "one new file per message; prints its name"),
             ("dep2p subscribe done --count 1 --raw", "waits for one"),
         ],
-        notes="Messages come from now on, each once, and not those of this very node. What waits when the command "
-        "reads too slowly is bounded (--buffer, and 8 MiB); more is dropped as --on-full says, and the command says "
-        "how many. A topic that nobody reads any more is left after a minute.",
+        notes="Messages come from now on, each once, and not those of this node itself. When the command reads too "
+        "slowly, a bounded number waits (--buffer, and 8 MiB); more is dropped as --on-full says, and the command says "
+        "how many. The daemon leaves a topic without readers after a minute.",
     )(subscribe)

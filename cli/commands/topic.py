@@ -1,18 +1,22 @@
-"""``dep2p topic``: which topics this node is in, and who else."""
+"""``dep2p topic``: the topics that this node is in, and their other peers."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from dep2p.cli.commands.publish import PublicOption, TopicArgument
 from dep2p.cli.framework.command import Invocation, command, group
 from dep2p.cli.framework.payloads import RealmOption
-from dep2p.cli.framework.render import printable, table
+from dep2p.cli.framework.render import table
+from dep2p.outside_text import printable
+
+if TYPE_CHECKING:
+    from dep2p.control_api.replies import TopicPeers
 
 
 def list_topics(run: Invocation) -> None:
     """List the topics that this node is in."""
-    topics: list[dict[str, Any]] = run.with_client(lambda client: client.topics())
+    topics = run.with_client(lambda client: client.topics())
     if run.json:
         run.emit({"topics": topics})
     elif not topics:
@@ -20,23 +24,23 @@ def list_topics(run: Invocation) -> None:
     else:
         rows = [
             [
-                printable(str(topic["topic"])),
-                "(public)" if topic["realm"] is None else printable(str(topic["realm"])),
-                *(str(topic[name]) for name in ("peers", "mesh", "subscriptions", "buffered_items")),
+                printable(topic.topic),
+                "(public)" if topic.realm is None else printable(topic.realm),
+                *map(str, (topic.peers, topic.mesh, topic.subscriptions, topic.buffered_items)),
             ]
             for topic in topics
         ]
         run.print(table(["TOPIC", "REALM", "PEERS", "MESH", "READERS", "WAITING"], rows, right=[2, 3, 4, 5]))
 
 
-def _look(run: Invocation, topic: str, realm: str | None, public: bool) -> dict[str, Any]:
+def _look(run: Invocation, topic: str, realm: str | None, public: bool) -> "TopicPeers":
     return run.with_client(lambda client: client.topic(topic, realm=realm, public=public))
 
 
-def _print_peers(run: Invocation, found: dict[str, Any], name: str, none: str) -> None:
-    peers = [str(peer) for peer in found[name]]
+def _print_peers(run: Invocation, found: "TopicPeers", name: Literal["peers", "mesh"], none: str) -> None:
+    peers = found.peers if name == "peers" else found.mesh
     if run.json:
-        run.emit({"topic": found["topic"], "joined": found["joined"], name: peers})
+        run.emit({"topic": found.topic, "joined": found.joined, name: peers})
     elif peers:
         run.print("\n".join(peers))
     else:
@@ -56,12 +60,12 @@ def mesh(run: Invocation, topic: TopicArgument, realm: RealmOption = None, publi
 def scores(run: Invocation, topic: TopicArgument, realm: RealmOption = None, public: PublicOption = False) -> None:
     """Print the router's opinion of the subscribed peers, the best first."""
     found = _look(run, topic, realm, public)
-    known = sorted(found["scores"].items(), key=lambda item: (-float(item[1]), str(item[0])))
+    known = sorted(found.scores.items(), key=lambda item: (-item[1], item[0]))
     if run.json:
-        run.emit({"topic": found["topic"], "joined": found["joined"], "scores": dict(known)})
+        run.emit({"topic": found.topic, "joined": found.joined, "scores": dict(known)})
     elif known:
-        in_mesh = set(found["mesh"])
-        rows = [[str(peer), f"{float(score):.3f}", "yes" if peer in in_mesh else "no"] for peer, score in known]
+        in_mesh = set(found.mesh)
+        rows = [[peer, f"{score:.3f}", "yes" if peer in in_mesh else "no"] for peer, score in known]
         run.print(table(["PEER", "SCORE", "MESH"], rows, right=[1]))
     else:
         run.say("no connected peer is subscribed")
@@ -83,5 +87,5 @@ def register(app: typer.Typer) -> None:
         topic,
         "scores",
         examples=[("dep2p topic scores chat", "a peer below 0 leaves the mesh")],
-        notes="What raises and lowers a score is explained in docs/explanation/gossipsub.md.",
+        notes="docs/explanation/gossipsub.md explains how scores rise and fall.",
     )(scores)

@@ -1,1 +1,1 @@
-"""framework."""
+"""The declaration, manual, output and errors of commands; no command is in it."""

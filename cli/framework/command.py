@@ -1,4 +1,4 @@
-"""How a command is declared: the options that all of them share, their manual, and what happens to their errors."""
+"""The declaration of commands: the options that all of them share, their manual, and the report of their errors."""
 
 import contextlib
 import functools
@@ -13,29 +13,38 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec,
 
 import typer
 
-from dep2p.cli.framework.errors import describe, show, single_cause
+from dep2p.cli.framework.errors import describe, show
 from dep2p.cli.framework.usage import PlainCommand, PlainGroup
+from dep2p.concurrency.exception_groups import first_error
 from dep2p.error_codes import EXIT_OK
+from dep2p.outside_text import styled
 
 if TYPE_CHECKING:
-    from dep2p.client.client import Client
+    from msgspec import Struct
+
+    from dep2p.client import Client
     from dep2p.config.loader import Config
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-GLOBAL_OPTIONS: Final = {
-    "data_dir": "--data-dir",
-    "socket": "--socket",
-    "json": "--json",
-    "quiet": "--quiet",
-    "no_color": "--no-color",
-}
+TERMINATE_S: Final = 5.0
+"""From SIGTERM to the end of a command that does not end by itself."""
+
+
+def _plain(value: object) -> object:
+    """Convert a value that JSON does not have."""
+    from msgspec import Struct, to_builtins
+
+    if isinstance(value, Struct):
+        fields: object = to_builtins(value)
+        return fields
+    return str(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Manual:
-    """What ``dep2p help COMMAND`` says beyond the options. ``examples``: pairs of a command line and a remark."""
+    """Texts of ``dep2p help COMMAND`` beside the options. ``examples``: pairs of a command line and a remark."""
 
     examples: tuple[tuple[str, str], ...] = ()
     notes: str = ""
@@ -47,7 +56,7 @@ MANUALS: Final[dict[Callable[..., Any], Manual]] = {}
 
 @dataclass(slots=True)
 class Invocation:
-    """The shared options of one run, and the ways to speak to the user. Data goes to stdout, talk to stderr."""
+    """The shared options of one run, and the ways to write output. Data goes to stdout, messages to stderr."""
 
     json: bool = False
     quiet: bool = False
@@ -67,15 +76,15 @@ class Invocation:
         """The node's data directory, absolute. Raises ConfigError."""
         return self.config().data_dir
 
-    def emit(self, value: Mapping[str, Any]) -> None:
+    def emit(self, value: "Mapping[str, object] | Struct") -> None:
         """Print one JSON object on one line to stdout, at once."""
         from json import dumps
 
-        self.write(dumps(value, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace") + b"\n")
+        self.write(dumps(value, ensure_ascii=False, default=_plain).encode("utf-8", "backslashreplace") + b"\n")
 
     def print(self, text: str) -> None:
-        """Print text to stdout, at once."""
-        print(text, flush=True)
+        """Print text to stdout, at once. Control characters become escapes, but for newline, tab and own styles."""
+        print(styled(text), flush=True)
 
     def write(self, data: bytes) -> None:
         """Write bytes to stdout, at once."""
@@ -84,13 +93,13 @@ class Invocation:
         sys.stdout.buffer.flush()
 
     def say(self, text: str) -> None:
-        """Tell the user something on stderr; not with --quiet."""
+        """Write a message for the user to stderr; not with --quiet."""
         if not self.quiet:
-            print(text, file=sys.stderr, flush=True)
+            print(styled(text), file=sys.stderr, flush=True)
 
     def warn(self, text: str) -> None:
-        """Tell the user something on stderr even with --quiet."""
-        print(text, file=sys.stderr, flush=True)
+        """Write a warning for the user to stderr, even with --quiet."""
+        print(styled(text), file=sys.stderr, flush=True)
 
     def paint(self, text: str, style: str) -> str:
         """``text`` in bold, green, yellow, red or dim when stdout is a terminal that wants colour."""
@@ -99,7 +108,7 @@ class Invocation:
 
     def client(self) -> "AbstractAsyncContextManager[Client]":
         """A client of the running daemon. Raises DaemonUnreachableError on entry or at the first call."""
-        from dep2p.client.client import Client
+        from dep2p.client import Client
 
         return Client.open(self.socket or self.config().socket_path)
 
@@ -117,33 +126,43 @@ def run_async(main: Callable[[], Awaitable[T]]) -> T:
     """Run an async function to its end on asyncio.
 
     Ctrl-C cancels it and raises KeyboardInterrupt; SIGTERM cancels it, too, so that nothing it started is left behind,
-    and raises ``typer.Exit`` with 143.
+    and raises ``typer.Exit`` with 143. Where the cancellation changes nothing, since a file or pipe blocks the program,
+    the process ends with 143 after TERMINATE_S.
     """
     import asyncio
     import signal
+    import threading
 
     import anyio
 
+    status = 128 + signal.SIGTERM
+    ending = threading.Timer(TERMINATE_S, os._exit, [status])
+    ending.daemon = True
+
     async def guarded_main() -> T:
         task = asyncio.current_task()
-        terminated = False
+        loop = asyncio.get_running_loop()
+        assert task is not None
 
-        def terminate() -> None:
-            nonlocal terminated
-            terminated = True
-            if task is not None:
-                task.cancel()
+        def terminate(*_: object) -> None:
+            # Runs also while the loop's own thread waits in a system call, when the loop can take no signal.
+            if not ending.is_alive():
+                ending.start()
+                loop.call_soon_threadsafe(task.cancel)
 
-        with contextlib.suppress(RuntimeError, ValueError):  # not the main thread: a test's affair
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+        with contextlib.suppress(ValueError):  # not the main thread, as in some tests
+            before = signal.signal(signal.SIGTERM, terminate)
+            stack.callback(signal.signal, signal.SIGTERM, before)
         try:
             return await main()
         except asyncio.CancelledError:
-            if terminated:
-                raise typer.Exit(128 + signal.SIGTERM) from None
+            if ending.is_alive():
+                raise typer.Exit(status) from None
             raise
 
-    return anyio.run(guarded_main, backend="asyncio")
+    with contextlib.ExitStack() as stack:
+        stack.callback(ending.cancel)
+        return anyio.run(guarded_main, backend="asyncio")
 
 
 def _shared_parameters(*, root: bool) -> list[inspect.Parameter]:
@@ -194,16 +213,17 @@ def _merge(context: typer.Context, given: Mapping[str, Any]) -> Invocation:
     run.json = run.json or bool(given["shared_json"])
     run.quiet = run.quiet or bool(given["shared_quiet"])
     if given["shared_data_dir"] is not None:
-        run.given_data_dir = Path(given["shared_data_dir"]).expanduser()
+        run.given_data_dir = Path(os.path.expanduser(given["shared_data_dir"]))
     if given["shared_socket"] is not None:
-        run.socket = Path(given["shared_socket"]).expanduser()
+        run.socket = Path(os.path.expanduser(given["shared_socket"]))
     plain = bool(given["shared_no_color"]) or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
     run.color = sys.stdout.isatty() and not plain if context is root or plain else run.color
     return run
 
 
 def _with_shared(function: Callable[..., Any], call: Callable[..., Any], *, root: bool = False) -> Callable[..., Any]:
-    """``call`` with the signature of ``function``, Typer's context for its first parameter, and the shared options."""
+    """Return ``call`` with the signature of ``function``, Typer's context for its first parameter, and the shared
+    options."""
     hints = get_type_hints(function, include_extras=True)
     own = list(inspect.signature(function).parameters.values())[1:]
     context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
@@ -236,9 +256,9 @@ def guarded(run: Invocation, call: Callable[[], Any]) -> None:
     except (typer.Exit, typer.Abort, KeyboardInterrupt):
         raise
     except BaseException as error:
-        if hasattr(error, "format_message"):  # Typer's own usage errors: main() shows them
+        if hasattr(error, "format_message"):  # main() shows Typer's own usage errors
             raise
-        cause = single_cause(error)
+        cause = first_error(error)
         if isinstance(cause, BrokenPipeError):
             silence_stdout()
             raise typer.Exit(EXIT_OK) from None
@@ -249,6 +269,8 @@ def guarded(run: Invocation, call: Callable[[], Any]) -> None:
 
             print_exception(error)
         failure = describe(error)
+        if isinstance(cause, OSError):
+            silence_stdout()  # what it still holds may be what could not be written
         show(failure, json=run.json)
         raise typer.Exit(failure.exit_code) from None
     if isinstance(result, int) and result:
@@ -260,7 +282,7 @@ def silence_stdout() -> None:
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):
-        return  # stdout is no file here (a test's): then nothing will be flushed to it either
+        return  # stdout is no file here (in a test), so nothing will be flushed to it
 
 
 def command(
@@ -303,7 +325,7 @@ def group(app: typer.Typer, name: str, help: str) -> typer.Typer:
     )
 
     def remember(run: Invocation) -> None:
-        """Only the shared options."""
+        """Take the shared options, and nothing else."""
 
     sub.callback()(_with_shared(remember, remember))
     app.add_typer(sub, name=name, help=help)

@@ -1,12 +1,13 @@
-"""What went wrong, why, what to do next, under which code: the one way in which the command line reports errors."""
+"""Reports of errors: the error, its cause, the next step and the code. The command line has no other way."""
 
+import errno
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TextIO, cast
+from typing import Final, TextIO
 
-from dep2p.cli.framework.render import printable
-from dep2p.client.errors import ControlError, code_of
+from dep2p.concurrency.exception_groups import first_error
+from dep2p.control_api.errors import ControlError, code_of
 from dep2p.error_codes import (
     ERRORS,
     EXIT_FAILED,
@@ -19,6 +20,7 @@ from dep2p.error_codes import (
     EXIT_USAGE,
 )
 from dep2p.errors import Dep2pError
+from dep2p.outside_text import printable, styled
 
 EXIT_MEANINGS: Final = {
     EXIT_OK: "done",
@@ -45,11 +47,11 @@ class CliError(Dep2pError):
         self.code = code
         self.exit_code = exit_code
         self.cause = cause
-        self.tries = tuple(tries)
+        self.tries: tuple[str, ...] = tuple(tries)
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ErrorReport:
     """An error, ready to be shown."""
 
     message: str
@@ -69,9 +71,9 @@ class Failure:
         lines.append(f"  code:  {self.code} (dep2p errors show {self.code})")
         return "\n".join(lines)
 
-    def problem(self) -> dict[str, Any]:
-        """The same as an RFC 9457 problem, with ``code``, ``try`` and ``exit_code``."""
-        problem: dict[str, Any] = {
+    def problem(self) -> dict[str, object]:
+        """The same report as an RFC 9457 problem, with ``code``, ``try`` and ``exit_code``."""
+        problem: dict[str, object] = {
             "type": f"urn:dep2p:error:{self.code}",
             "title": ERRORS[self.code].title if self.code in ERRORS else self.message,
         }
@@ -85,17 +87,9 @@ class Failure:
         return problem | {"code": self.code, "exit_code": self.exit_code}
 
 
-def single_cause(error: BaseException) -> BaseException:
-    """The error inside groups of one, which task groups wrap around what happened in a task."""
-    while isinstance(error, BaseExceptionGroup):
-        group = cast(BaseExceptionGroup[BaseException], error)
-        error = group.exceptions[0]
-    return error
-
-
-def describe(error: BaseException) -> Failure:
-    """Turn any exception into what the user is told."""
-    error = single_cause(error)
+def describe(error: BaseException) -> ErrorReport:
+    """Turn any exception into a report for the user."""
+    error = first_error(error)
     if isinstance(error, CliError):
         return _failure(str(error), error.code, error.tries, cause=error.cause, exit_code=error.exit_code)
     if isinstance(error, ControlError):
@@ -104,6 +98,8 @@ def describe(error: BaseException) -> Failure:
         return _failure(detail, error.code, tries, cause=cause, status=error.status)
     if isinstance(error, Dep2pError):
         return _failure(str(error) or type(error).__name__, code_of(error))
+    if isinstance(error, OSError) and error.errno == errno.EBADF and not error.filename:
+        return _failure("standard input or output is closed", "D6006", ("give it a file, a pipe or /dev/null",))
     if isinstance(error, OSError):
         exit_code = EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else EXIT_FAILED
         where = f"{error.filename}: " if error.filename else ""
@@ -124,15 +120,15 @@ def _failure(
     cause: str = "",
     exit_code: int | None = None,
     status: int = 0,
-) -> Failure:
+) -> ErrorReport:
     row = ERRORS.get(code)
     if row is not None:
         tries = tries or (row.what_to_try,)
         exit_code = row.exit_code if exit_code is None else exit_code
-    return Failure(message, code, EXIT_FAILED if exit_code is None else exit_code, cause, tuple(tries), status)
+    return ErrorReport(message, code, EXIT_FAILED if exit_code is None else exit_code, cause, tuple(tries), status)
 
 
-def show(failure: Failure, *, json: bool, stream: TextIO | None = None) -> None:
+def show(failure: ErrorReport, *, json: bool, stream: TextIO | None = None) -> None:
     """Print a failure to stderr: four lines, or one JSON problem."""
     target = sys.stderr if stream is None else stream
     if json:
@@ -142,6 +138,6 @@ def show(failure: Failure, *, json: bool, stream: TextIO | None = None) -> None:
     else:
         text = failure.text()
     try:
-        print(text, file=target, flush=True)
+        print(styled(text), file=target, flush=True)
     except OSError:
-        return  # nobody reads stderr; the exit code still tells
+        return  # stderr is closed: the exit code is the only report

@@ -15,7 +15,7 @@ _INDENT: Final = " " * 7
 
 
 def find(root: Any, words: list[str]) -> tuple[list[str], Any]:
-    """The command that the words name. Raises :class:`CliError` with the nearest one."""
+    """Return the command that the words name. Raises :class:`CliError` with the nearest one."""
     from difflib import get_close_matches
 
     path: list[str] = []
@@ -32,7 +32,7 @@ def find(root: Any, words: list[str]) -> tuple[list[str], Any]:
 
 
 def walk(found: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every visible command with its path, groups before what is in them."""
+    """Yield every visible command with its path, groups before their commands."""
     yield path, found
     for name, sub in getattr(found, "commands", {}).items():
         if not sub.hidden:
@@ -102,25 +102,25 @@ def _wrapped(text: str, left: str) -> list[str]:
     )
 
 
-def help_page(
-    run: Invocation,
-    words: Annotated[
-        list[str] | None, typer.Argument(help="The command, for example: realm join.", metavar="COMMAND")
-    ] = None,
-) -> None:
-    """Show the manual page of a command."""
-    from dep2p.cli.main import root_command
-
-    path, found = find(root_command(), words or [])
-    if run.json:
-        page = {heading.lower().replace(" ", "_"): body for heading, body in sections(path, found)}
-        run.emit({"command": " ".join(["dep2p", *path])} | page)
-    else:
-        run.print(page_text(path, found))
-
-
 def register(app: typer.Typer) -> None:
-    """Add ``help``."""
+    """Add ``help``, which shows the pages of all commands of ``app``."""
+
+    def help_page(
+        run: Invocation,
+        words: Annotated[
+            list[str] | None, typer.Argument(help="The command, for example: realm join.", metavar="COMMAND")
+        ] = None,
+    ) -> None:
+        """Show the manual page of a command."""
+        path, found = find(typer.main.get_command(app), words or [])
+        if run.json:
+            page: dict[str, object] = {
+                heading.lower().replace(" ", "_"): body for heading, body in sections(path, found)
+            }
+            run.emit({"command": " ".join(["dep2p", *path])} | page)
+        else:
+            run.print(page_text(path, found))
+
     command(
         app,
         "help",

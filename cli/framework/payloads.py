@@ -1,4 +1,4 @@
-"""Where a payload comes from (argument, file, standard input) and how one is shown."""
+"""Payloads: their source (argument, file, standard input), and how the command line shows them."""
 
 import os
 import sys
@@ -9,17 +9,18 @@ import typer
 
 from dep2p.cli.framework.command import Invocation
 from dep2p.cli.framework.errors import CliError
-from dep2p.cli.framework.render import byte_count, printable, text_of
+from dep2p.cli.framework.render import byte_count, text_of
 from dep2p.error_codes import EXIT_NOT_FOUND
+from dep2p.outside_text import printable
 
 PAYLOAD_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Read no more than this from a file or a pipe: far above any message limit, far below the memory."""
+"""Bytes read from a file or a pipe at most: far above any message limit, far below the memory."""
 
 RealmOption = Annotated[
     str | None, typer.Option("--realm", help="The realm, by name or id; needed when the node is in several.")
 ]
 DataArgument = Annotated[
-    str | None, typer.Argument(help="The payload as text; - reads it from standard input.", metavar="[DATA|-]")
+    str | None, typer.Argument(help="The payload as text; - reads it from standard input.", metavar="[BODY|-]")
 ]
 FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="Read the payload from this file.")]
 HeaderOption = Annotated[
@@ -28,13 +29,13 @@ HeaderOption = Annotated[
 
 
 def check_name(name: str) -> None:
-    """Raises :class:`CliError` for what cannot be the name of a request, notify or stream."""
+    """Check the name of a request, notify or stream. Raises :class:`CliError`."""
     if not name.isprintable() or not 1 <= len(name.encode("utf-8", "surrogateescape")) <= 255:
         raise CliError(f"{name[:80]!r} is no name: a name has 1 to 255 bytes, all printable", "D1001")
 
 
 def cannot_read(path: Path, error: OSError) -> CliError:
-    """The error for a file of the user's that cannot be read; exit 4 when there is none."""
+    """Return the error for a user's file that cannot be read; exit 4 when there is none."""
     missing = isinstance(error, FileNotFoundError)
     tries = ("check the path",) if missing else ()
     exit_code = EXIT_NOT_FOUND if missing else None
@@ -42,9 +43,9 @@ def cannot_read(path: Path, error: OSError) -> CliError:
 
 
 def read_payload(data: str | None, file: Path | None) -> bytes:
-    """The payload's bytes; empty when none is given. Raises :class:`CliError`."""
+    """Read the payload; empty when none is given. Raises :class:`CliError`."""
     if data is not None and file is not None:
-        raise CliError("DATA and --file exclude each other", "D1001")
+        raise CliError("BODY and --file exclude each other", "D1001")
     if file is not None and str(file) != "-":
         try:
             with file.open("rb") as opened:
@@ -63,7 +64,7 @@ def read_payload(data: str | None, file: Path | None) -> bytes:
 
 
 def read_headers(given: list[str] | None) -> dict[str, object] | None:
-    """``KEY=VALUE`` texts as headers. Raises :class:`CliError`."""
+    """Parse ``KEY=VALUE`` texts as headers. Raises :class:`CliError`."""
     headers: dict[str, object] = {}
     for text in given or ():
         key, equals, value = text.partition("=")
@@ -77,7 +78,7 @@ def show_payload(run: Invocation, data: bytes, *, raw: bool = False, nul: bool =
     """Write a payload to stdout.
 
     ``raw``: the bytes and nothing else; ``nul``: the bytes and a NUL. Otherwise text gets a line end and, on a
-    terminal, its control characters are shown as escapes; binary data is not let onto a terminal.
+    terminal, its control characters are shown as escapes; a terminal gets no binary data.
     """
     if raw or nul:
         run.write(data + b"\0" if nul else data)

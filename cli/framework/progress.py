@@ -19,13 +19,13 @@ class Progress:
         self._total = total
         self._done = 0
         self._at_start = 0
-        self.started_s = time.monotonic()
+        self.started_s: float = time.monotonic()
         self._next_s = 0.0
         self._shown = shown and sys.stderr.isatty()
         self._drawn = False
 
     def add(self, count: int) -> None:
-        """``count`` more are done."""
+        """Count ``count`` more."""
         self._done += count
         if self._shown:
             now = time.monotonic()
@@ -34,7 +34,7 @@ class Progress:
                 self._draw(now)
 
     def restart(self, done: int) -> None:
-        """Count from ``done`` on, which were there before."""
+        """Count from ``done`` on: those were there before."""
         self._done = self._at_start = done
         self.started_s = time.monotonic()
 

@@ -1,16 +1,18 @@
-"""Text and JSON forms of what commands print. Pure: nothing here reads or writes a stream."""
+"""Text and JSON forms of the commands' output. Pure: nothing here reads or writes a stream."""
 
 import base64
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 from unicodedata import combining, east_asian_width
 
-_KEY_PREFIX: Final = "12D3KooW"  # every Ed25519 peer id starts so: it tells nothing apart
+from dep2p.outside_text import styled_line
+
+_KEY_PREFIX: Final = "12D3KooW"  # every Ed25519 peer id starts so
 _BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def short_peer(peer: str) -> str:
-    """``12D3KooW…f3Qa``: enough to recognise a peer; commands take it back as an abbreviation."""
+    """Return a short form, ``12D3KooW…f3Qa``: enough to recognise a peer; commands accept it as an abbreviation."""
     return peer if len(peer) <= 16 else f"{peer[:8]}…{peer[-4:]}"
 
 
@@ -54,7 +56,7 @@ def byte_count(count: float) -> str:
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
     """Columns two spaces apart, without trailing spaces; ``right`` names the columns to align right."""
-    lines = [list(headings), *(list(row) for row in rows)]
+    lines = [list(headings), *([styled_line(cell) for cell in row] for row in rows)]
     widths = [max(_cells(line[column]) for line in lines) for column in range(len(headings))]
     return "\n".join(
         "  ".join(
@@ -66,19 +68,10 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequ
 
 
 def _cells(text: str) -> int:
-    """Columns of a terminal that the text takes: East Asian characters take two, combining ones none."""
+    """Count the columns of a terminal that the text takes: East Asian characters take two, combining ones none."""
     if text.isascii():
         return len(text)
     return sum(0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text)
-
-
-def printable(text: str) -> str:
-    """Text from others, safe for a terminal: control and invisible characters become escapes; newline and tab stay."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode("ascii") for char in text
-    )
 
 
 def text_of(data: bytes) -> str | None:
@@ -89,22 +82,15 @@ def text_of(data: bytes) -> str | None:
         return None
 
 
-def payload(data: bytes) -> dict[str, Any]:
+def payload(data: bytes) -> dict[str, object]:
     """The JSON form of a payload: ``data`` in base64, ``encoding``, and ``text`` when it is UTF-8."""
-    fields: dict[str, Any] = {"data": base64.b64encode(data).decode("ascii"), "encoding": "base64"}
+    fields: dict[str, object] = {"data": base64.b64encode(data).decode("ascii"), "encoding": "base64"}
     text = text_of(data)
     if text is not None:
         fields["text"] = text
     return fields
 
 
-def headers_json(headers: dict[str, object]) -> dict[str, Any]:
+def headers_json(headers: dict[str, object]) -> dict[str, object]:
     """Headers with bytes values as ``{"data", "encoding"}``."""
     return {key: payload(value) if isinstance(value, bytes) else value for key, value in headers.items()}
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value at ``share`` (0 … 1) of an ascending sequence, nearest rank."""
-    if not ordered:
-        return 0.0
-    return ordered[min(len(ordered) - 1, max(0, round(share * (len(ordered) - 1))))]

@@ -1,14 +1,15 @@
 """Peers and realms as people write them: whole ids, abbreviations, names."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dep2p.cli.framework.errors import CliError
-from dep2p.cli.framework.render import peer_matches, printable
+from dep2p.cli.framework.render import peer_matches
 from dep2p.error_codes import EXIT_USAGE
+from dep2p.outside_text import printable
 from dep2p.types import parse_peer_id
 
 if TYPE_CHECKING:
-    from dep2p.client.client import Client
+    from dep2p.client import Client
 
 
 def whole_peer_id(text: str) -> str | None:
@@ -19,32 +20,30 @@ def whole_peer_id(text: str) -> str | None:
         return None
 
 
-def _self_error(text: str) -> CliError:
-    return CliError(
-        f"{text} is this node itself: it neither dials nor sends to itself",
-        "D4004",
-        tries=("name another peer: dep2p realm members",),
-    )
-
-
 async def refuse_self(client: "Client", peer: str) -> None:
-    """Raises :class:`CliError` when the peer is the daemon's own node."""
-    if peer == str((await client.status())["peer_id"]):
-        raise _self_error(peer)
+    """Raises :class:`CliError` when the peer is the daemon's own node, where only another peer makes sense."""
+    if peer == (await client.status()).peer_id:
+        raise CliError(
+            f"{peer} is this node itself: it does not dial itself",
+            "D4004",
+            tries=("name another peer: dep2p realm members",),
+        )
 
 
 async def resolve_peer(client: "Client", text: str) -> str:
-    """The peer that ``text`` means: a whole id, or an abbreviation that fits exactly one peer that the node knows.
+    """Return the peer for a text: a whole id, or an abbreviation that fits exactly one peer that the node knows.
 
-    Raises :class:`CliError`: ``self``, no fit (exit 4), several fits (exit 2).
+    ``self`` and an abbreviation of its own id mean the node itself, whose programs reach each other as peers do.
+    Raises :class:`CliError`: no fit (exit 4), several fits (exit 2).
     """
-    if text == "self":
-        raise _self_error("self")
     whole = whole_peer_id(text)
     if whole is not None:
         return whole
+    own = (await client.status()).peer_id
+    if text == "self":
+        return own
     known = await known_peers(client)
-    fitting = [peer for peer in known if peer_matches(peer, text)]
+    fitting = [peer for peer in [own, *known] if peer_matches(peer, text)]
     if len(fitting) == 1:
         return fitting[0]
     shown = printable(text)
@@ -65,19 +64,11 @@ async def resolve_peer(client: "Client", text: str) -> str:
 
 
 async def known_peers(client: "Client") -> list[str]:
-    """Ids of connected peers and of realm members, each once, this node's own left out."""
-    own = str((await client.status())["peer_id"])
-    found: dict[str, None] = {str(peer["peer"]): None for peer in await client.peers()}
+    """List the ids of connected peers and of realm members, each once, without this node's own."""
+    own = (await client.status()).peer_id
+    found: dict[str, None] = {peer.peer: None for peer in await client.peers()}
     for realm in await client.realms():
-        for member in await client.realm_members(str(realm["realm_id"])):
-            found[str(member["peer"])] = None
+        for member in await client.realm_members(realm.realm_id):
+            found[member.peer] = None
     found.pop(own, None)
     return list(found)
-
-
-def field(value: dict[str, Any], *names: str, default: Any = None) -> Any:
-    """The first of the named fields that is there."""
-    for name in names:
-        if value.get(name) is not None:
-            return value[name]
-    return default

@@ -1,5 +1,7 @@
-"""How usage lines and options are written: as we declare them, without Typer's type names."""
+"""Usage lines and options, as we declare them, without Typer's type names."""
 
+from collections.abc import Iterable
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any, Final
 
 import typer.core
@@ -14,7 +16,48 @@ _VALUES: Final = {
     "wait": "SECONDS",
     "program": "COMMAND",
 }
-"""What an option's value is called when its declaration does not say."""
+"""The name of an option's value when its declaration gives none."""
+
+_WIDENS: Final = frozenset({"all", "any", "force", "yes", "overwrite", "allow"})
+"""First words of options that make a command do more: to everything, over what is there, without asking."""
+_SIMILARITY_MIN: Final = 0.65
+_OWN_SIMILARITY_MIN: Final = 0.7
+_OWN_LENGTH_DIFFERENCE_MAX: Final = 2
+
+
+def widens(option: str) -> bool:
+    """Whether ``--all-channels`` and its like: no hint offers such an option unless the user meant it."""
+    return option.removeprefix("--").split("-")[0] in _WIDENS
+
+
+def nearest_option(wrong: str, parameters: Iterable[Any]) -> str | None:
+    """The option that an unknown one may stand for, or the argument: with it a command never does more than was typed.
+
+    >>> from types import SimpleNamespace
+    >>> channels = SimpleNamespace(param_type_name="option", opts=["--all-channels"])
+    >>> nearest_option("--all-chanels", [channels]), nearest_option("--chanels", [channels])
+    ('--all-channels', None)
+    """
+    typed = wrong.lstrip("-").lower()
+    names: dict[str, str] = {}
+    for parameter in parameters:
+        if parameter.param_type_name == "argument":
+            shown = argument_name(parameter)
+            names.setdefault(shown.strip("[].").lower(), shown)
+        else:
+            names |= {option[2:]: option for option in parameter.opts if option.startswith("--")}
+    for name in get_close_matches(typed, list(names), n=len(names) or 1, cutoff=_SIMILARITY_MIN):
+        if not widens(names[name]) or _is_misspelling(typed, name):
+            return names[name]
+    return None
+
+
+def _is_misspelling(wrong: str, option: str) -> bool:
+    """Whether the option itself was meant: one letter or two are wrong, or the word that widens is there."""
+    if wrong.split("-")[0] == option.split("-")[0]:
+        return True
+    is_alike = SequenceMatcher(None, wrong, option).ratio() >= _OWN_SIMILARITY_MIN
+    return is_alike and abs(len(wrong) - len(option)) <= _OWN_LENGTH_DIFFERENCE_MAX
 
 
 def argument_name(parameter: Any) -> str:
@@ -44,7 +87,7 @@ def records(command: Any, context: Any, kind: str) -> list[tuple[str, str]]:
 
 
 def usage_pieces(command: Any, context: Any) -> list[str]:
-    """What follows the command's name."""
+    """The part of a usage line behind the command's name."""
     if hasattr(command, "commands"):
         return ["[OPTIONS]", "COMMAND [ARGS]..."]
     return [
@@ -57,7 +100,7 @@ class PlainCommand(typer.core.TyperCommand):
     """A command whose help has our names."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """What follows the command's name in the usage line."""
+        """The part of the usage line behind the command's name."""
         return usage_pieces(self, ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

@@ -1,76 +1,94 @@
 """A thin client of a running daemon, for asyncio and trio programs alike.
 
-The verbs are those of :class:`dep2p.node.node.Node`, and so are the exceptions: a request that times out raises
+The methods are those of :class:`dep2p.node.node.Node`, and so are the exceptions: a request that times out raises
 :class:`dep2p.errors.RequestTimeoutError` here as there. What only a daemon can say is a :class:`ControlError`, and when
 no daemon answers, a :class:`DaemonUnreachableError`; any call may raise these two.
 """
 
-import base64
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
 from urllib.parse import quote
 
 import anyio
 import anyio.abc
+from msgspec import UNSET
 
-from dep2p.client.client_queue_order import QueueOrderCalls
-from dep2p.client.client_queue_receive import QueueReceiveCalls, ReceivedQueueMessage
-from dep2p.client.delivery import DeliveryCalls, DeliveryStatus, ReliablyPublished, Sent
-from dep2p.client.errors import ControlError, DaemonUnreachableError, code_of, error_from_problem
+from dep2p.arguments import checks_arguments
+from dep2p.client.delivery import DeliveryClientApi
 from dep2p.client.models import (
     Event,
+    EventStream,
+    FeedLagged,
+    IncomingNotification,
     IncomingRequest,
-    Lagged,
-    Notice,
-    Published,
-    PublishedMany,
-    Subscription,
-    TopicMessage,
+    line_or_lag,
 )
-from dep2p.client.queues import QueueCalls, QueueConsumer, QueueDelivery, QueuedMany
-from dep2p.client.sessions import OpenedSession, SessionCalls, SessionEvent, SessionPush
+from dep2p.client.queues import QueueClientApi
+from dep2p.client.sessions import SessionClientApi
 from dep2p.client.streams import ClientStream
-from dep2p.client.topics import TopicCalls
-from dep2p.client.traces import TraceCalls
+from dep2p.client.topics import TopicClientApi
+from dep2p.client.traces import TraceClientApi
 from dep2p.client.transport import NdjsonLines, Transport
 from dep2p.config.loader import control_socket_path, default_data_dir
-from dep2p.control_api.encoding import decode_headers, decode_payload, encode_headers, encode_payload
+from dep2p.control_api.calls import (
+    ConnectPeer,
+    GiveReply,
+    InviteToRealm,
+    JoinRealm,
+    MessageMember,
+    OpenStreamCall,
+    PingPeer,
+    RequestMember,
+    ServeRequests,
+    base64_text,
+)
+from dep2p.control_api.encoding import decode_headers, encode_headers, fields_of
+from dep2p.control_api.errors import error_from_problem
+from dep2p.control_api.replies import (
+    AcceptedReply,
+    BroadcastReply,
+    Configuration,
+    ConnectedPeer,
+    DaemonStatus,
+    DrainState,
+    EventLine,
+    InviteReply,
+    LimitsSummary,
+    MemberList,
+    MemberResult,
+    MemberSummary,
+    MessageLine,
+    PeerDisconnection,
+    PeerList,
+    PeerSummary,
+    PingTimes,
+    Readiness,
+    RealmLeft,
+    RealmList,
+    RealmSummary,
+    RequestLine,
+    RequestReply,
+    ShutdownState,
+    StreamLine,
+    StreamOpenedReply,
+    parse_reply,
+)
 from dep2p.errors import Dep2pError, RealmFileError
-from dep2p.types import Headers, PeerId, RealmId
+from dep2p.types import Headers, PeerId
 
-__all__ = [
-    "Client",
-    "ClientStream",
-    "ControlError",
-    "DaemonUnreachableError",
-    "DeliveryStatus",
-    "Event",
-    "IncomingRequest",
-    "Lagged",
-    "Notice",
-    "OpenedSession",
-    "Published",
-    "PublishedMany",
-    "QueueConsumer",
-    "QueueDelivery",
-    "QueuedMany",
-    "ReceivedQueueMessage",
-    "ReliablyPublished",
-    "Sent",
-    "SessionEvent",
-    "SessionPush",
-    "TopicMessage",
-    "code_of",
-]
-
-_LOOK_TIMEOUT_S = 10.0  # for calls that only read what the daemon has in memory
+_LOOK_TIMEOUT_S = 10.0  # for calls that only read the daemon's memory
 _MARGIN_S = 10.0  # how much longer than the daemon the client waits for a call that has a timeout of its own
 
 
-class Client(DeliveryCalls, SessionCalls, TopicCalls, QueueCalls, QueueReceiveCalls, QueueOrderCalls, TraceCalls):
+@checks_arguments
+class Client(
+    DeliveryClientApi,
+    SessionClientApi,
+    TopicClientApi,
+    QueueClientApi,
+    TraceClientApi,
+):
     """Calls to one daemon. Made by :meth:`open`; any number of tasks may use it at once.
 
     ``realm`` arguments take a realm's name, id or a unique start of the id; None stands for the only realm joined.
@@ -96,7 +114,7 @@ class Client(DeliveryCalls, SessionCalls, TopicCalls, QueueCalls, QueueReceiveCa
         """
         if tcp is None and socket is None:
             socket = control_socket_path(default_data_dir({}) if data_dir is None else Path(data_dir))
-        transport = Transport(None if tcp is not None else Path(cast(Path, socket)), tcp, token)
+        transport = Transport(None if tcp is not None or socket is None else Path(socket), tcp, token)
         try:
             yield cls(transport)
         finally:
@@ -104,17 +122,17 @@ class Client(DeliveryCalls, SessionCalls, TopicCalls, QueueCalls, QueueReceiveCa
 
     # The daemon
 
-    async def status(self) -> dict[str, Any]:
-        """Peer id, version, uptime, addresses, peers and realms; the fields are in docs/reference/control-api.md."""
-        return await self._transport.call("GET", "/v1/status", timeout_s=_LOOK_TIMEOUT_S)
+    async def status(self) -> DaemonStatus:
+        """Peer id, version, uptime, addresses, peers, realms and more."""
+        return await self._transport.ask("GET", "/v1/status", DaemonStatus, timeout_s=_LOOK_TIMEOUT_S)
 
-    async def config(self) -> dict[str, Any]:
-        """``{"values": {section: {key: value}}, "origins": {"section.key": origin}, "file": path or null}``."""
-        return await self._transport.call("GET", "/v1/config", timeout_s=_LOOK_TIMEOUT_S)
+    async def config(self) -> Configuration:
+        """The configuration in effect, and where each value is from."""
+        return await self._transport.ask("GET", "/v1/config", Configuration, timeout_s=_LOOK_TIMEOUT_S)
 
-    async def limits(self) -> dict[str, Any]:
-        """``{"node": {name: value}, "control": {name: value}}``."""
-        return await self._transport.call("GET", "/v1/limits", timeout_s=_LOOK_TIMEOUT_S)
+    async def limits(self) -> LimitsSummary:
+        """Every bound of the node and of the control API, by name."""
+        return await self._transport.ask("GET", "/v1/limits", LimitsSummary, timeout_s=_LOOK_TIMEOUT_S)
 
     async def metrics(self) -> str:
         """The metrics in Prometheus' text format."""
@@ -127,94 +145,83 @@ class Client(DeliveryCalls, SessionCalls, TopicCalls, QueueCalls, QueueReceiveCa
         ] == 200
 
     async def ready(self) -> tuple[bool, list[str]]:
-        """Whether it takes work, and if not, the reasons."""
+        """Whether the node takes work, and if not, the reasons."""
         status, content = await self._transport.raw("GET", "/readyz", timeout_s=_LOOK_TIMEOUT_S, accept_statuses=(503,))
-        answer = cast(dict[str, Any], json.loads(content))
-        return status == 200, [str(reason) for reason in answer.get("reasons", ())]
+        return status == 200, list(self._transport.reply(status, content, Readiness).reasons)
 
-    async def drain(self) -> dict[str, Any]:
-        """Take no new work from now on; returns when what was in flight is done, at most after drain_timeout_s."""
-        return await self._transport.call("POST", "/v1/drain", timeout_s=600.0)
+    async def drain(self) -> DrainState:
+        """Take no new work from now on. Returns when calls in flight are done, at most after drain_timeout_s."""
+        return await self._transport.ask("POST", "/v1/drain", DrainState, timeout_s=600.0)
 
     async def shutdown(self) -> None:
         """Tell the daemon to drain and stop; returns before it has."""
-        await self._transport.call("POST", "/v1/shutdown")
+        await self._transport.ask("POST", "/v1/shutdown", ShutdownState)
 
     @asynccontextmanager
-    async def events(self, types: Iterable[str] = ()) -> AsyncGenerator[AsyncIterator[Event | Lagged], None]:
-        """What happens from now on, of the given kinds (all when empty); see :class:`Event`."""
+    async def events(self, types: Iterable[str] = ()) -> AsyncGenerator[AsyncIterator[Event | FeedLagged], None]:
+        """Yield the node's events from now on, of the given kinds (all when empty); see :class:`Event`."""
         chosen = ",".join(types)
         async with self._lines("GET", "/v1/events", params={"types": chosen} if chosen else {}) as lines:
-            yield Subscription(lines, _event)
+            yield EventStream(lines, _event)
 
     # Peers
 
-    async def peers(self) -> list[dict[str, Any]]:
-        """Connected peers: ``peer``, ``connections`` (id, direction, addr, age_s, rtt_ms), ``addrs``, ``realms``."""
-        return cast(
-            list[dict[str, Any]], (await self._transport.call("GET", "/v1/peers", timeout_s=_LOOK_TIMEOUT_S))["peers"]
-        )
+    async def peers(self) -> list[PeerSummary]:
+        """List the connected peers, with their connections, addresses and realms."""
+        return list((await self._transport.ask("GET", "/v1/peers", PeerList, timeout_s=_LOOK_TIMEOUT_S)).peers)
 
-    async def peer_connect(self, addr: str, *, timeout_s: float | None = None) -> dict[str, Any]:
-        """Connect to an address that ends in ``/p2p/PEER``, or to a peer id.
-
-        Returns ``peer``, ``addr``, ``direction`` and ``realms`` (names in which it is a verified member).
-        Raises PeerNotFoundError.
-        """
-        body: dict[str, object] = {"addr" if addr.startswith("/") else "peer": addr}
-        return await self._transport.call("POST", "/v1/peers", _with(body, timeout_s=timeout_s), timeout_s=120.0)
+    async def peer_connect(self, addr: str, *, timeout_s: float | None = None) -> ConnectedPeer:
+        """Connect to an address that ends in ``/p2p/PEER``, or to a peer id. Raises PeerNotFoundError."""
+        is_addr = addr.startswith("/")
+        call = ConnectPeer(addr=addr if is_addr else None, peer=None if is_addr else addr, timeout_s=timeout_s)
+        return await self._transport.ask("POST", "/v1/peers", ConnectedPeer, call, timeout_s=120.0)
 
     async def peer_disconnect(self, peer: str) -> None:
         """Close every connection to the peer. Raises ControlError D4005 when there is none."""
-        await self._transport.call("DELETE", f"/v1/peers/{_part(peer)}")
+        await self._transport.ask("DELETE", f"/v1/peers/{_part(peer)}", PeerDisconnection)
 
     async def peer_ping(self, peer: str, count: int = 1, timeout_s: float = 5.0) -> list[float | None]:
         """Round-trip seconds of ``count`` pings; None for one that got no answer. Raises PeerNotFoundError."""
-        answer = await self._transport.call(
-            "POST",
-            f"/v1/peers/{_part(peer)}/ping",
-            {"count": count, "timeout_s": timeout_s},
-            timeout_s=count * (timeout_s + 1.0) + _MARGIN_S,
-        )
-        return [None if rtt is None else float(rtt) / 1000 for rtt in answer["rtts_ms"]]
+        path, call = f"/v1/peers/{_part(peer)}/ping", PingPeer(count=count, timeout_s=timeout_s)
+        call_timeout_s = count * (timeout_s + 1.0) + _MARGIN_S
+        times = await self._transport.ask("POST", path, PingTimes, call, timeout_s=call_timeout_s)
+        return [None if rtt_ms is None else rtt_ms / 1000 for rtt_ms in times.rtts_ms]
 
     # Realms
 
-    async def realms(self) -> list[dict[str, Any]]:
-        """Joined realms: ``name``, ``realm_id``, ``members_known``, ``members_up``."""
-        return cast(
-            list[dict[str, Any]], (await self._transport.call("GET", "/v1/realms", timeout_s=_LOOK_TIMEOUT_S))["realms"]
-        )
+    async def realms(self) -> list[RealmSummary]:
+        """The joined realms."""
+        return list((await self._transport.ask("GET", "/v1/realms", RealmList, timeout_s=_LOOK_TIMEOUT_S)).realms)
 
     async def realm_join(
         self, *, invite: str | None = None, realm_file: Path | str | bytes | None = None
-    ) -> dict[str, Any]:
+    ) -> RealmSummary:
         """Join by an invite's text, or by a realm file (its path or content); stays joined over restarts.
 
         Returns the realm as :meth:`realms` does. Raises RealmFileError, ControlError D2003 or D2004.
         """
         if (invite is None) == (realm_file is None):
             raise ValueError("give either invite or realm_file")
-        if invite is not None:
-            body: dict[str, object] = {"invite": invite}
-        else:
-            content = realm_file if isinstance(realm_file, bytes) else await _read(Path(cast(str, realm_file)))
-            body = {"realm": base64.b64encode(content).decode("ascii")}
-        return await self._transport.call("POST", "/v1/realms", body, timeout_s=120.0)
+        call = JoinRealm(invite=invite)
+        if realm_file is not None:
+            content = realm_file if isinstance(realm_file, bytes) else await _read(Path(realm_file))
+            call = JoinRealm(realm=base64_text(content))
+        return await self._transport.ask("POST", "/v1/realms", RealmSummary, call, timeout_s=120.0)
 
     async def realm_leave(self, realm: str) -> None:
         """Leave, tell the members, and forget the secret on this node. Raises NotInRealmError."""
-        await self._transport.call("DELETE", f"/v1/realms/{_part(realm)}")
+        await self._transport.ask("DELETE", f"/v1/realms/{_part(realm)}", RealmLeft)
 
-    async def realm_members(self, realm: str) -> list[dict[str, Any]]:
-        """``peer``, ``addrs``, ``state`` (up, down, left), ``seq``, ``issued_s``, ``expires_s``, ``last_seen_s``."""
-        answer = await self._transport.call("GET", f"/v1/realms/{_part(realm)}/members", timeout_s=_LOOK_TIMEOUT_S)
-        return cast(list[dict[str, Any]], answer["members"])
+    async def realm_members(self, realm: str) -> list[MemberSummary]:
+        """List the members that the node knows, with their states, addresses and times."""
+        path = f"/v1/realms/{_part(realm)}/members"
+        return list((await self._transport.ask("GET", path, MemberList, timeout_s=_LOOK_TIMEOUT_S)).members)
 
     async def realm_invite(self, realm: str, addrs: Sequence[str] = ()) -> str:
-        """A text with the realm's secret and ``addrs`` (this node's own when empty). Raises NotInRealmError."""
-        body: dict[str, object] = {"addrs": list(addrs)} if addrs else {}
-        return str((await self._transport.call("POST", f"/v1/realms/{_part(realm)}/invite", body))["invite"])
+        """Make an invite: a text with the realm's secret and ``addrs`` (this node's own when empty). Raises
+        NotInRealmError."""
+        path, call = f"/v1/realms/{_part(realm)}/invite", InviteToRealm(addrs=tuple(addrs))
+        return (await self._transport.ask("POST", path, InviteReply, call)).invite
 
     # Requests and notifies
 
@@ -222,7 +229,7 @@ class Client(DeliveryCalls, SessionCalls, TopicCalls, QueueCalls, QueueReceiveCa
         self,
         peer: str,
         name: str,
-        data: bytes,
+        body: bytes,
         *,
         realm: str | None = None,
         timeout_s: float = 30.0,
@@ -234,14 +241,22 @@ class Client(DeliveryCalls, SessionCalls, TopicCalls, QueueCalls, QueueReceiveCa
         Raises RequestTimeoutError, HandlerError, NoHandlerError, PeerNotFoundError, NotMemberError, NotInRealmError,
         MessageTooLargeError, RateLimitedError, OverloadedError, StreamClosedError, ProtocolError, RemoteError.
         """
-        body = _message(peer, name, data, realm, headers) | {"timeout_s": timeout_s, "idempotent": idempotent}
-        answer = await self._transport.call("POST", "/v1/requests", body, timeout_s=timeout_s + _MARGIN_S)
-        return _payload(answer)
+        call = RequestMember(
+            peer=peer,
+            name=name,
+            data=base64_text(body),
+            realm=realm,
+            headers=_headers(headers),
+            timeout_s=timeout_s,
+            idempotent=idempotent,
+        )
+        timeout_s += _MARGIN_S
+        return (await self._transport.ask("POST", "/v1/requests", RequestReply, call, timeout_s=timeout_s)).data
 
     async def broadcast(
         self,
         name: str,
-        data: bytes,
+        body: bytes,
         *,
         realm: str | None = None,
         timeout_s: float = 30.0,
@@ -249,36 +264,41 @@ class Client(DeliveryCalls, SessionCalls, TopicCalls, QueueCalls, QueueReceiveCa
         headers: Headers | None = None,
     ) -> dict[PeerId, bytes | Dep2pError]:
         """Ask every member that is up; an answer or an exception (returned, not raised) for each."""
-        body = _message("*", name, data, realm, headers) | {"timeout_s": timeout_s, "idempotent": idempotent}
-        answer = await self._transport.call("POST", "/v1/requests", body, timeout_s=timeout_s + _MARGIN_S)
-        return {
-            PeerId(str(result["peer"])): error_from_problem(result["error"]) if "error" in result else _payload(result)
-            for result in cast(list[dict[str, Any]], answer["results"])
-        }
+        call = RequestMember(
+            peer="*",
+            name=name,
+            data=base64_text(body),
+            realm=realm,
+            headers=_headers(headers),
+            timeout_s=timeout_s,
+            idempotent=idempotent,
+        )
+        timeout_s += _MARGIN_S
+        answer = await self._transport.ask("POST", "/v1/requests", BroadcastReply, call, timeout_s=timeout_s)
+        return {each.peer: _error(each) or (b"" if each.data is UNSET else each.data) for each in answer.results}
 
     async def notify(
-        self, peer: str, name: str, data: bytes, *, realm: str | None = None, headers: Headers | None = None
+        self, peer: str, name: str, body: bytes, *, realm: str | None = None, headers: Headers | None = None
     ) -> None:
         """Send without an answer; returns when the message is on its way. Raises as :meth:`request`."""
-        await self._transport.call("POST", "/v1/notifies", _message(peer, name, data, realm, headers))
+        call = MessageMember(peer=peer, name=name, data=base64_text(body), realm=realm, headers=_headers(headers))
+        await self._transport.ask("POST", "/v1/notifies", AcceptedReply, call)
 
     async def broadcast_notify(
-        self, name: str, data: bytes, *, realm: str | None = None, headers: Headers | None = None
+        self, name: str, body: bytes, *, realm: str | None = None, headers: Headers | None = None
     ) -> dict[PeerId, Dep2pError | None]:
         """Notify every member that is up; None or an exception for each."""
-        answer = await self._transport.call("POST", "/v1/notifies", _message("*", name, data, realm, headers))
-        return {
-            PeerId(str(result["peer"])): error_from_problem(result["error"]) if "error" in result else None
-            for result in cast(list[dict[str, Any]], answer["results"])
-        }
+        call = MessageMember(peer="*", name=name, data=base64_text(body), realm=realm, headers=_headers(headers))
+        answer = await self._transport.ask("POST", "/v1/notifies", BroadcastReply, call)
+        return {each.peer: _error(each) for each in answer.results}
 
     @asynccontextmanager
     async def listen(
         self, name: str, *, realm: str | None = None
-    ) -> AsyncGenerator[AsyncIterator[Notice | Lagged], None]:
-        """Notifies ``name`` of every realm (or of ``realm``) from now on; any number of programs may listen."""
+    ) -> AsyncGenerator[AsyncIterator[IncomingNotification | FeedLagged], None]:
+        """Yield notifies ``name`` of every realm (or of ``realm``) from now on. Any number of programs may listen."""
         async with self._lines("GET", "/v1/notifies", params=_params(name=name, realm=realm)) as lines:
-            yield Subscription(lines, _notice)
+            yield EventStream(lines, _notification)
 
     @asynccontextmanager
     async def reply(
@@ -288,26 +308,27 @@ class Client(DeliveryCalls, SessionCalls, TopicCalls, QueueCalls, QueueReceiveCa
 
         Raises ControlError D5012 when another program answers to that name.
         """
-        body = _with({"name": name, "concurrency": concurrency}, realm=realm)
+        call = ServeRequests(name=name, concurrency=concurrency, realm=realm)
 
-        async def respond(request_id: str, answer: dict[str, object]) -> None:
-            await self._transport.call("POST", f"/v1/replies/{_part(request_id)}", answer)
+        async def respond(request_id: str, answer: GiveReply) -> None:
+            await self._transport.ask("POST", f"/v1/replies/{_part(request_id)}", AcceptedReply, answer)
 
         def convert(line: dict[str, object]) -> IncomingRequest:
-            fields = cast(dict[str, Any], line)
+            request = parse_reply(line, RequestLine)
+            headers = decode_headers(request.headers)
             return IncomingRequest(
-                str(fields["id"]),
-                PeerId(str(fields["peer"])),
-                str(fields["name"]),
-                _payload(fields),
-                decode_headers(fields.get("headers") or {}),
-                int(fields["deadline_ms"]),
-                RealmId(str(fields["realm_id"])),
+                request.id,
+                request.peer,
+                request.name,
+                request.data,
+                headers,
+                request.deadline_ms,
+                request.realm_id,
                 respond,
             )
 
-        async with self._lines("POST", "/v1/replies", body=body) as lines:
-            yield Subscription(lines, convert)
+        async with self._lines("POST", "/v1/replies", body=fields_of(call)) as lines:
+            yield EventStream(lines, convert)
 
     # Streams
 
@@ -316,33 +337,24 @@ class Client(DeliveryCalls, SessionCalls, TopicCalls, QueueCalls, QueueReceiveCa
         self,
         peer: str,
         name: str,
-        data: bytes = b"",
+        body: bytes = b"",
         *,
         realm: str | None = None,
         headers: Headers | None = None,
     ) -> AsyncGenerator[ClientStream, None]:
-        """Open a two-way stream of items to a member; ``data`` goes along with the opening.
+        """Open a two-way stream of items to a member; ``body`` goes along with the opening.
 
         Leaving the block sends the rest and the end; leaving it by an error aborts. Raises as :meth:`request`.
         """
-        answer = await self._transport.call(
-            "POST", "/v1/streams", _message(peer, name, data, realm, headers), timeout_s=120.0
-        )
+        call = OpenStreamCall(peer=peer, name=name, data=base64_text(body), realm=realm, headers=_headers(headers))
+        opened = await self._transport.ask("POST", "/v1/streams", StreamOpenedReply, call, timeout_s=120.0)
         async with _tasks() as tasks:
-            stream = ClientStream(
-                self._transport,
-                tasks,
-                str(answer["id"]),
-                PeerId(str(answer["peer"])),
-                name,
-                RealmId(str(answer["realm_id"])),
-            )
-            async with stream:
+            async with ClientStream(self._transport, tasks, opened) as stream:
                 yield stream
 
     @asynccontextmanager
     async def accept(self, name: str, *, realm: str | None = None) -> AsyncGenerator[AsyncIterator[ClientStream], None]:
-        """Streams ``name`` that members open to this node; use each as an async context manager.
+        """Yield streams ``name`` that members open to this node; use each as an async context manager.
 
         Leaving the block ends those that are still open. Raises ControlError D5012 when the name is taken.
         """
@@ -350,23 +362,13 @@ class Client(DeliveryCalls, SessionCalls, TopicCalls, QueueCalls, QueueReceiveCa
             opened: list[ClientStream] = []
 
             def convert(line: dict[str, object]) -> ClientStream:
-                fields = cast(dict[str, Any], line)
-                stream = ClientStream(
-                    self._transport,
-                    tasks,
-                    str(fields["id"]),
-                    PeerId(str(fields["peer"])),
-                    str(fields["name"]),
-                    RealmId(str(fields["realm_id"])),
-                    _payload(fields),
-                    decode_headers(fields.get("headers") or {}),
-                )
+                stream = ClientStream(self._transport, tasks, parse_reply(line, StreamLine))
                 opened[:] = [each for each in opened if not each.is_closed] + [stream]
                 return stream
 
             async with self._lines("GET", "/v1/streams", params=_params(accept=name, realm=realm)) as lines:
                 try:
-                    yield Subscription(lines, convert)
+                    yield EventStream(lines, convert)
                 finally:
                     for stream in opened:
                         await stream.aclose()
@@ -386,7 +388,7 @@ class Client(DeliveryCalls, SessionCalls, TopicCalls, QueueCalls, QueueReceiveCa
 
 @asynccontextmanager
 async def _tasks() -> AsyncGenerator[anyio.abc.TaskGroup, None]:
-    """A task group that lets an error of the block out as it is, and ends its tasks with the block."""
+    """Open a task group that raises an error of its block as it is, and cancels its tasks at the block's end."""
     error: Exception | None = None
     async with anyio.create_task_group() as group:
         try:
@@ -409,39 +411,29 @@ def _part(text: str) -> str:
     return quote(text, safe="")
 
 
-def _with(body: dict[str, object], **optional: object) -> dict[str, object]:
-    return body | {name: value for name, value in optional.items() if value is not None}
-
-
 def _params(**optional: str | None) -> dict[str, str]:
     return {name: value for name, value in optional.items() if value is not None}
 
 
-def _message(peer: str, name: str, data: bytes, realm: str | None, headers: Headers | None) -> dict[str, object]:
-    body = _with({"peer": peer, "name": name, **encode_payload(data)}, realm=realm)
-    return body | {"headers": encode_headers(headers)} if headers else body
+def _headers(headers: Headers | None) -> dict[str, object] | None:
+    return encode_headers(headers) if headers else None
 
 
-def _payload(fields: Mapping[str, Any]) -> bytes:
-    return decode_payload(str(fields["data"]), str(fields["encoding"]))
+def _error(result: MemberResult) -> Dep2pError | None:
+    return None if result.error is UNSET else error_from_problem(result.error)
 
 
-def _notice(line: dict[str, object]) -> Notice | Lagged:
-    fields = cast(dict[str, Any], line)
-    if "lagged" in fields:
-        return Lagged(int(fields["lagged"]))
-    return Notice(
-        PeerId(str(fields["peer"])),
-        str(fields["name"]),
-        _payload(fields),
-        decode_headers(fields.get("headers") or {}),
-        RealmId(str(fields["realm_id"])),
-    )
+def _notification(line: dict[str, object]) -> IncomingNotification | FeedLagged:
+    message = line_or_lag(line, MessageLine)
+    if isinstance(message, FeedLagged):
+        return message
+    headers = decode_headers(message.headers)
+    return IncomingNotification(message.peer, message.name, message.data, headers, message.realm_id)
 
 
-def _event(line: dict[str, object]) -> Event | Lagged:
-    fields = dict(line)
-    if "lagged" in fields:
-        return Lagged(int(cast(int, fields["lagged"])))
-    number, kind, time_s = fields.pop("id"), fields.pop("kind"), fields.pop("time_s")
-    return Event(int(cast(int, number)), str(kind), float(cast(float, time_s)), fields)
+def _event(line: dict[str, object]) -> Event | FeedLagged:
+    head = line_or_lag(line, EventLine)
+    if isinstance(head, FeedLagged):
+        return head
+    rest = {name: value for name, value in line.items() if name not in EventLine.__struct_fields__}
+    return Event(head.id, head.kind, head.time_s, rest)

@@ -1,23 +1,26 @@
 """The client's calls about reliable messages."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from dep2p.client.models import Lagged, Subscription
+from dep2p.arguments import checks_arguments
+from dep2p.client.models import EventStream, FeedLagged, line_or_lag
 from dep2p.client.transport import NdjsonLines, Transport
-from dep2p.control_api.encoding import encode_headers, encode_payload
+from dep2p.control_api.calls import DropFromOutbox, FlushOutbox, SendReliably, base64_text
+from dep2p.control_api.encoding import encode_headers
+from dep2p.control_api.replies import DeliveryLine, DeliveryReceipt, OutboxDropped, OutboxLeft, OutboxList
 from dep2p.types import Headers, PeerId
 
 _LOOK_TIMEOUT_S: Final = 10.0
 _FULL_TIMEOUT_S: Final = 600.0
-"""A send waits while the outbox is full."""
+"""Seconds for a send, which waits while the outbox is full."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A reliable message at the end of a call."""
+    """A reliable message at the end of the call that sent it."""
 
     id: str
     peer: PeerId
@@ -29,10 +32,10 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class ReliablyPublished:
-    """A reliable publish at the end of a call."""
+    """A reliable publish at the end of its call."""
 
     id: str
-    """In hex."""
+    """The message id in hex."""
     sent_to: tuple[PeerId, ...]
     """The neighbours that took it by pub/sub."""
     acknowledged_by: tuple[PeerId, ...]
@@ -42,7 +45,7 @@ class ReliablyPublished:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryStatus:
-    """A reliable message changed its state."""
+    """A change of a reliable message's state."""
 
     id: str
     realm: str
@@ -53,7 +56,8 @@ class DeliveryStatus:
     reason: str
 
 
-class DeliveryCalls:
+@checks_arguments
+class DeliveryClientApi:
     """The part of :class:`dep2p.client.Client` about reliable messages."""
 
     _transport: Transport
@@ -62,46 +66,43 @@ class DeliveryCalls:
         self,
         peer: PeerId | str,
         name: str,
-        data: bytes,
+        body: bytes,
         *,
         headers: Headers | None = None,
         realm: str | None = None,
         wait_s: float = 0.0,
         when_full: Literal["wait", "error"] = "wait",
     ) -> Sent:
-        """Accept a message for the peer's handler of notifies ``name``: taken once, or its state says why not.
+        """Accept a message for the peer's handler of notifies ``name``. The peer handles it once, or its state says why
+        not.
 
         Returns when it is in the daemon's outbox, on disk by default; with ``wait_s`` also waits so long for its end.
         Raises DeliveryFailedError, DeliveryExpiredError (it ended so within ``wait_s``), DeliveryQueueFullError (only
         ``when_full="error"``), MessageTooLargeError, NotInRealmError, StoreError.
         """
-        body: dict[str, Any] = {"peer": peer, "name": name, "wait_s": wait_s, "when_full": when_full}
-        body |= encode_payload(data)
-        if headers:
-            body["headers"] = encode_headers(headers)
-        if realm is not None:
-            body["realm"] = realm
-        answer = await self._transport.call("POST", "/v1/deliveries", body, timeout_s=wait_s + _FULL_TIMEOUT_S)
-        return Sent(
-            str(answer["id"]),
-            PeerId(str(answer["peer"])),
-            str(answer["state"]),
-            int(answer["tries"]),
-            str(answer["reason"]),
+        call = SendReliably(
+            peer=peer,
+            name=name,
+            data=base64_text(body),
+            headers=encode_headers(headers) if headers else None,
+            realm=realm,
+            wait_s=wait_s,
+            when_full=when_full,
         )
+        timeout_s = wait_s + _FULL_TIMEOUT_S
+        sent = await self._transport.ask("POST", "/v1/deliveries", DeliveryReceipt, call, timeout_s=timeout_s)
+        return Sent(sent.id, sent.peer, sent.state, sent.tries, sent.reason)
 
-    async def outbox(self, *, realm: str | None = None) -> dict[str, Any]:
-        """What waits: ``items`` (see the control API's reference), and whether the outbox is on disk."""
+    async def outbox(self, *, realm: str | None = None) -> OutboxList:
+        """The messages that wait, and whether the outbox is on disk."""
         params = {} if realm is None else {"realm": realm}
-        return await self._transport.call("GET", "/v1/outbox", params=params, timeout_s=_LOOK_TIMEOUT_S)
+        return await self._transport.ask("GET", "/v1/outbox", OutboxList, params=params, timeout_s=_LOOK_TIMEOUT_S)
 
     async def flush_outbox(self, *, wait_s: float, realm: str | None = None) -> int:
-        """Try every receiver again, and wait until nothing is left, at most ``wait_s``. Returns how many are left."""
-        body: dict[str, Any] = {"wait_s": wait_s}
-        if realm is not None:
-            body["realm"] = realm
-        answer = await self._transport.call("POST", "/v1/outbox/flush", body, timeout_s=wait_s + _LOOK_TIMEOUT_S)
-        return int(answer["left"])
+        """Try every receiver again, and wait until the outbox is empty, at most ``wait_s``. Returns how many messages
+        remain."""
+        call, timeout_s = FlushOutbox(wait_s=wait_s, realm=realm), wait_s + _LOOK_TIMEOUT_S
+        return (await self._transport.ask("POST", "/v1/outbox/flush", OutboxLeft, call, timeout_s=timeout_s)).left
 
     async def drop_from_outbox(
         self,
@@ -112,52 +113,22 @@ class DeliveryCalls:
         realm: str | None = None,
     ) -> int:
         """Give up one message, all for a peer, or all. Returns how many."""
-        body: dict[str, Any] = {}
-        if message_id is not None:
-            body["id"] = message_id
-        if peer is not None:
-            body["peer"] = peer
-        if everything:
-            body["all"] = True
-        if realm is not None:
-            body["realm"] = realm
-        answer = await self._transport.call("POST", "/v1/outbox/drop", body, timeout_s=_LOOK_TIMEOUT_S)
-        return int(answer["dropped"])
+        call = DropFromOutbox(id=message_id, peer=peer, all=everything, realm=realm)
+        answer = await self._transport.ask("POST", "/v1/outbox/drop", OutboxDropped, call, timeout_s=_LOOK_TIMEOUT_S)
+        return answer.dropped
 
     @asynccontextmanager
     async def deliveries(
         self, *, realm: str | None = None
-    ) -> AsyncGenerator[AsyncIterator[DeliveryStatus | Lagged], None]:
-        """Every change of a reliable message's state from now on, in order."""
+    ) -> AsyncGenerator[AsyncIterator[DeliveryStatus | FeedLagged], None]:
+        """Yield every change of a reliable message's state from now on, in order."""
         params = {} if realm is None else {"realm": realm}
         async with self._transport.opened("GET", "/v1/deliveries", params=params) as answer:
-            yield Subscription(NdjsonLines(answer), _status)
+            yield EventStream(NdjsonLines(answer), _status)
 
 
-def _status(line: dict[str, object]) -> DeliveryStatus | Lagged:
-    if "lagged" in line:
-        return Lagged(int(str(line["lagged"])))
-    return DeliveryStatus(
-        str(line["id"]),
-        str(line["realm"]),
-        PeerId(str(line["peer"])),
-        str(line["name"]),
-        str(line["state"]),
-        int(str(line["tries"])),
-        str(line["reason"]),
-    )
-
-
-def reliable_body(critical_peers: Sequence[PeerId | str], wait_for: str, wait_s: float) -> dict[str, Any]:
-    """What a reliable publish says besides."""
-    return {"reliable": True, "critical_peers": list(critical_peers), "wait_for": wait_for, "wait_s": wait_s}
-
-
-def reliably_published(answer: dict[str, Any]) -> ReliablyPublished:
-    """The answer to a reliable publish."""
-    return ReliablyPublished(
-        str(answer["id"]),
-        tuple(PeerId(str(peer)) for peer in answer["sent_to"]),
-        tuple(PeerId(str(peer)) for peer in answer["acknowledged_by"]),
-        {PeerId(str(peer)): str(why) for peer, why in answer["missing"].items()},
-    )
+def _status(line: dict[str, object]) -> DeliveryStatus | FeedLagged:
+    status = line_or_lag(line, DeliveryLine)
+    if isinstance(status, FeedLagged):
+        return status
+    return DeliveryStatus(status.id, status.realm, status.peer, status.name, status.state, status.tries, status.reason)

@@ -1,27 +1,30 @@
 """A two-way stream through the daemon: one upload and one download, each with its own back-pressure."""
 
-import json
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Final, Self, cast
+from typing import Final, Self
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
+import msgspec
 
-from dep2p.client.errors import error_from_problem
+from dep2p.arguments import checks_arguments
 from dep2p.client.transport import Body, Transport
-from dep2p.control_api.encoding import ItemSplitter, encode_item
+from dep2p.control_api.encoding import ItemSplitter, decode_headers, encode_item
+from dep2p.control_api.errors import error_from_problem
+from dep2p.control_api.replies import StreamClosed, StreamLine, StreamOpenedReply
 from dep2p.errors import Dep2pError, StreamClosedError
 from dep2p.types import Headers, PeerId, RealmId
 
 _PENDING_BYTES_MAX: Final = 1_048_576
-_ITEM_BYTES_MAX: Final = 2**31  # the daemon's own bound is the one that counts
+_ITEM_BYTES_MAX: Final = 2**31  # larger than the daemon's own bound, which counts
 _ABORT_TIMEOUT_S: Final = 2.0
 
 
+@checks_arguments
 class ClientStream:
     """A stream of items to and from a peer. Send in one task, iterate in one (the same or another).
 
@@ -32,20 +35,15 @@ class ClientStream:
         self,
         transport: Transport,
         tasks: anyio.abc.TaskGroup,
-        stream_id: str,
-        peer: PeerId,
-        name: str,
-        realm: RealmId,
-        data: bytes = b"",
-        headers: Headers | None = None,
+        opened: StreamOpenedReply | StreamLine,
     ) -> None:
-        self.id = stream_id
-        self.peer = peer
-        self.name = name
-        self.realm = realm
-        self.data = data
-        """What the opener sent along; empty on the opener's own side."""
-        self.headers: Headers = headers or {}
+        self.id: str = opened.id
+        self.peer: PeerId = opened.peer
+        self.name: str = opened.name
+        self.realm: RealmId = opened.realm_id
+        self.body: bytes = opened.data if isinstance(opened, StreamLine) else b""
+        """The opener's first bytes; empty on the opener's own side."""
+        self.headers: Headers = decode_headers(opened.headers) if isinstance(opened, StreamLine) else {}
         self._transport = transport
         self._tasks = tasks
         self._pending: list[bytes] = []
@@ -65,7 +63,7 @@ class ClientStream:
 
     @property
     def is_closed(self) -> bool:
-        """True after :meth:`aclose`."""
+        """Whether :meth:`aclose` was called."""
         return self._closed
 
     async def __aenter__(self) -> Self:
@@ -87,7 +85,7 @@ class ClientStream:
     # Sending
 
     async def send(self, item: bytes) -> None:
-        """Send one item; waits while about 1 MiB of earlier ones is on its way to the daemon, which waits for the peer.
+        """Send one item. Waits while about 1 MiB of earlier ones is on its way to the daemon, which waits for the peer.
 
         Raises StreamClosedError and what else ended the stream.
         """
@@ -104,7 +102,8 @@ class ClientStream:
         await anyio.lowlevel.checkpoint()
 
     async def send_eof(self) -> None:
-        """No more items from here; returns when the peer's node has taken over all of them. Raises as :meth:`send`."""
+        """Send the end: no more items from here. Returns when the peer's node has taken all of them. Raises as
+        :meth:`send`."""
         if not self._eof:
             self._check_open()
             self._eof = True
@@ -161,7 +160,8 @@ class ClientStream:
         return self
 
     async def __anext__(self) -> bytes:
-        """The next item; the iteration ends at the peer's end. Raises StreamClosedError and what else ended it."""
+        """Return the next item. The iteration ends at the peer's end. Raises StreamClosedError and what else ended
+        it."""
         while not self._items:
             if self._ended or self._closed:
                 raise StopAsyncIteration
@@ -181,12 +181,12 @@ class ClientStream:
         self._items.extend(self._splitter.feed(piece))
         if self._splitter.aborted and not self._splitter.is_inside_item and self._items:
             self._ended = True
-            raise error_from_problem(cast(dict[str, Any], json.loads(self._items.pop())))
+            raise error_from_problem(msgspec.json.decode(self._items.pop(), type=dict[str, object]))
 
     # Closing
 
     async def aclose(self) -> None:
-        """End it now: what was not sent or read yet is dropped; before :meth:`send_eof`, by a reset. Idempotent."""
+        """End the stream now and drop unsent and unread items; before :meth:`send_eof` this resets it. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -198,10 +198,10 @@ class ClientStream:
             await self._download.aclose()
             if not finished:
                 with anyio.move_on_after(_ABORT_TIMEOUT_S):
-                    await self._tell_daemon()
+                    await self._notify_daemon()
 
-    async def _tell_daemon(self) -> None:
+    async def _notify_daemon(self) -> None:
         try:
-            await self._transport.call("DELETE", f"/v1/streams/{self.id}")
+            await self._transport.ask("DELETE", f"/v1/streams/{self.id}", StreamClosed)
         except Dep2pError:
-            return  # gone already, or the daemon is: either way it is ended
+            return  # the stream or the daemon is gone already

@@ -2,40 +2,53 @@
 
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypedDict, Unpack
 
+from dep2p.arguments import checks_arguments
 from dep2p.client.transport import Transport
+from dep2p.control_api.calls import EmptyCall, StartTrace
+from dep2p.control_api.replies import TraceState
 
 _LOOK_TIMEOUT_S: Final = 10.0
 _DISK_TIMEOUT_S: Final = 120.0
-"""For what waits for a disk."""
+"""Seconds for a call that waits for a disk."""
 
 
 def _whole(directory: Path | str) -> str:
     return os.path.abspath(os.path.expanduser(directory))
 
 
-class TraceCalls:
+class TraceOptions(TypedDict, total=False):
+    """Keys of [trace] that replace the configured ones."""
+
+    rpcs: bool
+    sample: float
+    roll_bytes: int
+    roll_s: float
+    disk_bytes_max: int
+    age_max_s: float
+    snapshot_s: float
+    clock_s: float
+
+
+@checks_arguments
+class TraceClientApi:
     """The part of :class:`dep2p.client.Client` about the trace that the daemon writes."""
 
     _transport: Transport
 
-    async def trace_status(self) -> dict[str, Any]:
-        """``is_on``, ``directory``, ``settings``, counts and the last error: docs/reference/control-api.md."""
-        return await self._transport.call("GET", "/v1/trace", timeout_s=_LOOK_TIMEOUT_S)
+    async def trace_status(self) -> TraceState:
+        """Return whether the daemon traces, and where, with its settings, counts and last error."""
+        return await self._transport.ask("GET", "/v1/trace", TraceState, timeout_s=_LOOK_TIMEOUT_S)
 
-    async def trace_start(self, directory: Path | str | None = None, **settings: Any) -> dict[str, Any]:
+    async def trace_start(self, directory: Path | str | None = None, **settings: Unpack[TraceOptions]) -> TraceState:
         """Begin a trace in a directory of the daemon's machine, by default the one that [trace] names.
 
-        ``settings`` are keys of [trace] by name, where they should differ: ``rpcs``, ``sample``, ``roll_bytes``,
-        ``roll_s``, ``disk_bytes_max``, ``age_max_s``, ``snapshot_s``, ``clock_s``. Raises TraceRunningError and
-        TraceError.
+        Raises TraceRunningError and TraceError.
         """
-        body: dict[str, Any] = dict(settings)
-        if directory is not None:
-            body["dir"] = _whole(directory)
-        return await self._transport.call("POST", "/v1/trace/start", body, timeout_s=_DISK_TIMEOUT_S)
+        call = StartTrace(dir=None if directory is None else _whole(directory), **settings)
+        return await self._transport.ask("POST", "/v1/trace/start", TraceState, call, timeout_s=_DISK_TIMEOUT_S)
 
-    async def trace_stop(self) -> dict[str, Any]:
-        """End it; returns what `trace_status` does, when the last file is complete."""
-        return await self._transport.call("POST", "/v1/trace/stop", {}, timeout_s=_DISK_TIMEOUT_S)
+    async def trace_stop(self) -> TraceState:
+        """End the trace. Returns the same as `trace_status`, when the last file is complete."""
+        return await self._transport.ask("POST", "/v1/trace/stop", TraceState, EmptyCall(), timeout_s=_DISK_TIMEOUT_S)

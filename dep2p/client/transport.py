@@ -1,4 +1,4 @@
-"""The daemon's control API as calls, NDJSON and bodies that go on, over its Unix socket or loopback TCP."""
+"""The daemon's control API: JSON calls, NDJSON and long bodies, over its Unix socket or loopback TCP."""
 
 import errno
 import json
@@ -7,18 +7,24 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
 import anyio
+import msgspec
+from msgspec import Struct
 
-from dep2p.client.errors import ControlError, DaemonUnreachableError, error_from_problem
-from dep2p.client.http import LOST, Address, Exchange, HttpPool
-from dep2p.control_api.encoding import LineSplitter
+from dep2p.client.http import LOST, DaemonAddress, HttpExchange, HttpPool
+from dep2p.control_api.calls import Call
+from dep2p.control_api.encoding import LineSplitter, fields_of
+from dep2p.control_api.errors import ControlError, DaemonUnreachableError, error_from_problem
 from dep2p.errors import ConfigError, Dep2pError
 
 _LINE_BYTES_MAX: Final = 268_435_456
 _ANSWER_TIMEOUT_S: Final = 60.0
+_LINES: Final = msgspec.json.Decoder(dict[str, object])
+
+R = TypeVar("R", bound=Struct)
 
 
 class Transport:
@@ -27,14 +33,14 @@ class Transport:
     def __init__(self, socket: Path | None, tcp: str | None, token: str | None) -> None:
         """Raises ConfigError when ``tcp`` is not HOST:PORT."""
         self._socket = socket
-        self.where = f"http://{tcp}" if socket is None else str(socket)
+        self.where: str = f"http://{tcp}" if socket is None else str(socket)
         self._headers = [("user-agent", "dep2p-client")]
         if token is not None:
             self._headers.append(("authorization", f"Bearer {token}"))
         host, _, port = (tcp or ":0").rpartition(":")
         if not port.isdecimal() or int(port) > 65_535 or (socket is None and not host):
             raise ConfigError(f"{tcp!r} is not HOST:PORT: write it like 127.0.0.1:4780")
-        self._pool = HttpPool(Address(socket, host.strip("[]"), int(port)))
+        self._pool = HttpPool(DaemonAddress(socket, host.strip("[]"), int(port)))
 
     async def aclose(self) -> None:
         """Close the connections that are idle; those in use end with their calls."""
@@ -49,21 +55,42 @@ class Transport:
         params: Mapping[str, str] | None = None,
         timeout_s: float = _ANSWER_TIMEOUT_S,
     ) -> dict[str, Any]:
-        """One JSON call. ``timeout_s`` bounds the wait for the answer.
+        """Make one JSON call. ``timeout_s`` bounds the wait for the answer.
 
         Raises the exception of the daemon's problem, or DaemonUnreachableError.
         """
         status, content = await self.raw(method, path, body, params=params, timeout_s=timeout_s)
         return self._object(status, content)
 
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        kind: type[R],
+        call: Call | None = None,
+        *,
+        params: Mapping[str, str] | None = None,
+        timeout_s: float = _ANSWER_TIMEOUT_S,
+    ) -> R:
+        """Make a call with a body and an answer of `dep2p.control_api.calls` and `.replies`. Raises as `call`."""
+        body = None if call is None else fields_of(call)
+        status, content = await self.raw(method, path, body, params=params, timeout_s=timeout_s)
+        return self.reply(status, content, kind)
+
+    def reply(self, status: int, content: bytes, kind: type[R]) -> R:
+        """Decode the answer in ``content``. Raises ControlError D3007 for one that is not of that kind."""
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except ValueError as error:
+            detail = f"{self.where} did not answer with JSON as expected: {error}"
+            raise ControlError({"code": "D3007", "status": status, "detail": detail}) from None
+
     def _object(self, status: int, content: bytes) -> dict[str, Any]:
         try:
-            value: object = json.loads(content) if content else {}
+            return msgspec.json.decode(content or b"{}", type=dict[str, Any])
         except ValueError:
-            value = None
-        if not isinstance(value, dict):
-            raise ControlError({"code": "D3007", "status": status, "detail": f"{self.where} did not answer with JSON"})
-        return cast(dict[str, Any], value)
+            detail = f"{self.where} did not answer with JSON"
+            raise ControlError({"code": "D3007", "status": status, "detail": detail}) from None
 
     async def raw(
         self,
@@ -75,7 +102,7 @@ class Transport:
         timeout_s: float = _ANSWER_TIMEOUT_S,
         accept_statuses: tuple[int, ...] = (),
     ) -> tuple[int, bytes]:
-        """Status and body of one call; problems with other than ``accept_statuses`` are raised as by `call`."""
+        """Return status and body of one call. Problems with other than ``accept_statuses`` are raised as by `call`."""
         try:
             with anyio.fail_after(timeout_s):
                 async with self._exchange(method, path, body, params) as exchange:
@@ -97,20 +124,21 @@ class Transport:
         body: Mapping[str, object] | None = None,
         params: Mapping[str, str] | None = None,
     ) -> AsyncGenerator["Body", None]:
-        """An answer whose body is read as it comes, without a time limit. Raises as `call`."""
+        """Open an answer whose body is read as it comes, without a time limit. Raises as `call`."""
         async with self._exchange(method, path, body, params) as exchange:
             if exchange.status >= 400:
                 raise _problem(exchange.status, await self._whole(exchange))
             yield Body(self, exchange)
 
     async def upload(self, path: str, pieces: AsyncIterator[bytes], *, params: Mapping[str, str]) -> dict[str, Any]:
-        """POST a body as it is made, and return the answer. One that comes before the end is an error, and ends it.
+        """POST a body piece by piece, and return the answer. An answer that comes before the end is an error, and ends
+        it.
 
         Raises as `call`, and what ``pieces`` raises.
         """
         failed: list[Exception] = []
         answer: bytes | None = None
-        exchange: Exchange | None = None
+        exchange: HttpExchange | None = None
         try:
             exchange = await self._pool.take()
             headers = [*self._headers, ("content-type", "application/octet-stream"), ("transfer-encoding", "chunked")]
@@ -151,14 +179,14 @@ class Transport:
     @asynccontextmanager
     async def _exchange(
         self, method: str, path: str, body: Mapping[str, object] | None, params: Mapping[str, str] | None
-    ) -> AsyncGenerator[Exchange, None]:
-        """A call up to the head of its answer."""
+    ) -> AsyncGenerator[HttpExchange, None]:
+        """Make a call up to the head of its answer."""
         content = b"" if body is None else json.dumps(body, separators=(",", ":")).encode("ascii")
         headers = list(self._headers)
         if body is not None or method == "POST":
             headers += [("content-type", "application/json"), ("content-length", str(len(content)))]
         target = f"{path}?{urlencode(params)}" if params else path
-        exchange: Exchange | None = None
+        exchange: HttpExchange | None = None
         try:
             try:
                 exchange = await self._pool.take()
@@ -166,13 +194,13 @@ class Transport:
                 try:
                     await exchange.send_body(content)
                 except LOST:
-                    pass  # an early answer: it says why
+                    pass  # an early answer says why
                 await exchange.receive_head()
             except (TimeoutError, *LOST) as error:
                 if isinstance(error, Dep2pError):
                     raise  # RequestTimeoutError is a TimeoutError, too: the caller's own
                 raise self._unreachable(error) from error
-            # Outside: an OSError of the caller's own block is none of the connection.
+            # Outside of the `try`: an OSError of the caller's own block is not the connection's.
             yield exchange
         finally:
             if exchange is not None:
@@ -189,7 +217,7 @@ class Transport:
     def _cause(self, error: BaseException) -> str:
         found: BaseException = error
         while (not isinstance(found, OSError) or found.errno is None) and (found.__cause__ or found.__context__):
-            found = cast(BaseException, found.__cause__ or found.__context__)
+            found = found.__cause__ or found.__context__ or found
         number = found.errno if isinstance(found, OSError) else None
         if self._socket is not None and not os.path.exists(self._socket):
             return "no such socket; no daemon runs for that data directory" + self._lock_holder()
@@ -200,7 +228,8 @@ class Transport:
         return str(found)
 
     def _silence(self) -> tuple[str, str]:
-        """Why something that takes connections gives no answer, as far as it can be seen from here; what to do."""
+        """Return why a daemon that accepts connections does not answer, as far as the client can see, and what to
+        do."""
         pid = self._lock_pid()
         if pid is None:
             return "it took the call and gave no answer in time", "Try again; if it stays so, look at the daemon's log."
@@ -233,14 +262,14 @@ class Transport:
             return f" (stale lock of pid {pid}, which has ended)"
         return f" (the lock names pid {pid}, which runs: it may still be starting or stopping)"
 
-    async def _whole(self, exchange: Exchange) -> bytes:
+    async def _whole(self, exchange: HttpExchange) -> bytes:
         try:
             return await exchange.body()
         except LOST as error:
             raise self._unreachable(error) from error
 
-    async def piece(self, exchange: Exchange) -> bytes:
-        """A part of an opened answer; b"" at its end. Raises DaemonUnreachableError."""
+    async def piece(self, exchange: HttpExchange) -> bytes:
+        """Read a part of an opened answer; b"" at its end. Raises DaemonUnreachableError."""
         try:
             return await exchange.piece()
         except LOST as error:
@@ -248,9 +277,9 @@ class Transport:
 
 
 def _process_state(pid: int) -> str:
-    """The letter of Linux: R, S, D run, T is stopped, Z has ended; empty where that cannot be seen."""
+    """Return Linux's letter: R, S, D run, T is stopped, Z has ended; empty where the client cannot see it."""
     try:
-        # The first word after the name, which stands in parentheses and may hold anything.
+        # The first word after the name in parentheses, which may have any characters.
         return Path(f"/proc/{pid}/stat").read_text("latin-1").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""
@@ -259,12 +288,12 @@ def _process_state(pid: int) -> str:
 class Body:
     """The body of an answer, as it comes."""
 
-    def __init__(self, transport: Transport, exchange: Exchange) -> None:
+    def __init__(self, transport: Transport, exchange: HttpExchange) -> None:
         self._transport = transport
         self._exchange = exchange
 
     async def piece(self) -> bytes:
-        """A part; b"" at the end. Raises DaemonUnreachableError."""
+        """Read a part; b"" at the end. Raises DaemonUnreachableError."""
         return await self._transport.piece(self._exchange)
 
 
@@ -283,17 +312,23 @@ class NdjsonLines:
             if not piece:
                 raise StopAsyncIteration
             self._ready = self._splitter.feed(piece)
-        line = cast(dict[str, object], json.loads(self._ready.popleft()))
-        problem = line.get("error")
-        if isinstance(problem, dict) and len(line) == 1:
-            raise error_from_problem(cast(dict[str, Any], problem))
-        return line
+        return _checked(_LINES.decode(self._ready.popleft()))
+
+
+def _checked(line: dict[str, object]) -> dict[str, object]:
+    """Decode a line of an answer. Raises the exception of a line that is an error and nothing else."""
+    if len(line) == 1 and "error" in line:
+        try:
+            problem = msgspec.convert(line["error"], dict[str, object])
+        except ValueError:
+            return line  # the text of an error is a field of a reply
+        raise error_from_problem(problem)
+    return line
 
 
 def _problem(status: int, content: bytes) -> Exception:
     try:
-        value: object = json.loads(content)
+        problem = _LINES.decode(content)
     except ValueError:
-        value = None
-    problem = cast(dict[str, Any], value) if isinstance(value, dict) else {"detail": content[:200].decode("latin-1")}
+        problem = {"detail": content[:200].decode("latin-1")}
     return error_from_problem(problem, status)

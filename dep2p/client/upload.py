@@ -1,4 +1,4 @@
-"""Messages that go into the body of one call as they come."""
+"""The body of a call that is made of messages while they come."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final
@@ -11,7 +11,7 @@ _PENDING_BYTES_MAX: Final = 262_144
 
 
 class Batches:
-    """Messages on their way into a body: what comes while a piece is being sent becomes one piece."""
+    """Messages on their way into a body. Those that come while a piece is being sent become one piece."""
 
     def __init__(self, messages: AsyncIterator[bytes]) -> None:
         self._messages = messages
@@ -23,7 +23,7 @@ class Batches:
         self._error: Exception | None = None
 
     async def fill(self) -> None:
-        """Take the messages, to their end."""
+        """Take all messages."""
         try:
             async for message in self._messages:
                 item = encode_item(message)
@@ -33,14 +33,14 @@ class Batches:
                 while self._bytes > _PENDING_BYTES_MAX:
                     self._room = anyio.Event()
                     await self._room.wait()
-        except Exception as error:  # for the caller of publish_many, not for this task's group
+        except Exception as error:  # `pieces` raises it for the caller of publish_many
             self._error = error
         finally:
             self._ended = True
             self._wake.set()
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """The body. Raises what the messages raised, after those before it."""
+        """Yield the body. Raises the error of the messages after those before it."""
         while True:
             if self._parts:
                 piece = b"".join(self._parts)

@@ -1,1 +1,1 @@
-"""concurrency."""
+"""Small trio helpers that are used everywhere: deadlines, wait queues, exception groups."""

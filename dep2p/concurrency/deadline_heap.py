@@ -13,7 +13,7 @@ class Due(Protocol):
     """Something with deadlines."""
 
     armed_at: float
-    """Owned by `DueTimes`: infinity when nothing is armed."""
+    """The armed time: infinity when nothing is armed. `DueTimes` owns it."""
 
     def next_deadline(self) -> float | None: ...
 
@@ -21,23 +21,23 @@ class Due(Protocol):
 
 
 class DueTimes:
-    """Asking again for a time that is not earlier costs a comparison: a later one is found when the earlier comes."""
+    """The deadlines of many parts. Arming a later time costs one comparison: it is found when the earlier one comes."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Due]] = []
         self._order = itertools.count()
         self._timer = DeadlineTimer(self._on_time)
 
-    def want(self, part: Due) -> None:
+    def schedule(self, part: Due) -> None:
         """Arm the part's next deadline."""
         at = part.next_deadline()
         if at is not None and at < part.armed_at:
             part.armed_at = at
             heapq.heappush(self._heap, (at, next(self._order), part))
-            self._timer.want(at)
+            self._timer.schedule(at)
 
     def forget(self, part: Due) -> None:
-        """The part is over: what is armed comes to nothing."""
+        """Forget a part that is over: its armed time has no effect."""
         part.armed_at = -_NEVER
 
     def _on_time(self, now: float) -> float | None:
@@ -53,11 +53,11 @@ class DueTimes:
             if deadline is not None and deadline <= now:
                 part.on_deadline(now)
             if part.armed_at > 0:
-                self.want(part)
+                self.schedule(part)
         while heap and heap[0][2].armed_at != heap[0][0]:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         await self._timer.run()

@@ -1,4 +1,4 @@
-"""[pubsub]: what the router's parameters must be to each other, told by the keys of the configuration."""
+"""[pubsub]: checks of the router's parameters against each other, in the words of the configuration's keys."""
 
 from collections.abc import Mapping
 from typing import Final, Protocol
@@ -6,7 +6,7 @@ from typing import Final, Protocol
 from dep2p.errors import ConfigError
 
 SEEN_S: Final = 120.0
-"""A message is recognised for so long; it must be told of and asked for within that time."""
+"""Seconds for which a message is recognised; it must be announced and asked for within that time."""
 _D_MAX: Final = 1_000
 _HEARTBEAT_MIN_S: Final = 0.01
 
@@ -36,7 +36,7 @@ def check_router_keys(keys: RouterKeys, origins: Mapping[str, str]) -> None:
     """Raises :class:`ConfigError` that names the key, where it was set, and what must hold."""
 
     def refuse(names: tuple[str, ...], text: str) -> None:
-        # The first of them that somebody has set is the one to change.
+        # The first of them that is set is the one to change.
         name = next((name for name in names if origins[f"pubsub.{name}"] != "default"), names[0])
         raise ConfigError(f"{origins[f'pubsub.{name}'].removeprefix('file ')}: [pubsub] {name}: {text}")
 

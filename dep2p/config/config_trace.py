@@ -1,4 +1,4 @@
-"""[trace]: what the daemon writes about itself for `dep2p trace analyze`."""
+"""[trace]: the events that the daemon records for `dep2p trace analyze`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,32 +10,32 @@ from dep2p.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceConfig:
-    """[trace]: what the daemon writes about itself for `dep2p trace analyze`: docs/howto/traces.md."""
+    """[trace]: the events that the daemon records for `dep2p trace analyze`: docs/howto/traces.md."""
 
     enabled: bool = False
     """Trace from the start on. `dep2p trace start` and `dep2p trace stop` do it while the daemon runs."""
     dir: str = "auto"
     """Directory of the files; it is made, and several nodes may share it. "auto" is <data_dir>/trace."""
     rpcs: bool = False
-    """With an event for each RPC of pub/sub that comes or goes, not just for those that are dropped: twice the cost and
-    more. Without them, reports say nothing about IWANT, IDONTWANT and the cost of control messages."""
+    """Whether each RPC of pub/sub that comes or goes has an event, not only dropped ones: twice the cost and more.
+    Without them, reports say nothing about IWANT, IDONTWANT and the cost of control messages."""
     sample: float = 1.0
     """The share of messages whose events are written, above 0 to 1: of pub/sub, reliable delivery and queues, by a hash
     of their ids, so that all nodes with the same share write the same messages. All else is written whole."""
     roll_bytes: int = 67_108_864
-    """A file is complete, and readers see it, when it has this size,"""
+    """Bytes from which on a file is complete, so that readers see it."""
     roll_s: float = 900.0
-    """or when it is so old, or when the trace stops."""
+    """Seconds after which a file is complete. A file is also complete when the trace stops."""
     disk_bytes_max: int = 4_294_967_296
-    """What all trace files of this node in the directory may take: the oldest are removed. At least twice
+    """Bytes of all trace files of this node in the directory at most: the oldest are removed. At least twice
     roll_bytes."""
     age_max_s: float = 0.0
-    """Files that were complete so long ago are removed, too; 0 keeps them."""
+    """Seconds after which complete files are removed, too; 0 keeps them."""
     snapshot_s: float = 5.0
-    """Time between two snapshots of meshes, scores, queues and round trips; 0 takes none. Reports take a node that
+    """Seconds between two snapshots of meshes, scores, queues and round trips; 0 takes none. Reports take a node that
     wrote nothing for over ten seconds as stopped: keep it well below that."""
     clock_s: float = 60.0
-    """Time between two readings of the clocks of the connected members, by which reports correct the times of nodes;
+    """Seconds between two readings of the clocks of the connected members, by which reports correct the times of nodes;
     0 takes none."""
 
 

@@ -11,14 +11,15 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
 from dep2p.config.config_nsq import NsqConfig
 from dep2p.config.config_pubsub import check_router_keys
 from dep2p.config.config_trace import TraceConfig, check_trace_keys
 from dep2p.config.sections import QueuesConfig, check_standby
 from dep2p.config.validation import check
-from dep2p.config.values import Key, as_toml, from_text, from_toml, keys_of, nearest
+from dep2p.config.values import ConfigKey, as_toml, from_text, from_toml, keys_of, nearest
+from dep2p.encoding.shapes import is_sequence, is_text_map
 from dep2p.errors import ConfigError
 from dep2p.limits import Limits
 
@@ -38,7 +39,7 @@ class NodeConfig:
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/4001",)
     """Addresses to listen on. Port 0 takes any free port; then addresses change with every start. [] only dials."""
     advertise: tuple[str, ...] = ()
-    """Addresses that peers are told besides those listened on: set it behind a forwarded port or a public name."""
+    """Addresses to announce to peers besides those listened on: set it behind a forwarded port or a public name."""
     bootstrap: tuple[str, ...] = ()
     """Peers to dial at start, each address ending in /p2p/PEER. A realm's own addresses need not be here."""
     mdns: bool = False
@@ -104,7 +105,7 @@ class PubSubConfig:
     history_length: int = 5
     """Heartbeats for which a message can be asked for."""
     history_gossip: int = 3
-    """Heartbeats for which neighbours are told of it."""
+    """Heartbeats for which it is announced to neighbours."""
     flood_publish: bool = False
     """Send own publishes to every subscribed neighbour, not just to d of them: faster, and more upload."""
     trace_json: str = ""
@@ -122,7 +123,7 @@ _SECTIONS: Final[dict[str, type]] = {
     "trace": TraceConfig,
     "log": LogConfig,
 }
-KEYS: Final[dict[str, dict[str, Key]]] = {name: keys_of(name, cls) for name, cls in _SECTIONS.items()}
+KEYS: Final[dict[str, dict[str, ConfigKey]]] = {name: keys_of(name, cls) for name, cls in _SECTIONS.items()}
 """Every key, by section and name."""
 
 
@@ -165,7 +166,7 @@ class Config:
 
     @property
     def trace_dir(self) -> Path:
-        """Where traces are written, when nobody says otherwise."""
+        """The default directory of traces."""
         return self.data_dir / "trace" if self.trace.dir == "auto" else Path(self.trace.dir).expanduser()
 
     @property
@@ -232,7 +233,7 @@ def control_socket_path(data_dir: Path, runtime_dir: Path | None = None) -> Path
     )
 
 
-def env_name(key: Key) -> str:
+def env_name(key: ConfigKey) -> str:
     """The variable of a key: ``DEP2P_LISTEN`` for [node] listen, ``DEP2P_LOG_LEVEL`` for [log] level."""
     return f"DEP2P_{key.name}".upper() if key.section == "node" else f"DEP2P_{key.section}_{key.name}".upper()
 
@@ -260,7 +261,7 @@ def load_config(
     file, found = _find_file(config_file, outer, environ)
     file_values = {} if file is None else _read_file(file)
     inside = file_values.get("node.data_dir")
-    if found is not None and inside is not None and cast(Path, inside).absolute() != found:
+    if found is not None and isinstance(inside, Path) and inside.absolute() != found:
         raise ConfigError(
             f"{file}: [node] data_dir: {inside} is not the directory in which this file was found. "
             "Remove the key, or name the file with --config."
@@ -273,8 +274,9 @@ def load_config(
     for layer, names in layers:
         values |= layer
         origins |= names
-    values.setdefault("node.data_dir", default_data_dir(environ))
-    values["node.data_dir"] = cast(Path, values["node.data_dir"]).expanduser().absolute()
+    data_dir = values.get("node.data_dir")
+    chosen = data_dir if isinstance(data_dir, Path) else default_data_dir(environ)
+    values["node.data_dir"] = chosen.expanduser().absolute()
     for section, keys in KEYS.items():
         for name in keys:
             origins.setdefault(f"{section}.{name}", "default")
@@ -299,7 +301,7 @@ def example_toml() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _key(path: str) -> Key:
+def _key(path: str) -> ConfigKey:
     section, _, name = path.partition(".")
     return KEYS[section][name]
 
@@ -335,29 +337,35 @@ def _find_file(
     """The file to read, and the data directory in which it was found (None when it was named)."""
     if config_file is not None:
         return config_file.expanduser(), None
-    directory = cast(Path | None, outer[0].get("node.data_dir") or outer[1].get("node.data_dir"))
-    found = (directory or default_data_dir(environ)).expanduser().absolute()
+    given = outer[0].get("node.data_dir") or outer[1].get("node.data_dir")
+    directory = given if isinstance(given, Path) else default_data_dir(environ)
+    found = directory.expanduser().absolute()
     path = found / "config.toml"
-    return (path, found) if path.is_file() else (None, None)
+    try:
+        return (path, found) if path.is_file() else (None, None)
+    except OSError as error:  # a path that is too long, a directory that may not be entered
+        raise ConfigError(f"{path}: cannot look for the configuration: {error.strerror or error}", "D1004") from None
 
 
 def _read_file(file: Path) -> dict[str, object]:
     try:
         with file.open("rb") as opened:
             document = tomllib.load(opened)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file}: not TOML: {error}", "D1004") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{file}: not TOML: the file is not UTF-8 text", "D1004") from None
+    except ValueError as error:  # tomllib's own, or one for a number of thousands of digits
+        raise ConfigError(f"{file}: not TOML: {error}", "D1004") from None
+    except RecursionError:
+        raise ConfigError(f"{file}: not TOML that can be used: it is nested too deeply", "D1004") from None
     except OSError as error:
         raise ConfigError(f"{file}: cannot read the configuration: {error.strerror or error}", "D1004") from None
     values: dict[str, object] = {}
     for section, table in document.items():
         if section not in KEYS:
             raise ConfigError(f"{file}: [{section}]: there is no such section; {nearest(section, KEYS)}", "D1002")
-        if not isinstance(table, dict):
+        if not is_text_map(table):
             raise ConfigError(f"{file}: {section}: is a section, not a key. Write [{section}] on a line of its own.")
-        for name, value in cast(dict[str, object], table).items():
+        for name, value in table.items():
             key = KEYS[section].get(name)
             where = f"{file}: [{section}] {name}"
             if key is None:
@@ -433,11 +441,11 @@ def _shown(value: object) -> object:
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, tuple):
-        return [str(item) for item in cast(tuple[object, ...], value)]
+    if is_sequence(value):
+        return [str(item) for item in value]
     return str(value) if isinstance(value, Path) else value
 
 
 def section_docs() -> dict[str, str]:
-    """What each section is for, by name."""
+    """Return the description of each section, by name."""
     return {name: (cls.__doc__ or "").strip() for name, cls in _SECTIONS.items()}

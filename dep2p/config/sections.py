@@ -1,4 +1,4 @@
-"""[queues]: where durable queues are kept, and what holds for those whose maker says nothing else."""
+"""[queues]: the store of durable queues, and defaults for queues whose maker sets none."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,17 +13,18 @@ class QueuesConfig:
     """[queues]: durable queues, for local programs and for members of realms."""
 
     store: str = "auto"
-    """Where they are kept: "auto" is SQLite in <data_dir>/queues.sqlite, "memory" forgets them at the end; else a
-    path, or postgresql://… or redis://…, whose drivers come with dep2p[postgres] and dep2p[redis]."""
+    """The store: "auto" is SQLite in <data_dir>/queues.sqlite, "memory" forgets everything at the end; else a path, or
+    postgresql://… or redis://…, whose drivers come with dep2p[postgres] and dep2p[redis]."""
     sync: Literal["always", "interval", "never"] = "always"
     """When a publish is acknowledged: "always" when it is on the disk; "interval" and "never" sooner, so that a power
     failure, but not a crash of the daemon, may lose the last messages ("interval" syncs at most once a second, with a
     later commit: what precedes a pause waits for the system)."""
     standby: bool = False
-    """This node and others that are set up so share the store, which must be in PostgreSQL: one of them keeps the
-    queues, and when it is gone, or silent for 15 s, another one takes over (docs/howto/takeover.md)."""
+    """Whether this node shares the store, which must be in PostgreSQL, with other nodes that set this, too. One of them
+    is the broker of the queues. When it is gone, or silent for 15 s, another one takes over
+    (docs/howto/failover.md)."""
     msg_timeout_s: float = 60.0
-    """A message that its consumer has not settled or touched for so long goes to another one (NSQ: 60 s)."""
+    """Seconds after which a message that its consumer has not settled or touched goes to another one (NSQ: 60 s)."""
     max_attempts: int = 5
     """Deliveries of a message before it becomes a dead letter; 0 sets no limit."""
     items_max: int = 10_000_000
@@ -31,14 +32,14 @@ class QueuesConfig:
     bytes_max: int = 17_179_869_184
     """The same in bytes of bodies."""
     create: str = "members"
-    """Who may make queues of a realm on this node: "members", "owner" (programs of this machine alone), or peer ids
-    with commas between them."""
+    """The peers that may make queues of a realm on this node: "members", "owner" (programs of this machine alone), or
+    peer ids with commas between them."""
     publish: str = "members"
-    """Who may publish to a queue of a realm when its maker says nothing else; written as for create."""
+    """The peers that may publish to a queue of a realm when its maker says nothing else; written as for create."""
     consume: str = "members"
-    """Who may consume from it."""
+    """The peers that may consume from it."""
     administer: str = "members"
-    """Who may pause, empty or delete it, and replay its dead letters."""
+    """The peers that may pause, empty or delete it, and replay its dead letters."""
 
 
 def check_store(value: object, where: str) -> None:
@@ -63,7 +64,7 @@ def check_standby(chosen: QueuesConfig, origins: Mapping[str, str]) -> None:
 
 
 def check_who(value: object, where: str) -> None:
-    """Raises :class:`ConfigError` for what does not say who may do something."""
+    """Raises :class:`ConfigError` for a value that names no peers."""
     text = str(value)
     try:
         if text not in ("members", "owner"):
@@ -74,7 +75,7 @@ def check_who(value: object, where: str) -> None:
 
 
 def check_timeout(value: object, where: str) -> None:
-    """Raises :class:`ConfigError` unless it is a time that a message can have."""
+    """Raises :class:`ConfigError` unless the value is a time that a message can have."""
     if not 0.1 <= float(str(value)) <= 86_400.0:
         raise ConfigError(f"{where}: {value} is out of range: 0.1 to 86400 seconds. The default is 60.0.")
 
@@ -86,7 +87,7 @@ def check_count(value: object, where: str) -> None:
 
 
 def check_size(value: object, where: str) -> None:
-    """Raises :class:`ConfigError` for nothing at all."""
+    """Raises :class:`ConfigError` for a bound of 0."""
     if int(str(value)) < 1:
         raise ConfigError(f"{where}: {value} is out of range: it must be greater than 0.")
 

@@ -1,12 +1,13 @@
-"""What a configuration value must be beyond its type: ranges, addresses, files, loopback."""
+"""Checks of configuration values beyond their types: ranges, addresses, files, loopback."""
 
 import ipaddress
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Final
 
 from dep2p.config.config_trace import TRACE_CHECKS
 from dep2p.config.sections import QUEUE_CHECKS
-from dep2p.config.values import Key, nearest
+from dep2p.config.values import ConfigKey, nearest
+from dep2p.encoding.shapes import is_sequence
 from dep2p.errors import ConfigError
 
 _ADDRESS_STARTS: Final = ("ip4", "ip6", "dns", "dns4", "dns6", "dnsaddr")
@@ -17,31 +18,38 @@ _MAY_BE_ZERO: Final = (
     "liveness_interval_s",
     "link_idle_timeout_s",
     "pubsub_publish_per_s",
+    "queue_changes_per_peer_per_s",
+    "queue_messages_per_peer_per_s",
 )
 
 
-def check(key: Key, value: object, where: str) -> None:
+def check(key: ConfigKey, value: object, where: str) -> None:
     """Check a value of the right type. Raises :class:`ConfigError` that starts with ``where``."""
     if key.section == "limits":
-        _check_limit(key, cast(float, value), where)
+        assert isinstance(value, int | float)
+        _check_limit(key, value, where)
     specific = _CHECKS.get(key.path)
     if specific is not None:
         specific(value, where)
 
 
-def _check_limit(key: Key, value: float, where: str) -> None:
+def _check_limit(key: ConfigKey, value: float, where: str) -> None:
     if value < 0 or (value == 0 and key.name not in _MAY_BE_ZERO):
         least = "0 or more" if key.name in _MAY_BE_ZERO else "greater than 0"
         raise ConfigError(f"{where}: {value} is out of range: it must be {least}. The default is {key.default}.")
 
 
+def _texts(value: object) -> list[str]:
+    return [item for item in value if isinstance(item, str)] if is_sequence(value) else []
+
+
 def _check_addresses(value: object, where: str) -> None:
-    for addr in cast(tuple[str, ...], value):
+    for addr in _texts(value):
         _check_address(addr, where)
 
 
 def _check_peers(value: object, where: str) -> None:
-    for addr in cast(tuple[str, ...], value):
+    for addr in _texts(value):
         _check_address(addr, where)
         if "/p2p/" not in addr:
             raise ConfigError(
@@ -80,18 +88,18 @@ def _check_filled(value: object, where: str) -> None:
 
 def _check_tcp(value: object, where: str) -> None:
     if value:
-        split_loopback(cast(str, value), where)
+        split_loopback(str(value), where)
 
 
 def _check_nsq(value: object, where: str) -> None:
     if value:
-        split_loopback(cast(str, value), where, what="NSQ's protocol, which asks for no password,", port=4150)
+        split_loopback(str(value), where, what="NSQ's protocol, which asks for no password,", port=4150)
 
 
 def split_loopback(text: str, where: str, *, what: str = "the control API", port: int = 4780) -> tuple[str, int]:
     """Host and port of ``HOST:PORT``, where HOST is a loopback address. ``what`` listens there; ``port`` for example.
 
-    Raises :class:`ConfigError` for any other host: whoever reaches the control API commands the whole node.
+    Raises :class:`ConfigError` for any other host: a program that reaches the control API commands the whole node.
     """
     host, _, given = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")

@@ -6,22 +6,31 @@ import difflib
 import inspect
 import itertools
 import math
+import os
 import textwrap
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final, Literal, cast, get_args, get_origin, get_type_hints
+from typing import Final, Literal, get_args, get_origin, get_type_hints
 
+from dep2p.encoding.shapes import is_sequence
 from dep2p.errors import ConfigError
 
 _TRUE: Final = {"true": True, "yes": True, "on": True, "1": True}
 _FALSE: Final = {"false": False, "no": False, "off": False, "0": False}
+_WORDS: Final[dict[object, str]] = {
+    str: "a text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    Path: "a path",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ConfigKey:
     """One configuration key, derived from a dataclass field."""
 
     section: str
@@ -38,21 +47,20 @@ class Key:
 
     @property
     def expected(self) -> str:
-        """What a value must be, in words."""
+        """A value's type in words, for errors."""
         if get_origin(self.kind) is Literal:
             return "one of " + ", ".join(f'"{choice}"' for choice in get_args(self.kind))
         if get_origin(self.kind) is tuple:
             return "a list of texts"
-        words = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", Path: "a path"}
-        return words[cast(type, self.kind)]
+        return _WORDS[self.kind]
 
 
-def keys_of(section: str, cls: type) -> dict[str, Key]:
+def keys_of(section: str, cls: type) -> dict[str, ConfigKey]:
     """The keys of a section, by name, in the order of the dataclass."""
     hints = get_type_hints(cls)
     docs = field_docs(cls)
     return {
-        field.name: Key(section, field.name, hints[field.name], field.default, docs.get(field.name, ""))
+        field.name: ConfigKey(section, field.name, hints[field.name], field.default, docs.get(field.name, ""))
         for field in dataclasses.fields(cls)
         if field.init
     }
@@ -65,9 +73,9 @@ def field_docs(cls: type) -> types.MappingProxyType[str, str]:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError, SyntaxError):
         return types.MappingProxyType({})
-    body = cast(ast.ClassDef, tree.body[0]).body
     docs: dict[str, str] = {}
-    for statement, following in itertools.pairwise(body):
+    first = tree.body[0]
+    for statement, following in itertools.pairwise(first.body if isinstance(first, ast.ClassDef) else ()):
         if (
             isinstance(statement, ast.AnnAssign)
             and isinstance(statement.target, ast.Name)
@@ -88,17 +96,19 @@ def nearest(wrong: str, right: Iterable[str]) -> str:
     return "there is: " + ", ".join(names)
 
 
-def from_toml(key: Key, value: object, where: str) -> object:
+def from_toml(key: ConfigKey, value: object, where: str) -> object:
     """Check a value that has a type already. Raises :class:`ConfigError` that starts with ``where``."""
     given = value
+    _check_representable(value, where)
     origin = get_origin(key.kind)
     if origin is Literal:
         if isinstance(value, str) and value in get_args(key.kind):
             return value
     elif origin is tuple:
-        items = cast("Sequence[object]", value) if isinstance(value, list | tuple) else None
-        if items is not None and all(isinstance(item, str) for item in items):
-            return tuple(cast("Sequence[str]", items))
+        if is_sequence(value):
+            texts = tuple(item for item in value if isinstance(item, str))
+            if len(texts) == len(value):
+                return texts
     elif key.kind is Path:
         if isinstance(value, str | Path) and str(value):
             return Path(value).expanduser()
@@ -113,7 +123,20 @@ def from_toml(key: Key, value: object, where: str) -> object:
     raise ConfigError(f"{where}: {_shown(given)} is not {key.expected}. Write {example(key)}.")
 
 
-def from_text(key: Key, text: str, where: str) -> object:
+def _check_representable(value: object, where: str) -> None:
+    """Raises :class:`ConfigError` for numbers beyond TOML's, and for texts that no file name can hold."""
+    for item in value if is_sequence(value) else (value,):
+        if isinstance(item, int) and not -(2**63) <= item < 2**63:
+            raise ConfigError(f"{where}: a number of {item.bit_length()} bits: at most 64 are read")
+        if isinstance(item, str | Path):
+            text = str(item)
+            if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+                raise ConfigError(f"{where}: the text holds a NUL character, or bytes that are not UTF-8")
+            if text.startswith("~") and os.path.expanduser(text) == text:
+                raise ConfigError(f"{where}: no user of that name has a home directory here")
+
+
+def from_text(key: ConfigKey, text: str, where: str) -> object:
     """Read a value from the text of a variable or flag; lists are separated by commas.
 
     Raises :class:`ConfigError` that starts with ``where``.
@@ -140,13 +163,13 @@ def as_toml(value: object) -> str:
         return f"{value:_}"
     if isinstance(value, int | float):
         return str(value)
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(as_toml(item) for item in cast("tuple[object, ...]", value)) + "]"
+    if is_sequence(value):
+        return "[" + ", ".join(as_toml(item) for item in value) + "]"
     escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
-def example(key: Key) -> str:
+def example(key: ConfigKey) -> str:
     """A line that would be right, with the default."""
     return f"`{key.name} = {as_toml(key.default)}`, for example"
 

@@ -1,1 +1,1 @@
-"""control_api."""
+"""The common part of the daemon and its clients: the encodings of requests and responses."""

@@ -1,4 +1,5 @@
-"""What the daemon's control API and its client agree on: payloads and headers in JSON, NDJSON lines, item framing.
+"""The encodings that the daemon's control API and its client share: payloads and headers in JSON, NDJSON lines, item
+framing.
 
 Pure, and free of the node: the client imports it too. The contract is docs/reference/control-api.md.
 """
@@ -9,20 +10,24 @@ import json
 from collections import deque
 from typing import Final, cast
 
+import msgspec
+from msgspec import Struct
+
+from dep2p.encoding.shapes import is_list, is_map
 from dep2p.types import Headers
 
 ITEM_ABORT: Final = 0xFFFF_FFFF
-"""As an item's length: the stream failed; the next item is an RFC 9457 problem and the last of the body."""
+"""In place of an item's length: the stream failed. The next item is an RFC 9457 problem and the last of the body."""
 LENGTH_BYTES: Final = 4
 
 
 def encode_payload(data: bytes) -> dict[str, object]:
-    """``data`` as JSON fields."""
+    """Encode ``data`` as JSON fields."""
     return {"data": base64.b64encode(data).decode("ascii"), "encoding": "base64"}
 
 
 def decode_payload(data: str, encoding: str = "base64") -> bytes:
-    """The bytes of a payload's fields. Raises ``ValueError`` with a sentence."""
+    """Decode the bytes of a payload's fields. Raises ``ValueError`` with a sentence."""
     if encoding == "base64":
         try:
             return base64.b64decode(data, validate=True)
@@ -35,14 +40,16 @@ def decode_payload(data: str, encoding: str = "base64") -> bytes:
 
 def encode_headers(headers: Headers) -> dict[str, object]:
     """App headers as JSON; bytes become ``{"data", "encoding"}``."""
-    return {name: _encode_value(value) for name, value in headers.items() if isinstance(cast(object, name), str)}
+    return {name: _encode_value(value) for name, value in headers.items() if type(name) is str}
 
 
 def _encode_value(value: object) -> object:
     if isinstance(value, bytes):
         return encode_payload(value)
-    if isinstance(value, list | tuple):
-        return [_encode_value(item) for item in cast(list[object], value)]
+    if isinstance(value, tuple):
+        return [_encode_value(item) for item in cast(tuple[object, ...], value)]
+    if is_list(value):
+        return [_encode_value(item) for item in value]
     return value
 
 
@@ -51,18 +58,17 @@ def decode_headers(fields: dict[str, object]) -> Headers:
     headers: Headers = {}
     for name, value in fields.items():
         name.encode("utf-8")  # a lone surrogate is a UnicodeEncodeError, which is a ValueError
-        if isinstance(value, list):
-            headers[name] = [_decode_value(name, item) for item in cast(list[object], value)]
+        if is_list(value):
+            headers[name] = [_decode_value(name, item) for item in value]
         else:
             headers[name] = _decode_value(name, value)
     return headers
 
 
 def _decode_value(name: str, value: object) -> object:
-    if isinstance(value, dict):
-        fields = cast(dict[str, object], value)
-        data, encoding = fields.get("data"), fields.get("encoding")
-        if isinstance(data, str) and isinstance(encoding, str) and set(fields) <= {"data", "encoding", "text"}:
+    if is_map(value):
+        data, encoding = value.get("data"), value.get("encoding")
+        if isinstance(data, str) and isinstance(encoding, str) and set(value) <= {"data", "encoding", "text"}:
             return decode_payload(data, encoding)
     elif isinstance(value, str):
         value.encode("utf-8")
@@ -75,9 +81,16 @@ def _decode_value(name: str, value: object) -> object:
     )
 
 
-def encode_line(value: dict[str, object]) -> bytes:
+def fields_of(body: Struct) -> dict[str, object]:
+    """The JSON fields of a call, a reply, or a part of one."""
+    fields: dict[str, object] = msgspec.to_builtins(body)
+    return fields
+
+
+def encode_line(value: Struct | dict[str, object]) -> bytes:
     """One NDJSON line, ASCII, so that no reader splits it at an exotic line end."""
-    return json.dumps(value, separators=(",", ":")).encode("ascii") + b"\n"
+    fields = fields_of(value) if isinstance(value, Struct) else value
+    return json.dumps(fields, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def encode_item(item: bytes) -> bytes:
@@ -97,7 +110,7 @@ class ItemSplitter:
     def __init__(self, item_bytes_max: int) -> None:
         self._buffer = bytearray()
         self._item_bytes_max = item_bytes_max
-        self.aborted = False
+        self.aborted: bool = False
         """True from the length ITEM_ABORT on: the next item is a problem."""
 
     @property
@@ -106,7 +119,7 @@ class ItemSplitter:
         return bool(self._buffer)
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The items that are complete now. Raises :class:`ItemTooLargeError`."""
+        """Take a piece; return the items that are complete now. Raises :class:`ItemTooLargeError`."""
         buffer = self._buffer
         buffer += piece
         items: list[bytes] = []
@@ -145,7 +158,7 @@ class LineSplitter:
         return bool(self._buffer)
 
     def feed(self, piece: bytes) -> deque[bytes]:
-        """The lines that are complete now. Raises ``ValueError`` when one is over the bound."""
+        """Take a piece; return the lines that are complete now. Raises ``ValueError`` when one is over the bound."""
         self._buffer += piece
         *lines, rest = self._buffer.split(b"\n")
         if len(rest) > self._line_bytes_max:

@@ -1,1 +1,1 @@
-"""The process: lock, signals, drain, control API, metrics."""
+"""The process: its lock, logs, signals and drain."""

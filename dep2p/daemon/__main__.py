@@ -8,10 +8,12 @@ from pathlib import Path
 from dep2p.config.loader import load_config
 from dep2p.error_codes import ERRORS
 from dep2p.errors import ConfigError
+from dep2p.standard_streams import fill_standard_streams
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the daemon; returns its exit code."""
+    fill_standard_streams()
     parser = argparse.ArgumentParser(prog="python -m dep2p.daemon", description="Run a dep2p node in the foreground.")
     parser.add_argument("--data-dir", metavar="DIR", help="directory of key, realms, lock and control socket")
     parser.add_argument("--config", metavar="FILE", type=Path, help="configuration file")

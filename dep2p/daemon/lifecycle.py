@@ -1,4 +1,4 @@
-"""Running, draining, stopping: what work is taken, and when all of it is done."""
+"""Running, draining, stopping: whether the daemon takes work, and when all of it is done."""
 
 import logging
 from collections.abc import Awaitable, Callable, Generator
@@ -17,9 +17,9 @@ class Lifecycle:
 
     def __init__(self, drain_node: Callable[[], Awaitable[None]], drain_timeout_s: float) -> None:
         self.state: Literal["running", "draining", "stopping"] = "running"
-        self.stop_requested = trio.Event()
+        self.stop_requested: trio.Event = trio.Event()
         """Set by POST /v1/shutdown."""
-        self.drained = trio.Event()
+        self.drained: trio.Event = trio.Event()
         self._drain_node = drain_node
         self._drain_timeout_s = drain_timeout_s
         self._in_flight = 0
@@ -27,17 +27,18 @@ class Lifecycle:
 
     @property
     def in_flight(self) -> int:
-        """Control calls and streams at work."""
+        """The number of control calls and streams at work."""
         return self._in_flight
 
     def require_running(self) -> None:
-        """Raises :class:`Problem` D3006 when no new work is taken."""
+        """Raises :class:`Problem` D3006 when the daemon takes no new work."""
         if self.state != "running":
             raise Problem("D3006", "the daemon is draining and takes no new work")
 
     @contextmanager
     def work(self) -> Generator[None, None, None]:
-        """A piece of work that a drain waits for. Raises :class:`Problem` D3006 when no new one is taken."""
+        """Count a piece of work that a drain waits for. Raises :class:`Problem` D3006 when the daemon takes no new
+        work."""
         self.require_running()
         self._in_flight += 1
         try:
@@ -48,7 +49,7 @@ class Lifecycle:
                 self._idle.set()
 
     async def drain(self) -> None:
-        """Take no new work and wait for what is in flight, at most the drain timeout; later calls wait too."""
+        """Take no new work and wait for work in flight, at most the drain timeout; later calls wait too."""
         if self.state != "running":
             await self.drained.wait()
             return
@@ -72,6 +73,6 @@ class Lifecycle:
             await self._idle.wait()
 
     def stop(self) -> None:
-        """The next thing is the end of the process."""
+        """Note that the process ends next."""
         self.state = "stopping"
         self.drained.set()

@@ -35,7 +35,7 @@ def prepare_data_dir(path: Path) -> None:
     if stat.S_IMODE(found.st_mode) & 0o077 == 0:
         return
     if names and not any(name in _OURS for name in names):
-        # It holds other things: closing it is not ours to do.
+        # It holds other files: closing it is not ours to do.
         mode = stat.S_IMODE(found.st_mode)
         raise Problem("D3004", f"others may enter {path} (mode {mode:04o}): chmod 700 it, or choose another directory")
     try:

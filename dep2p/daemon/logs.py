@@ -1,5 +1,5 @@
 """The daemon's log: records are formatted where they arise and written by a thread of their own, so that neither a slow
-nor a full disk holds up or ends the daemon. What cannot be kept is dropped and counted."""
+nor a full disk holds up or ends the daemon. Lines that cannot be kept are dropped and counted."""
 
 import json
 import logging
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dep2p.config.loader import LogConfig
+from dep2p.outside_text import one_line
 
 _LINES_MAX: Final = 10_000
 _LINE_BYTES_MAX: Final = 16_384
@@ -31,7 +32,7 @@ class TextFormatter(logging.Formatter):
         head = f"{_stamp(record.created)} {record.levelname.lower():<7} {record.name}"
         trace = self.formatException(record.exc_info).splitlines() if record.exc_info else []
         # Indented, so that the text of an exception cannot pass for a line of its own.
-        return "\n".join([f"{head}  {_text_line(record.getMessage())}{fields}", *(f"  {_text_line(x)}" for x in trace)])
+        return "\n".join([f"{head}  {one_line(record.getMessage())}{fields}", *(f"  {one_line(x)}" for x in trace)])
 
 
 class JsonFormatter(logging.Formatter):
@@ -51,7 +52,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def extra_of(record: logging.LogRecord) -> Mapping[str, object]:
-    """The fields that the caller gave with ``extra``."""
+    """Return the fields that the caller gave with ``extra``."""
     return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
 
 
@@ -61,13 +62,9 @@ def _stamp(created_s: float) -> str:
 
 
 def _text(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return json.dumps(text) if " " in text or not text.isprintable() or not text else text
-
-
-def _text_line(text: str) -> str:
-    # Text from peers must not be able to forge lines or drive the terminal.
-    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+    if not isinstance(value, str):
+        return json.dumps(value, default=str, separators=(",", ":"))
+    return json.dumps(value) if " " in value or not value.isprintable() or not value else value
 
 
 class LogSink(logging.Handler):
@@ -76,14 +73,14 @@ class LogSink(logging.Handler):
 
     def __init__(self, path: Path | None) -> None:
         super().__init__()
-        self.lines_dropped = 0
+        self.lines_dropped: int = 0
         self._path = path
         self._descriptor = -1
         self._lines: deque[bytes] = deque()
         self._wake = threading.Condition()
         self._closing = False
         if path is not None:
-            self._descriptor = self._open()  # here, so that a path that cannot be opened is an error at the start
+            self._descriptor = self._open()  # opened here, so that a bad path is an error at the start
         self._thread = threading.Thread(target=self._write_all, name="dep2p-log", daemon=True)
         self._thread.start()
 
@@ -100,7 +97,7 @@ class LogSink(logging.Handler):
                 self._wake.notify()
 
     def close(self) -> None:
-        """Write what is left, for at most 2 s."""
+        """Write the waiting lines, for at most 2 s."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -171,7 +168,7 @@ def open_log(config: LogConfig) -> LogSink:
 
 
 def close_log(sink: LogSink) -> None:
-    """Flush, and leave the logging of the process as it was found: without handlers."""
+    """Flush, and restore the logging of the process: without handlers."""
     logging.getLogger().removeHandler(sink)
     logging.captureWarnings(False)
     sink.close()

@@ -1,12 +1,13 @@
 """Errors of the control API: RFC 9457 problems with a D-code."""
 
-import json
 import logging
-from typing import Any
+from collections.abc import Mapping
 
+import msgspec
+from msgspec import Struct
 from starlette.responses import Response
 
-from dep2p.client.errors import code_of
+from dep2p.control_api.errors import code_of
 from dep2p.error_codes import ERRORS
 from dep2p.errors import Dep2pError, NotOwnerError, RateLimitedError
 
@@ -22,8 +23,8 @@ class Problem(Dep2pError):
         self.extra = extra
 
 
-def problem_of(error: BaseException) -> dict[str, Any]:
-    """The problem's fields. An exception that nobody foresaw becomes D9001 without its text, and a line in the log."""
+def problem_of(error: BaseException) -> dict[str, object]:
+    """Return the fields of a problem. An unforeseen exception becomes D9001 without its text, and a line in the log."""
     extra: dict[str, object] = {}
     if isinstance(error, Problem):
         code, detail, extra = error.code, str(error), error.extra
@@ -50,16 +51,17 @@ def problem_of(error: BaseException) -> dict[str, Any]:
 
 
 def problem_response(error: BaseException, **extra: object) -> Response:
-    """The whole answer for an error, with further fields."""
-    problem: dict[str, Any] = {**problem_of(error), **extra}
+    """Return the whole answer for an error, with further fields."""
+    problem = problem_of(error) | extra
+    status = int(str(problem["status"]))
     headers: dict[str, str] = {}
-    if problem["status"] == 401:
+    if status == 401:
         headers["www-authenticate"] = "Bearer"
     if "allow" in problem:
         headers["allow"] = str(problem["allow"])
-    return Response(json.dumps(problem), problem["status"], headers, "application/problem+json")
+    return Response(msgspec.json.encode(problem), status, headers, "application/problem+json")
 
 
-def json_response(value: dict[str, Any], status: int = 200) -> Response:
-    """An answer in JSON."""
-    return Response(json.dumps(value, separators=(",", ":")), status, None, "application/json")
+def json_response(value: Struct | Mapping[str, object], status: int = 200) -> Response:
+    """Return an answer in JSON."""
+    return Response(msgspec.json.encode(value), status, None, "application/json")

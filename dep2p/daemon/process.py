@@ -7,17 +7,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
 import trio
 
 import dep2p
-from dep2p.client.errors import code_of
+from dep2p.concurrency.exception_groups import leaves
 from dep2p.config.loader import Config
+from dep2p.control_api.errors import code_of
 from dep2p.daemon.api.context import Control, open_control
-from dep2p.daemon.gc import collect_seldom
+from dep2p.daemon.gc import tune_gc
 from dep2p.daemon.http.server import HttpServer
 from dep2p.daemon.lock import hold_lock, prepare_data_dir
 from dep2p.daemon.logs import LogSink, close_log, open_log
@@ -36,8 +37,8 @@ _FORCED_EXIT_S: Final = 3.0
 def run_daemon(config: Config) -> int:
     """Run until a signal, POST /v1/shutdown or a failure; returns the exit code of the process.
 
-    0 after a drain, 128 + the signal after a second signal, else as the table of D-codes says; then a message is on
-    stderr. Must be called in the main thread, once for each process.
+    0 after a drain, 128 + the signal after a second signal, else the exit code of the D-code, with a message on stderr.
+    Must be called in the main thread, once for each process.
     """
     os.umask(0o077)
     try:
@@ -56,7 +57,7 @@ def _run_locked(config: Config) -> int:
     try:
         _raise_open_files()
         daemon = _Daemon(config, sink)
-        collect_seldom()
+        tune_gc()
         try:
             trio.run(daemon.run)
         except BaseException as error:
@@ -73,12 +74,12 @@ def _raise_open_files() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        except (OSError, ValueError) as error:  # a sandbox may forbid it; fewer connections are no reason to stop
+        except (OSError, ValueError) as error:  # a sandbox may forbid it; the daemon runs with fewer connections
             _logger.warning("the limit of open files stays", extra={"soft": soft, "reason": str(error)})
 
 
 class _Daemon:
-    """One run."""
+    """One run of the daemon."""
 
     def __init__(self, config: Config, sink: LogSink) -> None:
         self.exit_code = 0
@@ -88,7 +89,7 @@ class _Daemon:
         self._serving = False
 
     async def run(self) -> None:
-        """Everything between start and end."""
+        """Do everything between start and end."""
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch, signals, nursery.cancel_scope)
@@ -111,7 +112,7 @@ class _Daemon:
 
     async def _node(self) -> None:
         config = self._config
-        # Here, so that what can be wrong with lock and configuration is told before libp2p has loaded.
+        # Imported here, so that errors of lock and configuration come before libp2p loads.
         from dep2p.daemon.queue_settings import queue_settings
         from dep2p.daemon.settings import gossip_params, public_pubsub
         from dep2p.daemon.trace_settings import trace_settings
@@ -152,7 +153,7 @@ class _Daemon:
             raise Problem("D1003", str(error)) from error
 
     async def _serve(self, control: Control, started_s: float) -> None:
-        from dep2p.daemon.api.app import Edge, build_app
+        from dep2p.daemon.api.app import ControlApp, build_app
         from dep2p.daemon.http.listeners import load_token, open_tcp, open_unix
         from dep2p.daemon.nsq.server import nsq_server
 
@@ -160,12 +161,14 @@ class _Daemon:
         control.connections, control.refused = lambda: server.connection_count, lambda: server.refused
         app = build_app(control)
         nsq = control.nsq = nsq_server(config.nsq, control.node)
-        edges: list[tuple[Edge, trio.SocketListener]] = [(Edge(app, control), open_unix(config.socket_path))]
+        control_apps: list[tuple[ControlApp, trio.SocketListener]] = [
+            (ControlApp(app, control), open_unix(config.socket_path))
+        ]
         if config.control.tcp:
-            edges.append((Edge(app, control, load_token(config.token_file)), open_tcp(config.control.tcp)))
+            control_apps.append((ControlApp(app, control, load_token(config.token_file)), open_tcp(config.control.tcp)))
         async with trio.open_nursery() as nursery:
-            for edge, listener in edges:
-                nursery.start_soon(server.serve, edge, [listener])
+            for control_app, listener in control_apps:
+                nursery.start_soon(server.serve, control_app, [listener])
             if nsq is not None:
                 await nursery.start(nsq.run)
             self._serving = True
@@ -179,7 +182,7 @@ class _Daemon:
             await control.lifecycle.drain()
             control.lifecycle.stop()
             control.subscriptions.end_all()
-            await server.end_keep_alive()
+            server.end_keep_alive()
             with trio.move_on_after(_CONNECTIONS_END_S):
                 await server.wait_closed()
             nursery.cancel_scope.cancel()
@@ -191,7 +194,7 @@ def _trace_file(chosen: str) -> Path | None:
         return None
     path = Path(chosen).expanduser()
     try:
-        path.open("ab").close()  # what is wrong with it is told before anything starts
+        path.open("ab").close()  # its error comes before anything starts
     except OSError as error:
         raise Problem("D1003", f"[pubsub] trace_json: cannot open {path}: {error.strerror or error}") from None
     return path
@@ -242,20 +245,10 @@ def _failed(error: BaseException) -> int:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The error inside groups; one of ours before others, since it says more."""
-    leaves = list(_leaves([error]))
-    ours = [leaf for leaf in leaves if isinstance(leaf, Dep2pError)]
-    return (ours or leaves)[0]
-
-
-def _leaves(errors: Sequence[BaseException]) -> list[BaseException]:
-    found: list[BaseException] = []
-    for error in errors:
-        if isinstance(error, BaseExceptionGroup):
-            found += _leaves(error.exceptions)  # pyright: ignore[reportUnknownArgumentType]
-        else:
-            found.append(error)
-    return found
+    """Return the error inside groups; one of ours before others, since it says more."""
+    causes = leaves(error)
+    ours = [cause for cause in causes if isinstance(cause, Dep2pError)]
+    return (ours or causes)[0]
 
 
 def _code_of(error: BaseException) -> str:
@@ -263,7 +256,7 @@ def _code_of(error: BaseException) -> str:
 
 
 def _report(error: BaseException) -> int:
-    """Say on stderr what happened and what to do; returns the exit code."""
+    """Print the error and the next step to stderr; return the exit code."""
     code = _code_of(error)
     info = ERRORS[code]
     detail = str(error) if isinstance(error, Dep2pError) else f"{type(error).__name__}: {error}"
@@ -277,5 +270,5 @@ def _report(error: BaseException) -> int:
         sys.stderr.write("\n".join(lines) + "\n")
         sys.stderr.flush()
     except OSError:
-        return info.exit_code  # nobody reads stderr; the exit code still tells
+        return info.exit_code  # stderr is closed: the exit code is the only report
     return info.exit_code

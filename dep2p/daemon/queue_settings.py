@@ -1,4 +1,4 @@
-"""The queues of the node as [queues] wants them."""
+"""The queues of the node, from [queues]."""
 
 from dep2p.config.loader import Config
 from dep2p.protocols.queues.options import QueueOptions
@@ -7,7 +7,8 @@ from dep2p.queues.settings import QueueSettings
 
 
 def queue_settings(config: Config) -> QueueSettings:
-    """What `Node.open` takes. ``config`` has been checked; raises ``ValueError`` for what contradicts itself."""
+    """Return the queue settings for `Node.open`. ``config`` has been checked; raises ``ValueError`` for settings that
+    contradict each other."""
     chosen = config.queues
     defaults = QueueOptions(
         msg_timeout_s=chosen.msg_timeout_s,

@@ -1,18 +1,16 @@
 """The realms that the daemon joins at start: one ``<name>.realm`` for each in ``<data_dir>/realms``."""
 
-import hashlib
 import logging
-import re
 from pathlib import Path
 
 import trio
 
 from dep2p.daemon.problems import Problem
 from dep2p.errors import RealmFileError
-from dep2p.realm.credentials import Realm
+from dep2p.outside_text import file_name
+from dep2p.realm.credentials import LEFTOVER_S, Realm, remove_leftovers
 
 _logger = logging.getLogger("dep2p.daemon")
-_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class RealmFiles:
@@ -22,14 +20,19 @@ class RealmFiles:
         self._directory = directory
 
     def path_of(self, name: str) -> Path:
-        """The file of a realm; a name that is no plain ASCII word becomes a digest: none leaves the directory."""
-        plain = name if _SAFE.fullmatch(name) else "x-" + hashlib.sha256(name.encode("utf-8")).hexdigest()[:32]
-        return self._directory / f"{plain}.realm"
+        """Return the file of a realm. A name that is no plain ASCII word becomes a digest, so that no file is outside
+        the directory."""
+        return self._directory / f"{file_name(name)}.realm"
 
     def load_all(self) -> tuple[list[Realm], list[str]]:
-        """The realms that can be read, and a sentence for each file that cannot: one bad file stops no other realm."""
+        """Return the realms that can be read, and a sentence for each other file: one bad file stops no other realm."""
         realms: dict[str, Realm] = {}
         problems: list[str] = []
+        try:
+            remove_leftovers(self._directory, older_than_s=LEFTOVER_S)
+        except OSError as error:
+            problems.append(f"a temporary file with a realm's secret cannot be deleted: {error}")
+            _logger.error("a temporary file with a realm's secret stays", extra={"reason": str(error)})
         for path in sorted(self._directory.glob("*.realm")):
             try:
                 realm = Realm.from_psk_file(path)
@@ -41,7 +44,7 @@ class RealmFiles:
         return list(realms.values()), problems
 
     async def add(self, realm: Realm) -> None:
-        """Write the file. Raises RealmFileError; :class:`Problem` D2003 when another realm has that name."""
+        """Write the file of a realm. Raises RealmFileError; :class:`Problem` D2003 when another realm has that name."""
         path = self.path_of(realm.name)
         await trio.to_thread.run_sync(self._add, realm, path)
 
@@ -64,7 +67,8 @@ class RealmFiles:
             try:
                 if Realm.from_psk_file(path).realm_id == realm.realm_id:
                     path.unlink(missing_ok=True)
+                    remove_leftovers(self._directory, path.name)
             except RealmFileError:
-                continue  # damaged: not known to be this realm's, and it stays for its owner to see
+                continue  # a damaged file may not be this realm's, and stays for its owner
             except OSError as error:
                 raise RealmFileError(f"cannot delete {path}: {error.strerror or error}") from None

@@ -1,4 +1,4 @@
-"""The router's parameters and the public network as [pubsub] wants them."""
+"""The router's parameters and the public network, from [pubsub]."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from dep2p.pubsub.wire_formats import PublicPubSub
 
 
 def gossip_params(chosen: PubSubConfig, limits: Limits) -> GossipParams:
-    """Those of every network of the node. ``chosen`` has been checked."""
+    """Return the parameters of every network of the node. ``chosen`` has been checked."""
     standard = GossipParams()
     return replace(
         params_from(limits),
@@ -30,7 +30,7 @@ def gossip_params(chosen: PubSubConfig, limits: Limits) -> GossipParams:
 
 
 def public_pubsub(chosen: PubSubConfig) -> bool | PublicPubSub:
-    """What `Node.open` takes for it."""
+    """Return the value of `Node.open`'s argument for the public network."""
     if not chosen.public:
         return False
     signs = chosen.public_signing == "strict_sign"

@@ -1,4 +1,5 @@
-"""Telling systemd (or who speaks its protocol) that the daemon is ready or stops: sd_notify(3) without its library."""
+"""Reports to systemd, or another manager with its protocol, that the daemon is ready or stops: sd_notify(3) without its
+library."""
 
 import logging
 import socket
@@ -19,6 +20,6 @@ def notify(address: str, message: str) -> bool:
             sender.settimeout(1.0)
             sender.sendto(message.encode("utf-8"), target)
     except OSError as error:
-        _logger.warning("the service manager cannot be told", extra={"reason": str(error), "told": message})
+        _logger.warning("the service manager cannot be notified", extra={"reason": str(error), "notice": message})
         return False
     return True

@@ -1,4 +1,4 @@
-"""The trace of the node as [trace] wants it."""
+"""The trace of the node, from [trace]."""
 
 from dataclasses import fields
 
@@ -7,5 +7,5 @@ from dep2p.tracing.settings import TraceSettings
 
 
 def trace_settings(chosen: TraceConfig) -> TraceSettings:
-    """What `Node.open` takes. ``chosen`` has been checked."""
+    """Return the trace settings for `Node.open`. ``chosen`` has been checked."""
     return TraceSettings(**{field.name: getattr(chosen, field.name) for field in fields(TraceSettings)})

@@ -1,1 +1,1 @@
-"""delivery."""
+"""Reliable delivery with an outbox."""

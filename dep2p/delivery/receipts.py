@@ -1,21 +1,22 @@
-"""What a sender of a reliable message holds: its state, and its end to wait for."""
+"""The sender's handle of a reliable message: its state, and a way to wait for its end."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
 import trio
-from outcome import Value
 
+from dep2p.concurrency.wait_queue import WaitQueue
 from dep2p.errors import DeliveryExpiredError, DeliveryFailedError, StreamClosedError
 from dep2p.protocols.delivery.sender import Outgoing
-from dep2p.protocols.delivery.states import ENDS, State
+from dep2p.protocols.delivery.states import ENDS, DeliveryState
+from dep2p.pubsub.types import PublishResult, WaitFor
 from dep2p.types import PeerId
 
 _STATUSES_MAX: Final = 65_536
-_LEFT: Final[list[trio.lowlevel.Task]] = []
-"""Instead of those who wait: the node has stopped, and keeps the message for its next run."""
+_LEFT: Final = WaitQueue()
+"""In place of waiting tasks: the node has stopped, and keeps the message for its next run."""
 
 
 class Receipt(Outgoing, eq=False, kw_only=True):
@@ -24,52 +25,43 @@ class Receipt(Outgoing, eq=False, kw_only=True):
     peer: PeerId
     name: str
     topic: str = ""
-    """Of a message for a topic; empty for a direct one."""
-    waiting: list[trio.lowlevel.Task] | None = None
-    """Who waits for its end."""
+    """The topic of the message; empty for a direct one."""
+    waiting: WaitQueue | None = None
+    """Tasks that wait for its end."""
 
     @property
     def id(self) -> str:
-        """Names the message in `dep2p outbox ls`: the receiver's id and the message's number for it."""
+        """The message's name in `dep2p outbox ls`: the receiver's id and the message's number for it."""
         return f"{self.peer}:{self.number}"
 
     @property
     def has_ended(self) -> bool:
-        """Acknowledged, failed or expired."""
+        """Whether it is acknowledged, failed or expired."""
         return self.state in ENDS
 
     def ended(self) -> None:
-        """For the service: wake who waits."""
+        """Wake waiting tasks at the end. Called by the service."""
         if self.waiting is not None:
-            waiting, self.waiting = self.waiting, None
-            for task in waiting:
-                trio.lowlevel.reschedule(task, Value(None))
+            self.waiting.wake_all()
+            self.waiting = None
 
     def left(self) -> None:
-        """For the service, when it stops and the message is kept: wake who waits."""
+        """Wake waiting tasks when the service stops and keeps the message. Called by the service."""
         waiting, self.waiting = self.waiting, _LEFT
-        for task in waiting or ():
-            trio.lowlevel.reschedule(task, Value(None))
+        if waiting is not None:
+            waiting.wake_all()
 
-    async def until_ended(self) -> State:
-        """Wait for the end and give it; never raises for what became of the message.
+    async def until_ended(self) -> DeliveryState:
+        """Wait for the end and return the state; never raises for a message that failed.
 
-        When the node stops and keeps the message, gives the state that it has then.
+        When the node stops and keeps the message, returns its state of that time.
         """
         if self.state in ENDS or self.waiting is _LEFT:
             await trio.lowlevel.checkpoint()
             return self.state
-        task = trio.lowlevel.current_task()
         if self.waiting is None:
-            self.waiting = []
-        self.waiting.append(task)
-
-        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-            if self.waiting is not None:
-                self.waiting.remove(task)
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
+            self.waiting = WaitQueue()
+        await self.waiting.wait()
         return self.state
 
     async def wait(self) -> None:
@@ -81,31 +73,89 @@ class Receipt(Outgoing, eq=False, kw_only=True):
         raise_unless_acknowledged(await self.until_ended(), self.peer, self.reason)
 
 
-def raise_unless_acknowledged(state: State, peer: str, reason: str) -> None:
-    """The end of a message as an error, unless it is the good one."""
-    if state is State.EXPIRED:
+def raise_unless_acknowledged(state: DeliveryState, peer: str, reason: str) -> None:
+    """Raise the error of an end that is not ACKNOWLEDGED."""
+    if state is DeliveryState.EXPIRED:
         raise DeliveryExpiredError(f"{peer} did not acknowledge the message: {reason}")
     if state not in ENDS:
         raise StreamClosedError("this node has stopped: the message is kept in its outbox, and sent when it runs again")
-    if state is not State.ACKNOWLEDGED:
+    if state is not DeliveryState.ACKNOWLEDGED:
         raise DeliveryFailedError(f"{peer} did not take the message: {reason or state}")
+
+
+class TopicPublish:
+    """A reliable publish: the result of pub/sub, and the receipt of each critical peer."""
+
+    def __init__(self, result: PublishResult, receipts: Sequence[Receipt], wait_for: WaitFor) -> None:
+        self.result = result
+        self.receipts: tuple[Receipt, ...] = tuple(receipts)
+        self.wait_for: WaitFor = wait_for
+
+    @property
+    def acknowledged_by(self) -> tuple[PeerId, ...]:
+        """The critical peers whose app has handled it so far."""
+        return tuple(each.peer for each in self.receipts if each.state is DeliveryState.ACKNOWLEDGED)
+
+    @property
+    def missing(self) -> dict[PeerId, str]:
+        """The critical peers that have not handled it, each with its state or the reason of its failure."""
+        return {
+            each.peer: each.reason or each.state.value
+            for each in self.receipts
+            if each.state is not DeliveryState.ACKNOWLEDGED
+        }
+
+    async def wait(self) -> None:
+        """Wait until all (or any) critical peers have handled it. Raises DeliveryFailedError when that is not possible
+        any more.
+
+        With "all", the first one that fails ends the wait; the others are still tried.
+        """
+        if self.wait_for == "any":
+            await self._wait_for_any()
+            return
+        failed: list[Receipt] = []
+        async with trio.open_nursery() as nursery:
+
+            async def one(receipt: Receipt) -> None:
+                if await receipt.until_ended() is not DeliveryState.ACKNOWLEDGED:
+                    failed.append(receipt)
+                    nursery.cancel_scope.cancel()
+
+            for receipt in self.receipts:
+                nursery.start_soon(one, receipt)
+        if failed:
+            raise_unless_acknowledged(failed[0].state, failed[0].peer, failed[0].reason)
+
+    async def _wait_for_any(self) -> None:
+        async with trio.open_nursery() as nursery:
+
+            async def one(receipt: Receipt) -> None:
+                if await receipt.until_ended() is DeliveryState.ACKNOWLEDGED:
+                    nursery.cancel_scope.cancel()
+
+            for receipt in self.receipts:
+                nursery.start_soon(one, receipt)
+        if not self.acknowledged_by:
+            reasons = "; ".join(f"{peer}: {why}" for peer, why in self.missing.items())
+            raise DeliveryFailedError(f"none of the critical peers has acknowledged the message: {reasons}")
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A message changed its state."""
+    """A change of a message's state."""
 
     id: str
     peer: PeerId
     name: str
-    state: State
+    state: DeliveryState
     tries: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class StatusesMissed:
-    """So many changes were dropped here, because nobody read them."""
+    """The number of changes that were dropped here because the reader was too slow."""
 
     count: int
 
@@ -125,12 +175,12 @@ class Statuses:
         return self
 
     def open(self) -> None:
-        """What happens from now on comes."""
+        """Start: changes from now on come."""
         self._watchers[self] = None
         self._on_change()
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """End the reading: no more changes come."""
         self.close()
         self._on_change()
 
@@ -139,12 +189,12 @@ class Statuses:
         await trio.lowlevel.cancel_shielded_checkpoint()
 
     def close(self) -> None:
-        """Nothing more comes; what has come can still be read."""
+        """Stop taking changes; earlier ones can still be read."""
         self._watchers.pop(self, None)
         self._lot.unpark_all()
 
     def put(self, status: Status) -> None:
-        """For the service."""
+        """Add a change. Called by the service."""
         if len(self._items) < _STATUSES_MAX:
             self._items.append(status)
         elif isinstance(last := self._items[-1], StatusesMissed):

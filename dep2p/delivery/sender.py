@@ -1,69 +1,67 @@
-"""The sending end of reliable delivery: what waits for one receiver, and the link to it."""
+"""The sending end of reliable delivery: the messages for one receiver, and the link to it."""
 
 import logging
-from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
+from dep2p.delivery.context import DeliveryContext
 from dep2p.delivery.receipts import Receipt
 from dep2p.errors import Dep2pError, ProtocolError, StreamClosedError
-from dep2p.links.pull_link import SessionLink
-from dep2p.protocols.delivery.sender import Outgoing, SenderLane
+from dep2p.links.pull_link import LinkCalls, SessionLink
+from dep2p.protocols.delivery.sender import SendWindow
 from dep2p.protocols.delivery.wire import decode_ack, encode_batch, encode_hello, fits_batch
+from dep2p.protocols.timing.backoff import Backoff
 from dep2p.protocols.wire.compression import Compression
 from dep2p.protocols.wire.frame import HEADER, VERSION, Frame, FrameType
 from dep2p.protocols.wire.payload import compressed_body
 from dep2p.types import PeerId
 
-if TYPE_CHECKING:
-    from dep2p.delivery.service import Delivery
-
-logger = logging.getLogger("dep2p.io")
+logger: logging.Logger = logging.getLogger("dep2p.io")
 
 _ACK: Final = int(FrameType.ACK)
 _ACK_REQUEST: Final = int(FrameType.ACK_REQUEST)
-_BACKOFF_INITIAL_S: Final = 0.2
-_BACKOFF_MAX_S: Final = 30.0
+_BACKOFF: Final = Backoff(first_s=0.2, max_s=30.0)
 _NEVER: Final = float("inf")
 _BATCH_ITEMS: Final = 64
-"""A write of so many is large enough."""
+"""Messages of one write at most."""
 _SMALL_BYTES: Final = 4_096
-"""From this size on, a message has a frame of its own."""
+"""Bytes of a message from which on it has a frame of its own."""
 _MOMENT_S: Final = 0.005
-"""How long an app that waits for room may be kept waiting for more room, and its messages for more messages."""
+"""Seconds for which an app that waits for room may wait for more room, and its messages for more messages."""
 
 
-class Sending:
+class PeerSender:
     """All messages for one receiver, and the link that carries them; a link is open while something is unsettled."""
 
-    def __init__(self, service: "Delivery", peer: PeerId, core: SenderLane, counters: Counter[str]) -> None:
+    def __init__(self, context: DeliveryContext, peer: PeerId, core: SendWindow[Receipt]) -> None:
         self.armed_at = _NEVER
         self.peer = peer
         self.core = core
         self.link: SessionLink | None = None
-        self.last_error = ""
-        self._service = service
-        self._counters = counters
+        self.last_error: str = ""
+        self._context = context
+        self._counters = context.counts
         self._compression: Compression | None = None
         self._is_kept = False
-        self._wanted = trio.Event()
-        self._write_items = max(1, min(_BATCH_ITEMS, service.limits.delivery_queue_items_max // 2))
-        self.unsent_for_added = 0
-        """From so many unsent messages on, `added` has something to do."""
+        self._link_needed = trio.Event()
+        self._write_items = max(1, min(_BATCH_ITEMS, context.limits.delivery_queue_items_max // 2))
+        self.unsent_for_added: int = 0
+        """The number of unsent messages from which on `added` has work to do."""
         self._freed = 0
         self._held_until = 0.0
-        """Until then the app is expected to fill its outbox again and to write by itself; 0: nothing is expected."""
+        """The time until which the app is expected to fill its outbox again, and to write itself; 0: nothing is
+        expected."""
 
     # The app's side
 
     def add(self, receipt: Receipt) -> None:
-        """Accepted: it goes out with whatever else waits."""
+        """Accept a message: it goes out with other waiting ones."""
         self.core.add(receipt)
         self.added()
 
     def added(self) -> None:
-        """The core has one more."""
+        """Act on a new message in the core."""
         link = self.link
         if link is not None:
             if not self._held_until:
@@ -73,10 +71,10 @@ class Sending:
         elif not self._is_kept:
             self.resume()
         if self.armed_at == _NEVER:
-            self._service.due.want(self)
+            self._context.due.schedule(self)
 
     def write_now(self) -> None:
-        """Its app is about to wait for room: what is accepted goes out first."""
+        """Send waiting messages before the app waits for room."""
         self._hold(0.0)
         if self.link is not None and self.core.has_unsent:
             self.link.pulled.write_now()
@@ -86,20 +84,20 @@ class Sending:
         self.unsent_for_added = self._write_items if until else 0
 
     def resume(self) -> None:
-        """Send what an earlier run has left."""
+        """Send the messages of an earlier run."""
         if self.core.unsettled and not self._is_kept:
             self._is_kept = True
-            self._service.start(self._keep_linked)
-            self._service.due.want(self)
+            self._context.start(self._keep_linked)
+            self._context.due.schedule(self)
 
     @property
     def is_idle(self) -> bool:
-        """Nothing waits, and there is no link."""
+        """Whether nothing waits, and there is no link."""
         return self.core.is_settled and self.link is None and not self._is_kept
 
     def peer_came(self) -> None:
-        """The peer is reachable now: no need to wait for the next try."""
-        self._wanted.set()
+        """Try at once: the peer can be reached now."""
+        self._link_needed.set()
 
     # The link
 
@@ -107,7 +105,7 @@ class Sending:
         failures = 0
         try:
             while self.core.unsettled:
-                self._wanted = trio.Event()
+                self._link_needed = trio.Event()
                 try:
                     await self._one_link()
                     failures = 0
@@ -117,28 +115,27 @@ class Sending:
                     logger.debug("no delivery link to %s: %s", self.peer, error)
                 if not self.core.unsettled:
                     return
-                delay_s = min(_BACKOFF_MAX_S, _BACKOFF_INITIAL_S * 2.0**failures) * (0.5 + self._service.jitter() / 2)
-                failures = min(failures + 1, 16)
-                with trio.move_on_after(delay_s):
-                    await self._wanted.wait()
+                failures += 1
+                with trio.move_on_after(_BACKOFF.jittered(failures, self._context.rng)):
+                    await self._link_needed.wait()
         finally:
             self._is_kept = False
 
     async def _one_link(self) -> None:
         """Open a link and stay until it is over."""
-        service = self._service
-        limits = service.limits
-        connection = await service.gate.connect(self.peer, timeout_s=limits.dial_timeout_s)
-        stream = await connection.open_stream(service.protocol, timeout_s=limits.stream_open_timeout_s)
-        zstd = service.zstd_for(connection)
+        context = self._context
+        limits = context.limits
+        connection = await context.gate.connect(self.peer, timeout_s=limits.dial_timeout_s)
+        stream = await connection.open_stream(context.protocol, timeout_s=limits.stream_open_timeout_s)
+        zstd = context.zstd_for(connection)
         self._compression = None if zstd is None else Compression(zstd, limits.compress_bytes_min)
-        link = service.make_link(stream, self._collect, self._on_frames, self._on_end)
+        link = context.make_link(stream, LinkCalls(self._collect, self._on_frames, self._on_end))
         self.core.link_up(trio.current_time())
         self.link = link
         self._counters["links_opened"] += 1
         link.start()
         link.pulled.wake()
-        service.due.want(self)
+        context.due.schedule(self)
         await link.run()
         if link.error is not None:
             self.last_error = str(link.error)
@@ -159,15 +156,15 @@ class Sending:
             part = messages[start : start + _BATCH_ITEMS]
             pieces += self._together(part) or self._one_by_one(part)
         self._counters["messages_sent"] += len(messages)
-        if messages and self.armed_at > now + self._service.limits.delivery_ack_timeout_s:
-            self._service.due.want(self)
+        if messages and self.armed_at > now + self._context.limits.delivery_ack_timeout_s:
+            self._context.due.schedule(self)
         return pieces
 
-    def _together(self, messages: list[Outgoing]) -> list[bytes] | None:
-        """As one frame, when they are alike and follow each other."""
+    def _together(self, messages: list[Receipt]) -> list[bytes] | None:
+        """Encode messages as one frame, when they are alike and follow each other; else return None."""
         first = messages[0]
         bodies = [message.body for message in messages]
-        compress_min = self._service.limits.compress_bytes_min if self._compression is not None else _NEVER
+        compress_min = self._context.limits.compress_bytes_min if self._compression is not None else _NEVER
         if (
             len({message.head for message in messages}) == 1
             and first.is_whole
@@ -178,10 +175,10 @@ class Sending:
             return encode_batch(first.number, first.head, bodies)
         return None
 
-    def _one_by_one(self, messages: list[Outgoing]) -> list[bytes]:
+    def _one_by_one(self, messages: list[Receipt]) -> list[bytes]:
         pieces: list[bytes] = []
         pack = HEADER.pack
-        compression, compress_min = self._compression, self._service.limits.compress_bytes_min
+        compression, compress_min = self._compression, self._context.limits.compress_bytes_min
         for message in messages:
             body = message.body_of_try()
             flags = message.flags
@@ -203,44 +200,44 @@ class Sending:
             core.on_ack(decode_ack(frame), now)
         if core.has_unsent:
             link.pulled.wake()
-        self._let_in(before - len(core.unsettled), now)
+        self._admit(before - len(core.unsettled), now)
 
-    def _let_in(self, freed: int, now: float) -> None:
-        """So many places are free again. Who waits for one is let in when it pays, or a moment later.
+    def _admit(self, freed: int, now: float) -> None:
+        """Note that so many places are free. Admit waiting tasks when that fills a write, else a moment later.
 
-        An outbox that is full all the time would otherwise send in ever smaller batches: each ACK frees as much as the
+        Otherwise an outbox that is full all the time would send in ever smaller batches: each ACK frees as much as the
         batch it answers, and a batch that was split stays split.
         """
-        service = self._service
-        room = service.room
-        if not room.waiting or service.journal.is_durable:
-            room.let_in()
+        context = self._context
+        quota = context.quota
+        if not quota.waiting or context.journal.is_durable:
+            quota.admit()
             return
         self._freed += freed
         if self._freed < _BATCH_ITEMS and self._freed * 2 < len(self.core.unsettled):
-            if room.let_in_soon(now + _MOMENT_S):
-                service.due.want(room)
+            if quota.admit_soon(now + _MOMENT_S):
+                context.due.schedule(quota)
             return
         self._freed = 0
         if not self._held_until:
             self._hold(now + _MOMENT_S)
             if self._held_until < self.armed_at:
-                service.due.want(self)
-        room.let_in()
+                context.due.schedule(self)
+        quota.admit()
 
     def _on_end(self, link: SessionLink, error: Dep2pError) -> None:
         if self.link is link:
             self.link = None
             self._hold(0.0)
             self.core.link_down()
-            # Sent again, it would end the next link too, and hold up what is behind it until it is too old.
+            # Sent again, the message would end the next link too, and hold up later ones until it is too old.
             if link.refused_id and self.core.drop(link.refused_id, f"rejected: {error}"):
-                self._service.room.let_in()
+                self._context.quota.admit()
 
     # Time
 
     def next_deadline(self) -> float | None:
-        """Of the messages, and of what is held."""
+        """Return the earliest deadline of the messages, and of messages that are held back."""
         at = self.core.next_deadline()
         if self._held_until and (at is None or self._held_until < at):
             return self._held_until
@@ -256,4 +253,4 @@ class Sending:
             self.link.pulled.wake()
         if self._counters["messages_retried"] != before:
             logger.info("%s has not acknowledged in time: sent again", self.peer)
-        self._service.room.let_in()
+        self._context.quota.admit()

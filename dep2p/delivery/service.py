@@ -3,39 +3,36 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
 
 import trio
 
-from dep2p.concurrency.deadline_heap import DueTimes
+from dep2p.arguments import as_bytes, check_text
+from dep2p.delivery.context import DeliveryContext, DeliveryGate
 from dep2p.delivery.journal import Journal
-from dep2p.delivery.quota import OVERHEAD_BYTES, OutboxRoom, size_of
-from dep2p.delivery.receipts import Receipt, Status, Statuses
-from dep2p.delivery.receiver import DeliveryInbound
-from dep2p.delivery.sender import Sending
+from dep2p.delivery.quota import OVERHEAD_BYTES, size_of
+from dep2p.delivery.receipts import Receipt, Status, Statuses, TopicPublish
+from dep2p.delivery.receiver import DeliveryInbound, TopicReceiver
+from dep2p.delivery.sender import PeerSender
+from dep2p.delivery.trace_events import TracedStatuses
 from dep2p.delivery.types import DeliveryStats, OutboxItem
-from dep2p.errors import Dep2pError, MessageTooLargeError, PeerNotFoundError, StreamClosedError
-from dep2p.host.interface import ByteStream, Connection, Host
+from dep2p.errors import MessageTooLargeError, StreamClosedError
+from dep2p.host.interface import Connection, Host
 from dep2p.limits import Limits
-from dep2p.links.pull_link import SessionLink
 from dep2p.messaging.service import Messaging
-from dep2p.messaging.trace_events import TracedStatuses
-from dep2p.protocols.delivery.sender import DeliveryPolicy, Outgoing, SenderLane
-from dep2p.protocols.delivery.states import ENDS, State
-from dep2p.protocols.delivery.wire import BATCH_BYTES_MAX, EPOCH_BYTES, delivery_protocol
-from dep2p.protocols.wire.compression import Zstd
-from dep2p.protocols.wire.frame import HEADERS, Frame
-from dep2p.protocols.wire.payload import HeaderEncoder, check_body, payload_bytes_max
-from dep2p.realm.interface import RealmGate
-from dep2p.storage.delivery_store import LaneRow, OutboxRow
+from dep2p.protocols.delivery.sender import DeliveryPolicy, SendWindow
+from dep2p.protocols.delivery.states import ENDS, DeliveryState
+from dep2p.protocols.delivery.wire import EPOCH_BYTES
+from dep2p.protocols.fairness.shares import SHARE_OF_FREE
+from dep2p.protocols.wire.frame import HEADERS
+from dep2p.protocols.wire.payload import HeaderEncoder, check_body
+from dep2p.pubsub.types import WaitFor
+from dep2p.storage.delivery_store import OutboxRow, SendWindowRow
 from dep2p.tracing.event_log import TraceLog
 from dep2p.types import PeerId, RealmId, Rng
 
-if TYPE_CHECKING:
-    from dep2p.delivery.topic_delivery import DeliveryTopics
-
-logger = logging.getLogger("dep2p.io")
+logger: logging.Logger = logging.getLogger("dep2p.io")
 
 _COUNTED: Final = {state: f"messages_{state}" for state in ENDS}
 _IDLE_CHECK_S: Final = 60.0
@@ -46,13 +43,17 @@ _YIELD_ITEMS: Final = 64
 """A task that only ever sends lets others run after so many messages."""
 
 
-class DeliveryGate(RealmGate, Protocol):
-    """The membership, with word of who comes."""
+class DeliveryOfTopics(TopicReceiver, Protocol):
+    """Both ends of reliable publishes."""
 
-    def subscribe_verified(self, on_verified: Callable[[Connection], None]) -> Callable[[], None]: ...
+    async def publish(
+        self, topic: str, body: bytes, critical_peers: Sequence[PeerId] | None, wait_for: WaitFor, wait: bool
+    ) -> TopicPublish:
+        """Publish, and have each critical peer acknowledge."""
+        ...
 
 
-class Delivery:
+class ReliableDelivery:
     """The reliable messages of one realm, both ways. The handler of a direct one is that of notifies of its name."""
 
     def __init__(
@@ -66,138 +67,140 @@ class Delivery:
         *,
         rng: Rng,
     ) -> None:
-        self.protocol = delivery_protocol(realm_id)
         self.realm_id = realm_id
-        self.limits = limits
-        self.gate = gate
-        self.messaging = messaging
-        self.journal = journal
+        context = DeliveryContext(
+            realm_id,
+            limits,
+            gate,
+            journal,
+            rng=rng,
+            notify_entries=messaging.notify_entries,
+            fairness=messaging.fairness,
+        )
+        self.context: DeliveryContext = context
+        self._journal = journal
         self._is_durable = journal.is_durable
-        self.due = DueTimes()
-        self.is_draining = False
-        self.topic_receipts: type[Receipt] = Receipt
-        self.topics: DeliveryTopics | None = None
-        """Reliable publishes; set by themselves where the realm has pub/sub."""
+        self._quota = context.quota
+        self.topics: DeliveryOfTopics | None = None
+        """Reliable publishes; None in a realm without pub/sub."""
+        self._topic_receipts: type[Receipt] = Receipt
         self._host = host
-        self._rng = rng
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = context.counts
         self._encoder = HeaderEncoder(limits)
         self._heads: dict[str, bytes] = {}
-        self._zstd = Zstd(limits.message_bytes_max)
         self._policy = DeliveryPolicy(
             ack_timeout_s=limits.delivery_ack_timeout_s,
             retries_max=limits.delivery_retries,
             age_max_s=limits.delivery_age_max_s,
         )
-        self._sending: dict[PeerId, Sending] = {}
-        self.inbound = DeliveryInbound(self)
-        self.room = OutboxRoom(limits.delivery_queue_items_max, limits.delivery_queue_bytes_max)
+        self._sending: dict[PeerId, PeerSender] = {}
+        self.inbound: DeliveryInbound = DeliveryInbound(context)
         self._since_yield = 0
         self._takes_now = False
-        """Nothing is waited for before a message is accepted."""
+        """Whether a message can be accepted without any wait."""
         self._watchers: dict[Statuses, None] = {}
-        self.trace_log: TraceLog | None = None
-        self._nursery: trio.Nursery | None = None
         self._time: Callable[[], float] = trio.current_time
 
     # Life
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled. What the outbox has from before is sent first. Raises StoreError."""
-        self._time = trio.lowlevel.current_clock().current_time  # without looking the run up for each message
+        """Serve until cancelled. First it sends the messages that an earlier run left. Raises StoreError."""
+        self._time = trio.lowlevel.current_clock().current_time  # saves a look-up of the run for each message
         await self._restore()
         unsubscribe = [
-            self.gate.subscribe_unverified(self._on_unverified),
-            self.gate.subscribe_verified(self._on_verified),
+            self.context.gate.subscribe_unverified(self._on_unverified),
+            self.context.gate.subscribe_verified(self._on_verified),
         ]
         try:
             async with trio.open_nursery() as nursery:
-                self._nursery = nursery
+                self.context.nursery = nursery
                 self._takes_now = not self._is_durable
                 try:
-                    self._host.set_stream_handler(self.protocol, self.inbound.accept)
+                    self._host.set_stream_handler(self.context.protocol, self.inbound.accept)
                     for sending in self._sending.values():
                         sending.resume()
                     task_status.started()
                     nursery.start_soon(self._close_idle)
-                    await self.due.run()
-                finally:  # before the nursery closes, which takes nothing new then
-                    self._nursery = None
+                    await self.context.due.run()
+                finally:  # before the nursery closes, after which it takes no task
+                    self.context.nursery = None
                     self._takes_now = False
         finally:
-            self._host.remove_stream_handler(self.protocol)
+            self._host.remove_stream_handler(self.context.protocol)
             for each in unsubscribe:
                 each()
-            self._let_go()
+            self._release_waiters()
 
     async def _restore(self) -> None:
-        if not self.journal.is_durable:
+        if not self._journal.is_durable:
             await trio.lowlevel.checkpoint()
             return
-        stored = await self.journal.load(self.realm_id)
+        stored = await self._journal.load(self.realm_id)
         now = trio.current_time()
         wall_us = time.time_ns() // 1000
         for peer, inbox in stored.inboxes.items():
             self.inbound.restore(PeerId(peer), inbox)
-        for peer, lane in stored.lanes.items():
-            self._sending[PeerId(peer)] = self._make_sending(PeerId(peer), lane.epoch, lane.next_number)
-        by_peer: dict[str, list[Outgoing]] = {}
+        for peer, window in stored.windows.items():
+            self._sending[PeerId(peer)] = self._make_sending(PeerId(peer), window.epoch, window.next_number)
+        by_peer: dict[str, list[Receipt]] = {}
         for row in stored.rows:
-            age_s = max(0.0, (wall_us - row.created_us) / 1e6)  # a clock that was set back makes nothing older
-            kind = self.topic_receipts if row.topic else Receipt
+            age_s = max(0.0, (wall_us - row.created_us) / 1e6)  # a clock that was set back makes no message older
+            kind = self._topic_receipts if row.topic else Receipt
             receipt = kind(
                 *(row.head, row.flags, row.body, now - age_s), peer=PeerId(row.peer), name=row.name, topic=row.topic
             )
             receipt.is_restored = True
             receipt.number = row.number
             by_peer.setdefault(row.peer, []).append(receipt)
-            self.room.take(receipt)
+            self._quota.acquire(receipt)
         for peer, receipts in by_peer.items():
             self._sending[PeerId(peer)].core.restore(receipts)
         if stored.rows:
             self.counts["messages_restored"] += len(stored.rows)
             logger.info("the outbox has %d messages from before for %d peers", len(stored.rows), len(by_peer))
 
-    def _let_go(self) -> None:
-        """Nobody waits for what will not happen any more."""
+    def _release_waiters(self) -> None:
+        """End all waits: no message will end any more."""
         for sending in self._sending.values():
             for receipt in list(sending.core.unsettled.values()):
-                assert isinstance(receipt, Receipt)
                 if self._is_durable:
                     receipt.left()
                 else:
                     sending.core.drop(receipt.number, "this node has stopped, and its outbox is in memory")
         for watcher in list(self._watchers):
             watcher.close()
-        self.room.wake_all()
+        self._quota.wake_all()
 
     async def _close_idle(self) -> None:
-        idle_s = self.limits.link_idle_timeout_s or _IDLE_CHECK_S
+        idle_s = self.context.limits.link_idle_timeout_s or _IDLE_CHECK_S
         while True:
             await trio.sleep(idle_s)
             for sending in self._sending.values():
                 sending.close_if_idle()
 
     async def drain(self) -> None:
-        """Take no new messages, from apps or peers, and wait for what a durable outbox would not keep."""
-        self.is_draining = True
+        """Take no new messages, from apps or peers, and wait for those that a durable outbox would not keep."""
+        self.context.is_draining = True
         self._takes_now = False
-        self.room.wake_all()
-        if self.journal.is_durable:
-            await self.journal.flush()
+        self._quota.wake_all()
+        if self._journal.is_durable:
+            await self._journal.flush()
         else:
             await self.flush()
 
-    def start(self, task: Callable[[], Awaitable[None]]) -> bool:
-        """Run a task of a part; False when nothing runs any more."""
-        if self._nursery is None:
-            return False
-        self._nursery.start_soon(task)
-        return True
+    @property
+    def own_peer(self) -> PeerId:
+        """This node, which may send to itself: one program of it to another."""
+        return self._host.peer_id
 
-    def jitter(self) -> float:
-        """Between 0 and 1."""
-        return self._rng.random()
+    def attach_topics(self, topics: DeliveryOfTopics, receipts: type[Receipt]) -> None:
+        """Give messages for topics to ``topics``, and restore those of the outbox as ``receipts``. Before `run`."""
+        self.topics = self.inbound.topic_receiver = topics
+        self._topic_receipts = receipts
+
+    def trace_to(self, log: TraceLog | None) -> None:
+        """Write events of received messages to a trace; None ends that."""
+        self.context.trace_log = log
 
     def _on_unverified(self, connection: Connection) -> None:
         links = self.inbound.links()
@@ -209,6 +212,10 @@ class Delivery:
     def _on_verified(self, connection: Connection) -> None:
         sending = self._sending.get(connection.peer)
         if sending is not None:
+            link = sending.link
+            if link is not None and link.connection.is_superseded and link.connection.id != connection.id:
+                # It may be dead without a word. What is unsettled goes out again on the new one, and arrives once.
+                link.end(StreamClosedError("the peer has a newer connection"), abort=True)
             sending.peer_came()
 
     # Sending
@@ -217,7 +224,7 @@ class Delivery:
         self,
         peer: PeerId,
         name: str,
-        data: bytes,
+        body: bytes,
         *,
         headers: Mapping[str, object] | None = None,
         wait: bool = True,
@@ -229,35 +236,36 @@ class Delivery:
         DeliveryQueueFullError. Cancelled, the message may have been accepted. With room left, only every eighth call is
         a checkpoint.
 
-        Raises MessageTooLargeError, ``ValueError`` or PeerNotFoundError for this node itself (nothing was accepted),
-        StoreError (it is not on disk), StreamClosedError (this node is stopping).
+        Raises MessageTooLargeError or ``ValueError`` (nothing was accepted), StoreError (it is not on disk), or
+        StreamClosedError (this node is stopping).
         """
-        if type(data) is not bytes:
-            data = bytes(data)
-        if len(data) > self.limits.message_bytes_max:
-            check_body(data, self.limits.message_bytes_max)
-        head = self._heads.get(name) if not headers else None
+        if type(body) is not bytes:
+            body = as_bytes(body, "the message")
+        if len(body) > self.context.limits.message_bytes_max:
+            check_body(body, self.context.limits.message_bytes_max)
+        head = self._heads.get(name) if not headers and type(name) is str else None
         if head is None:
             head = self._encode(name, headers)
-        receipt = Receipt(head, HEADERS, data, self._time(), peer=peer, name=name)
-        sending = self._sending.get(peer)
+        receipt = Receipt(head, HEADERS, body, self._time(), peer=peer, name=name)
+        sending = self._sending.get(peer) if type(peer) is str else None
         if (
             sending is None
             or not self._takes_now
             or (core := sending.core).next_number >= core.free_until
-            or (room := self.room).waiting
-            or room.items >= room.items_max
-            or (size := room.bytes + len(head) + len(data) + OVERHEAD_BYTES) > room.bytes_max
+            or (sending.link is None and self._is_over_share(sending))
+            or (quota := self._quota).waiting
+            or quota.items >= quota.items_max
+            or (size := quota.bytes + len(head) + len(body) + OVERHEAD_BYTES) > quota.bytes_max
         ):
             await self.accept(receipt, wait=wait)
             return receipt
-        # Nearly all: nothing to wait for. What a call costs, a fiftieth of a message, is saved where it can be.
-        room.items += 1
-        room.bytes = size
+        # The usual case has nothing to wait for. It avoids calls: each costs a fiftieth of a message.
+        quota.items += 1
+        quota.bytes = size
         core.add_now(receipt)
         self.counts["messages_accepted"] += 1
         if self._watchers:
-            self._tell_watchers(receipt, State.CREATED)
+            self._notify_watchers(receipt, DeliveryState.CREATED)
         if len(core.unsent) >= sending.unsent_for_added:
             sending.added()
         since_yield = self._since_yield = self._since_yield + 1
@@ -278,20 +286,25 @@ class Delivery:
 
     async def accept(self, receipt: Receipt, *, wait: bool = True) -> None:
         """Put a message into the outbox; see `send`."""
-        room = self.room
+        quota = self._quota
         size = size_of(receipt)
-        if size > room.bytes_max:
+        if size > quota.bytes_max:
             raise MessageTooLargeError(f"a message of {size} bytes is larger than the whole outbox")
+        check_text(receipt.peer, "the peer")
         sending = self._sending.get(receipt.peer)
         if sending is None:
-            if receipt.peer == self._host.peer_id:
-                raise PeerNotFoundError(f"{receipt.peer} is this node itself: reliable messages are for other members")
             sending = self._new_sending(receipt.peer)
         has_waited = False
-        if self._nursery is None or self.is_draining or room.is_full(size) or sending.core.is_full:
+        if (
+            self.context.nursery is None
+            or self.context.is_draining
+            or quota.is_full(size)
+            or sending.core.is_full
+            or self._is_over_share(sending)
+        ):
             sending.write_now()
-            has_waited = await room.wait(size, lambda: self._may_accept(sending), wait=wait)
-        room.take(receipt)
+            has_waited = await quota.wait(size, lambda: self._may_accept(sending), wait=wait)
+        quota.acquire(receipt)
         if self._is_durable:
             receipt.number = sending.core.reserve()
             await self._write(receipt, sending)
@@ -304,7 +317,7 @@ class Delivery:
         else:
             await trio.lowlevel.checkpoint()
 
-    async def _write(self, receipt: Receipt, sending: Sending) -> None:
+    async def _write(self, receipt: Receipt, sending: PeerSender) -> None:
         row = OutboxRow(
             self.realm_id,
             receipt.peer,
@@ -322,86 +335,89 @@ class Delivery:
         def accepted() -> None:
             self._created(receipt)
             sending.add(receipt)
-            if self._nursery is None:
+            if self.context.nursery is None:
                 receipt.left()
 
         def refused() -> None:
             core.release(receipt.number)
-            self.room.give(receipt)
-            self.room.let_in()
+            self._quota.release(receipt)
+            self._quota.admit()
 
-        await self.journal.add(row, LaneRow(core.epoch, core.next_number), accepted, refused)
+        await self._journal.add(row, SendWindowRow(core.epoch, core.next_number), accepted, refused)
 
     def _created(self, receipt: Receipt) -> None:
         self.counts["messages_accepted"] += 1
         if self._watchers:
-            self._tell_watchers(receipt, State.CREATED)
+            self._notify_watchers(receipt, DeliveryState.CREATED)
 
-    def _may_accept(self, sending: Sending) -> bool:
-        if self._nursery is None or self.is_draining:
+    def _may_accept(self, sending: PeerSender) -> bool:
+        if self.context.nursery is None or self.context.is_draining:
             raise StreamClosedError("this node takes no more messages: it is stopping, or has left the realm")
         core = sending.core
         if core.is_full and core.is_settled:
-            core.renew(self._rng.randbytes(EPOCH_BYTES))
-        return not core.is_full
+            core.renew(self.context.rng.randbytes(EPOCH_BYTES))
+        return not core.is_full and not self._is_over_share(sending)
 
-    def _new_sending(self, peer: PeerId) -> Sending:
-        if len(self._sending) >= self.limits.peers_known_max:
+    def _is_over_share(self, sending: PeerSender) -> bool:
+        """Whether a receiver that is away has its share of the outbox: the rest is for messages to others."""
+        free = self._quota.items_max - self._quota.items
+        return sending.link is None and free > 0 and len(sending.core.unsettled) >= SHARE_OF_FREE * free
+
+    def _new_sending(self, peer: PeerId) -> PeerSender:
+        if len(self._sending) >= self.context.limits.peers_known_max:
             for known in [known for known, each in self._sending.items() if each.is_idle]:
                 del self._sending[known]
-        sending = self._sending[peer] = self._make_sending(peer, self._rng.randbytes(EPOCH_BYTES), 1)
+        sending = self._sending[peer] = self._make_sending(peer, self.context.rng.randbytes(EPOCH_BYTES), 1)
         return sending
 
-    def _make_sending(self, peer: PeerId, epoch: bytes, next_number: int) -> Sending:
-        core = SenderLane(
+    def _make_sending(self, peer: PeerId, epoch: bytes, next_number: int) -> PeerSender:
+        core = SendWindow(
             epoch, self._policy, self._changed, next_number=next_number, on_acknowledged=self._acknowledged
         )
-        core.tells_all = bool(self._watchers)
-        return Sending(self, peer, core, self.counts)
+        core.reports_all = bool(self._watchers)
+        return PeerSender(self.context, peer, core)
 
-    def _acknowledged(self, messages: list[Outgoing]) -> None:
-        """These were taken."""
-        self.counts["messages_acknowledged"] += len(messages)
-        receipts = cast(list[Receipt], messages)  # every lane here is given nothing else
+    def _acknowledged(self, receipts: list[Receipt]) -> None:
+        """Release the quota of acknowledged messages, and wake their waiting tasks."""
+        self.counts["messages_acknowledged"] += len(receipts)
         size = 0
         for receipt in receipts:
             size += len(receipt.head) + len(receipt.body)
             if receipt.waiting is not None:
                 receipt.ended()
-        self.room.give_all(len(receipts), size)
+        self._quota.release_all(len(receipts), size)
         if self._is_durable:
             for receipt in receipts:
-                self.journal.remove(self.realm_id, receipt.peer, receipt.number)
+                self._journal.remove(self.realm_id, receipt.peer, receipt.number)
         if self._watchers:
             for receipt in receipts:
-                self._tell_watchers(receipt, State.ACKNOWLEDGED)
+                self._notify_watchers(receipt, DeliveryState.ACKNOWLEDGED)
 
-    def _changed(self, message: Outgoing) -> None:
-        """A message changed its state, but not to acknowledged."""
-        assert isinstance(message, Receipt)
+    def _changed(self, message: Receipt) -> None:
+        """Act on a message's new state, other than acknowledged."""
         state = message.state
         if state in ENDS:
             self.counts[_COUNTED[state]] += 1
-            self.room.give(message)
+            self._quota.release(message)
             if self._is_durable:
                 self._remove_failed(self._sending[message.peer].core, message)
             message.ended()
-        elif state is State.RETRYING:
+        elif state is DeliveryState.RETRYING:
             self.counts["messages_retried"] += 1
         if self._watchers:
-            self._tell_watchers(message, state)
+            self._notify_watchers(message, state)
 
-    def _remove_failed(self, core: SenderLane, message: Receipt) -> None:
+    def _remove_failed(self, core: SendWindow[Receipt], message: Receipt) -> None:
         number = message.number
         core.leave(number)
 
         def removed() -> None:
             core.left(number)
-            self.room.let_in()  # some may wait for numbers that begin anew
+            self._quota.admit()  # some tasks may wait for a new numbering
 
-        self.journal.remove(self.realm_id, message.peer, number, removed)
+        self._journal.remove(self.realm_id, message.peer, number, removed)
 
-    def _tell_watchers(self, message: Receipt, state: State) -> None:
+    def _notify_watchers(self, message: Receipt, state: DeliveryState) -> None:
         status = Status(message.id, message.peer, message.name, state, message.tries, message.reason)
         for watcher in self._watchers:
             watcher.put(status)
@@ -410,7 +426,6 @@ class Delivery:
         """Wait until every message that was accepted before has ended, one way or the other."""
         for sending in list(self._sending.values()):
             for receipt in list(sending.core.unsettled.values()):
-                assert isinstance(receipt, Receipt)
                 await receipt.until_ended()
         await trio.lowlevel.checkpoint()
 
@@ -423,56 +438,31 @@ class Delivery:
             for receipt in list(sending.core.unsettled.values()):
                 if message_id is None or f"{sending.peer}:{receipt.number}" == message_id:
                     dropped += sending.core.drop(receipt.number, "dropped by request")
-        self.room.let_in()
+        self._quota.admit()
         return dropped
 
     def retry_now(self) -> None:
-        """Try again to reach every peer that something waits for, without waiting for the next try."""
+        """Try again now to reach every peer with waiting messages."""
         for sending in self._sending.values():
             sending.peer_came()
 
     def statuses(self) -> Statuses:
-        """Every change of state from now on, in one ordered stream: ``async with … as statuses``."""
+        """Return all changes of state from now on, in one ordered stream: ``async with … as statuses``."""
         return Statuses(self._watchers, self._watched)
 
     def traced(self, log: TraceLog) -> TracedStatuses:
-        """The same for a trace."""
+        """Return the same stream for a trace."""
         return TracedStatuses(self._watchers, self._watched, log, lambda peer: self._sending[peer].core.epoch)
 
     def _watched(self) -> None:
-        """Somebody looks from now on, or does not any more."""
+        """Act on watchers that came or went."""
         for sending in self._sending.values():
-            sending.core.tells_all = bool(self._watchers)
-
-    # Links
-
-    def make_link(
-        self,
-        stream: ByteStream,
-        collect: Callable[[int], list[bytes]],
-        on_frames: Callable[[SessionLink, list[Frame]], None],
-        on_end: Callable[[SessionLink, Dep2pError], None],
-    ) -> SessionLink:
-        """One end of a stream of this protocol."""
-        return SessionLink(
-            stream,
-            self.gate,
-            self.limits,
-            self.counts,
-            collect=collect,
-            on_frames=on_frames,
-            on_end=on_end,
-            payload_bytes_max=max(payload_bytes_max(self.limits), BATCH_BYTES_MAX),
-        )
-
-    def zstd_for(self, connection: Connection) -> Zstd | None:
-        """The compressor, when the peer offered to take compressed bodies."""
-        return self._zstd if "zstd" in self.gate.features(connection) else None
+            sending.core.reports_all = bool(self._watchers)
 
     # Watching
 
     def outbox(self) -> list[OutboxItem]:
-        """What waits, oldest first for each peer."""
+        """List the messages that wait, oldest first for each peer."""
         now = trio.current_time()
         items: list[OutboxItem] = []
         for sending in self._sending.values():
@@ -495,12 +485,12 @@ class Delivery:
         return items
 
     def stats(self) -> DeliveryStats:
-        """What is going on now."""
+        """Return counts of this moment."""
         sendings = self._sending.values()
         return DeliveryStats(
-            self.journal.is_durable,
-            self.room.items,
-            self.room.bytes,
+            self._journal.is_durable,
+            self._quota.items,
+            self._quota.bytes,
             sum(1 for each in sendings if each.core.unsettled),
             sum(1 for each in sendings if each.link is not None),
             len(self.inbound.links()),
@@ -508,4 +498,4 @@ class Delivery:
 
     def counters(self) -> dict[str, int]:
         """Monotonic counts by name."""
-        return {**self.counts, "messages_refused_queue_full": self.room.refused}
+        return {**self.counts, "messages_refused_queue_full": self._quota.refused}

@@ -1,30 +1,30 @@
-"""What people see of an outbox."""
+"""Human-readable views of an outbox."""
 
 from dataclasses import dataclass
 
-from dep2p.protocols.delivery.states import State
+from dep2p.protocols.delivery.states import DeliveryState
 from dep2p.types import PeerId
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxItem:
-    """A message that waits, for people."""
+    """A message that waits, human-readable."""
 
     id: str
     peer: PeerId
     name: str
     topic: str
-    state: State
+    state: DeliveryState
     size_bytes: int
     tries: int
     age_s: float
     last_error: str
-    """Of the link to the receiver; "" when there is a link or none was tried."""
+    """The last error of the link to the receiver; "" when there is a link or none was tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryStats:
-    """What the outbox holds now."""
+    """Counts of an outbox at this moment."""
 
     is_durable: bool
     waiting_items: int

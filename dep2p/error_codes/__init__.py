@@ -113,6 +113,15 @@ _ROWS: Final = (
         EXIT_TIMEOUT,
     ),
     ErrorInfo(
+        "D1010",
+        "the Host of the request names another machine",
+        "The control API on TCP takes only requests whose Host is localhost or a loopback address, so that no web page "
+        "reaches it through a browser.",
+        "Call it as 127.0.0.1 or localhost; a reverse proxy has to set Host to one of them.",
+        403,
+        EXIT_REFUSED,
+    ),
+    ErrorInfo(
         "D2001",
         "key file cannot be used",
         "The file with the node's private key cannot be read, written or understood.",
@@ -132,7 +141,7 @@ _ROWS: Final = (
     ErrorInfo(
         "D2003",
         "another realm has that name here",
-        "Realms are told apart by their secret, but this node keeps them under their names, and one with "
+        "Realms are distinguished by their secret, but this node keeps them under their names, and one with "
         "this name and another "
         "secret is joined.",
         "Leave the other one first: `dep2p realm leave NAME`.",
@@ -246,7 +255,7 @@ _ROWS: Final = (
         "D4003",
         "this node is not in that realm",
         "The call needs a realm that this node has not joined, or the node is in several and the call names none.",
-        "See `dep2p realm ls`; join with `dep2p realm join INVITE`, or name one with --realm.",
+        "See `dep2p realm ls`; join with `dep2p realm join`, or name one with --realm.",
         404,
         EXIT_NOT_FOUND,
     ),
@@ -293,7 +302,7 @@ _ROWS: Final = (
     ErrorInfo(
         "D5004",
         "message too large",
-        "The message is over the size limit of this node or of the peer; nothing of it was handled.",
+        "The body is over the size limit of this node or of the peer; nothing of the message was handled.",
         "Use a stream (`dep2p stream send`), or raise [limits] message_bytes_max on both sides.",
         413,
         EXIT_REFUSED,
@@ -365,7 +374,7 @@ _ROWS: Final = (
     ),
     ErrorInfo(
         "D5013",
-        "nobody is subscribed to the topic",
+        "no peer is subscribed to the topic",
         "No neighbour of this node is subscribed, so that the message could go nowhere: nothing was sent. A subscriber "
         "counts from the moment in which it is connected and has said so.",
         "Start a subscriber (`dep2p subscribe TOPIC`), or let it wait for one with --on-no-peers queue.",
@@ -386,6 +395,14 @@ _ROWS: Final = (
         "The node has validators for this topic, and one of them did not accept the message: nothing was sent.",
         "Publish what the topic's rule allows.",
         422,
+        EXIT_REFUSED,
+    ),
+    ErrorInfo(
+        "D5016",
+        "headers, key or tags too large",
+        "Headers, key and tags of the message are over their own limit; nothing of it was handled.",
+        "Shorten them, or put the rest into the body.",
+        413,
         EXIT_REFUSED,
     ),
     *SESSION_ROWS,
@@ -443,7 +460,7 @@ _ROWS: Final = (
     ErrorInfo(
         "D6007",
         "checksums differ",
-        "What arrived is not what was sent; the received file is kept under its temporary name.",
+        "The received bytes differ from the sent file; the received file is kept under its temporary name.",
         "Send the file again.",
         500,
         EXIT_FAILED,
@@ -478,7 +495,7 @@ ERRORS: Final[dict[str, ErrorInfo]] = {row.code: row for row in _ROWS}
 
 
 def error_info(code: str) -> ErrorInfo:
-    """The row of a code, in any letter case, with or without the D.
+    """Return the row of a code, in any letter case, with or without the D.
 
     Raises ``KeyError`` when there is no such code.
     """

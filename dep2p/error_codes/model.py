@@ -21,7 +21,7 @@ class ErrorInfo:
     title: str
     """Half a sentence, the same each time the code appears."""
     explanation: str
-    """What happened and why it can happen."""
+    """The meaning of the error, and its possible causes."""
     what_to_try: str
     """The next step, a command where there is one."""
     http_status: int

@@ -9,7 +9,7 @@ QUEUE_ROWS: Final = (
         "D5201",
         "no such queue",
         "The node that was asked keeps no queue of that name. Queues of a realm, those of each member, and those of "
-        "this machine only are told apart.",
+        "this machine only are distinguished.",
         "See the queues with `dep2p queue ls` (with --realm and --peer as needed); make one with `dep2p queue create`.",
         404,
         EXIT_NOT_FOUND,
@@ -51,7 +51,7 @@ QUEUE_ROWS: Final = (
         "D5206",
         "the message is not held by this consumer",
         "A result came too late, twice, or for another consumer's message: its time was over, and it may have been "
-        "given to somebody else.",
+        "given to another consumer.",
         "Make work on a message harmless to repeat; touch messages that take long, or raise msg_timeout_s.",
         409,
         EXIT_FAILED,
@@ -85,7 +85,7 @@ QUEUE_ROWS: Final = (
     ErrorInfo(
         "D5210",
         "the queue's partitions are on several nodes",
-        "What was asked for is done with one partition at a time, on its node, where it is a queue of its own.",
+        "This operation works on one partition at a time, on its node, where the partition is a queue of its own.",
         "See nodes and names with `dep2p queue route QUEUE`, and ask there: `dep2p queue … NAME --peer NODE`.",
         409,
         EXIT_REFUSED,
@@ -95,7 +95,7 @@ QUEUE_ROWS: Final = (
         "the key belongs to another partition",
         "The queue was expanded and the key has moved, or a message was sent to a partition of a queue on several "
         "nodes by its own name. Nothing was taken.",
-        "Publish to the queue by its name at its home; that routes anew.",
+        "Publish to the queue by its name at its controller; that routes anew.",
         409,
         EXIT_REFUSED,
     ),
@@ -110,7 +110,7 @@ QUEUE_ROWS: Final = (
     ),
     ErrorInfo(
         "D5213",
-        "another node keeps these queues now",
+        "another node is the broker of these queues now",
         "Several nodes share one store ([queues] standby), and another one has it now. Nothing was taken.",
         "Ask the node that is named (`--peer`); when none is, wait until one of them has taken over.",
         421,

@@ -1,4 +1,5 @@
-"""Multiaddresses: what we can dial or listen on, told apart once, with a sentence for the user when we cannot."""
+"""Multiaddresses that this host can dial or listen on, classified once, with a sentence for the user about those that
+it cannot."""
 
 import socket
 from dataclasses import dataclass
@@ -10,12 +11,12 @@ import ifaddr
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
-from dep2p.types import PeerId, parse_peer_id
+from dep2p.types import PeerId, parse_peer_id, with_base58_peers
 
 Transport = Literal["tcp", "ws", "quic", "circuit"]
 
 ADDR_BYTES_MAX = 512
-"""A longer text is no address that anybody uses; it is dropped before it is parsed."""
+"""Bytes of an address at most: none in use is longer, and a longer text is dropped before it is parsed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,11 @@ class Address:
     """The multiaddr without the trailing peer id; for a relayed one up to and including ``/p2p-circuit``."""
     transport: Transport
     host: str
-    """IP literal or DNS name of what is dialled (of the relay, for a relayed address)."""
+    """IP literal or DNS name to dial (of the relay, for a relayed address)."""
     family: Literal["ip4", "ip6", "dns"]
     port: int
     peer: PeerId | None
-    """Who is expected there, when the address says so."""
+    """The peer that is expected there, when the address names one."""
     relay: PeerId | None = None
     """The relay's id, of a relayed address."""
 
@@ -58,6 +59,7 @@ def parse_address(text: str) -> Address:
     """
     if len(text) > ADDR_BYTES_MAX:
         raise ValueError(f"an address of {len(text)} characters is too long: the limit is {ADDR_BYTES_MAX}")
+    text = with_base58_peers(text)
     try:
         parts = [(proto.name, value) for proto, value in Multiaddr(text).items()]
     except (MultiaddrError, ValueError, TypeError, KeyError, UnicodeError) as error:
@@ -111,7 +113,7 @@ def _first_line(error: BaseException) -> str:
 def expect_peer(text: str, peer: PeerId) -> Address:
     """Parse an address of ``peer``.
 
-    Raises ``ValueError`` when it is malformed or names somebody else.
+    Raises ``ValueError`` when it is malformed or names another peer.
     """
     address = parse_address(text)
     if address.peer is not None and address.peer != peer:

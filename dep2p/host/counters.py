@@ -4,7 +4,8 @@ from collections import Counter
 
 
 class Counters:
-    """Counts by name, for metrics. Names say what happened and why, for example ``inbound_refused_connections_max``."""
+    """Counts by name, for metrics. Names tell the event and its reason, for example
+    ``inbound_refused_connections_max``."""
 
     __slots__ = ("_counts",)
 
@@ -18,5 +19,5 @@ class Counters:
         return self._counts[name]
 
     def snapshot(self) -> dict[str, int]:
-        """All counts so far, by name."""
+        """Return all counts so far, by name."""
         return dict(sorted(self._counts.items()))

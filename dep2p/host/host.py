@@ -5,26 +5,47 @@ import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import trio
 from libp2p.crypto.ed25519 import create_new_key_pair
 
-import dep2p
+from dep2p._version import __version__
 from dep2p.errors import ListenError, StreamClosedError
 from dep2p.host.addresses import parse_address
+from dep2p.host.connection_interest import ConnectionInterest
 from dep2p.host.connections.connection import PeerConnection
 from dep2p.host.connections.dialer import Dialer
-from dep2p.host.connections.identify import IDENTIFY, IDENTIFY_PUSH, PING, Identify, PingServer, ping
-from dep2p.host.connections.peerstore import PeerBook
+from dep2p.host.connections.identify import (
+    IDENTIFY,
+    IDENTIFY_PUSH,
+    PING,
+    IdentifyService,
+    OwnDescription,
+    PingServer,
+    ping,
+)
+from dep2p.host.connections.peerstore import PeerStore
 from dep2p.host.connections.reconnect import Reconnector
+from dep2p.host.connections.signed_records import open_signed_record
 from dep2p.host.connections.swarm import Swarm
 from dep2p.host.connections.upgrade import new_upgrader
 from dep2p.host.counters import Counters
 from dep2p.host.discovery.interface import Discovery, run_source
 from dep2p.host.discovery.libp2p_adapter import FacadeHost
-from dep2p.host.interface import Connection, HostEvent, PeerConnected, PeerDisconnected, PeerDiscovered, StreamHandler
+from dep2p.host.interface import (
+    Connection,
+    HostEvent,
+    PeerConnected,
+    PeerDisconnected,
+    PeerDiscovered,
+    ProtocolGate,
+    StreamHandler,
+)
+from dep2p.host.loop_watch import LoopWatch
+from dep2p.host.loopback.connection import LoopbackConnection
 from dep2p.host.multistream import encode_message
 from dep2p.host.scopes import new_scope, shielded
 from dep2p.host.supervisor import Supervisor
@@ -36,7 +57,7 @@ from dep2p.limits import Limits
 from dep2p.protocols.timing.reconnect import ReconnectPolicy
 from dep2p.types import PeerId
 
-logger = logging.getLogger("dep2p.host")
+logger: logging.Logger = logging.getLogger("dep2p.host")
 
 RelayMode = Literal["off", "client", "server"]
 """client: reserve at connected relays, be dialled through them; server: relay for others; both dial through relays."""
@@ -44,51 +65,67 @@ RelayMode = Literal["off", "client", "server"]
 _DISCOVERED_TTL_S = 3_600.0
 _PEERSTORE_SAVE_INTERVAL_S = 30.0
 _IDENTIFY_PUSH_DELAY_S = 0.2
-_IDENTIFY_CONCURRENCY = 128  # who does not answer holds a place until the time limit
+_IDENTIFY_CONCURRENCY = 128  # a peer that does not answer holds a place until the time limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostOptions:
+    """Options of a host.
+
+    ``peerstore_path``: a file that keeps peers' addresses; None keeps them in memory. ``advertise``: addresses to
+    announce besides those in use, for example of a forwarded port. ``agent``: the software that
+    identify names; "" names dep2p and its version.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    peerstore_path: Path | None = None
+    discovery: Sequence[Discovery] = ()
+    relay: RelayMode = "off"
+    agent: str = ""
+    advertise: Sequence[str] = ()
 
 
 class LibP2PHost:
     """The `Host` that speaks to other processes. Make one with `open`."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        limits: Limits,
-        peerstore_path: Path | None,
-        agent: str,
-        advertise: Sequence[str],
-        discovery: Sequence[Discovery],
-        relay: RelayMode,
-    ) -> None:
+    def __init__(self, identity: Identity, options: HostOptions) -> None:
         """Use `open`; this only wires the parts and does no I/O."""
+        limits = options.limits
         self._identity = identity
         self._limits = limits
         self._counters = Counters()
+        self._loop_watch = LoopWatch(self._counters)
         self._key_pair = create_new_key_pair(identity.private_seed)
-        self._book = PeerBook(identity.peer_id, limits.peers_known_max, self._counters, path=peerstore_path)
+        self._peer_store = PeerStore(
+            identity.peer_id, limits.peers_known_max, self._counters, path=options.peerstore_path
+        )
         upgrader = new_upgrader(self._key_pair, limits, self._counters)
-        self._swarm = Swarm(identity.peer_id, upgrader, limits, self._counters, is_wanted=self._book.is_pinned)
-        self._advertise = [_advertised(text) for text in advertise]
-        self._discovery = list(discovery)
+        self._swarm = Swarm(identity.peer_id, upgrader, limits, self._counters, is_pinned=self._peer_store.is_pinned)
+        self._loopback = LoopbackConnection(identity.peer_id, self._swarm.handlers, limits, self._counters)
+        self._advertise = [_advertised(text) for text in options.advertise]
+        self._discovery = list(options.discovery)
         self._facade: FacadeHost | None = None
         self._supervisor = Supervisor()
         self._transports = Transports(self._swarm, self._key_pair, self._supervisor, limits, self._counters)
         self._protocols_changed = trio.Event()
         self._identify_slots = trio.CapacityLimiter(_IDENTIFY_CONCURRENCY)
-        self._identify = Identify(
-            self._key_pair,
-            agent or f"dep2p/{dep2p.__version__}",
-            self.listen_addrs,
-            lambda: list(self._swarm.handlers),
-            self._book,
+        self._identify = IdentifyService(
+            OwnDescription(
+                key_pair=self._key_pair,
+                agent=options.agent or f"dep2p/{__version__}",
+                addrs=self.listen_addrs,
+                protocols=lambda connection: list(self._swarm.gates.seen_by(connection)),
+            ),
+            self._peer_store,
             self._counters,
             timeout_s=limits.stream_open_timeout_s,
             on_identified=self._on_identified,
         )
-        self._relay_mode: RelayMode = relay
+        self._relay_mode = options.relay
         self._relay_client: RelayClient | None = None
         self._nursery: trio.Nursery | None = None
         self._dialer: Dialer | None = None
+        self._interest = ConnectionInterest()
         self._reconnector = Reconnector(
             ReconnectPolicy(random.SystemRandom(), peers_max=limits.peers_known_max),
             self.dial,
@@ -103,21 +140,15 @@ class LibP2PHost:
         identity: Identity,
         *,
         listen: Sequence[str],
-        limits: Limits | None = None,
-        peerstore_path: Path | None = None,
-        discovery: Sequence[Discovery] = (),
-        relay: RelayMode = "off",
-        agent: str = "",
-        advertise: Sequence[str] = (),
+        options: HostOptions | None = None,
     ) -> AsyncGenerator["LibP2PHost", None]:
         """Listen on ``listen`` and run until the block is left; then everything is closed, bounded by close_timeout_s.
 
-        ``listen`` may be empty (dial only); port 0 picks a free port. ``advertise`` names addresses that peers are told
-        besides those, for example of a forwarded port. ``peerstore_path`` is a file that keeps peers' addresses.
+        ``listen`` may be empty (dial only); port 0 picks a free port.
 
         Raises ListenError before the block starts, HostFailedError out of the block when a part of the host fails.
         """
-        host = cls(identity, limits or Limits(), peerstore_path, agent, advertise, discovery, relay)
+        host = cls(identity, options or HostOptions())
         body_error: Exception | None = None
         async with trio.open_nursery() as nursery:
             try:
@@ -140,12 +171,12 @@ class LibP2PHost:
 
     async def _start(self, nursery: trio.Nursery, listen: Sequence[str]) -> None:
         self._nursery = self._swarm.nursery = nursery
-        await trio.to_thread.run_sync(self._book.load)
+        await trio.to_thread.run_sync(self._peer_store.load)
         self._dialer = Dialer(
             nursery,
             self.peer_id,
             self._swarm.live,
-            self._book.addrs,
+            self._peer_store.addrs,
             self._transports.connect_once,
             self._limits,
             self._counters,
@@ -155,6 +186,7 @@ class LibP2PHost:
         self.set_stream_handler(PING, PingServer(self._counters).serve)
         self._swarm.subscribe(self._on_event)
         self._swarm.subscribe(self._reconnector.on_event)
+        nursery.start_soon(self._supervisor.run, "loopback", self._loopback.run)
         for text in listen:
             await self._transports.listen(listenable(text))
         if self._relay_mode != "off":
@@ -162,33 +194,34 @@ class LibP2PHost:
         for source in self._discovery:
             nursery.start_soon(self._run_source, source)
         nursery.start_soon(self._supervisor.run, "identify push", self._push_changes)
-        nursery.start_soon(self._supervisor.run, "peer store", self._keep_book)
+        nursery.start_soon(self._supervisor.run, "peer store", self._save_peer_store)
         nursery.start_soon(self._supervisor.run, "reconnector", self._reconnector.run)
+        nursery.start_soon(self._supervisor.run, "loop watch", self._loop_watch.run)
 
     async def _stop(self) -> None:
         self._supervisor.stop()
         await self._swarm.close_all("this host was closed")
         await self._transports.close()
         with trio.move_on_after(self._limits.close_timeout_s):
-            await self._book.save()
+            await self._peer_store.save()
 
-    async def _keep_book(self) -> None:
+    async def _save_peer_store(self) -> None:
         while True:
             await trio.sleep(_PEERSTORE_SAVE_INTERVAL_S)
-            self._book.expire()
-            await self._book.save()
+            self._peer_store.expire()
+            await self._peer_store.save()
 
     # Relay
 
     def _start_relaying(self, nursery: trio.Nursery) -> None:
         timeout_s = self._limits.stream_open_timeout_s
         if self._relay_mode == "server":
-            RelayServer(self, self._counters, timeout_s=timeout_s)
+            RelayServer(self, self._counters, timeout_s=timeout_s, ledger=self._swarm.ledger)
         self._relay_client = RelayClient(
             self,
             self._counters,
             self._swarm.accept,
-            self._book.protocols,
+            self._peer_store.protocols,
             reserves=self._relay_mode == "client",
             timeout_s=timeout_s,
         )
@@ -206,14 +239,14 @@ class LibP2PHost:
         named: dict[PeerId, None] = {}
 
         def emit(peer: PeerId, addrs: Sequence[str]) -> None:
-            has_new = self._book.add_addrs(peer, addrs, _DISCOVERED_TTL_S)
+            has_new = self._peer_store.add_addrs(peer, addrs, _DISCOVERED_TTL_S)
             if peer != self.peer_id and (has_new or peer not in named):
                 if len(named) >= self._limits.peers_known_max:
-                    named.clear()  # at worst some are told of twice
+                    named.clear()  # at worst some peers are reported twice
                 named[peer] = None
                 self._counters.add(f"discovery_{source.name}_found")
                 self._reconnector.hint(peer)
-                self._swarm.emit(PeerDiscovered(peer, tuple(self._book.addrs(peer)), source.name))
+                self._swarm.emit(PeerDiscovered(peer, tuple(self._peer_store.addrs(peer)), source.name))
 
         await self._supervisor.run(
             f"discovery source {source.name}", lambda: run_source(source, self, emit, self._counters)
@@ -225,7 +258,7 @@ class LibP2PHost:
         if isinstance(event, PeerConnected) and self._nursery is not None:
             self._nursery.start_soon(self._identify_peer, event.connection)
         elif isinstance(event, PeerDisconnected) and event.last:
-            self._book.forget_protocols(event.connection.peer)
+            self._peer_store.forget_protocols(event.connection.peer)
 
     async def _identify_peer(self, connection: Connection) -> None:
         async with self._identify_slots:
@@ -256,6 +289,10 @@ class LibP2PHost:
         found = dict.fromkeys([*self._transports.listen_texts(), *self._advertise, *relayed])
         return [f"{text}/p2p/{self.peer_id}" for text in found]
 
+    @property
+    def loopback(self) -> Connection:
+        return self._loopback
+
     def connections(self, peer: PeerId | None = None) -> list[Connection]:
         return list(self._swarm.connections(peer))
 
@@ -266,12 +303,16 @@ class LibP2PHost:
         encode_message(protocol)  # raises ValueError for what is no protocol name
         is_new = protocol not in self._swarm.handlers
         self._swarm.handlers[protocol] = handler
-        if is_new:
+        if is_new and not self._swarm.gates.is_restricted(protocol):
             self._protocols_changed.set()
 
     def remove_stream_handler(self, protocol: str) -> None:
-        if self._swarm.handlers.pop(protocol, None) is not None:
+        is_gone = self._swarm.handlers.pop(protocol, None) is not None
+        if is_gone and not self._swarm.gates.is_restricted(protocol):
             self._protocols_changed.set()
+
+    def restrict(self, part: str, gate: ProtocolGate | None) -> None:
+        self._swarm.gates.restrict(part, gate)
 
     async def dial(self, peer: PeerId, addrs: Sequence[str] = (), *, timeout_s: float | None = None) -> Connection:
         if self._dialer is None:
@@ -289,37 +330,49 @@ class LibP2PHost:
                 nursery.start_soon(connection.close)
         return bool(connections)
 
-    def keep_connected(self, peer: PeerId) -> None:
+    def keep_connected(self, peer: PeerId, by: str) -> None:
         if peer != self.peer_id:
-            self._book.pin(peer)
+            self._interest.add(peer, by)
+            self._peer_store.pin(peer)
             self._reconnector.keep_connected(peer)
 
-    def forget(self, peer: PeerId) -> None:
-        self._reconnector.forget(peer)
-        self._book.unpin(peer)
+    def forget(self, peer: PeerId, by: str | None = None) -> None:
+        if self._interest.remove(peer, by):
+            self._reconnector.forget(peer)
+            self._peer_store.unpin(peer)
 
     def protect(self, connection: Connection, by: str) -> None:
         if isinstance(connection, PeerConnection):
-            connection.protected_by[by] = None
+            connection.protect(by)
 
     def unprotect(self, connection: Connection, by: str) -> None:
         if isinstance(connection, PeerConnection):
-            connection.protected_by.pop(by, None)
+            connection.unprotect(by)
+
+    def is_protected(self, connection: Connection) -> bool:
+        """Whether a part of the node protects the connection."""
+        return isinstance(connection, PeerConnection) and bool(connection.protected_by)
 
     def add_addrs(self, peer: PeerId, addrs: Sequence[str], *, ttl_s: float) -> None:
-        if self._book.add_addrs(peer, addrs, ttl_s):
+        if self._peer_store.add_addrs(peer, addrs, ttl_s):
             self._reconnector.hint(peer)
 
     def addrs(self, peer: PeerId) -> list[str]:
-        return self._book.addrs(peer)
+        return self._peer_store.addrs(peer)
+
+    def signed_record(self, peer: PeerId) -> bytes:
+        return self._peer_store.signed_record(peer)
+
+    def add_signed_record(self, peer: PeerId, envelope: bytes, *, ttl_s: float) -> None:
+        self.add_addrs(peer, open_signed_record(envelope, peer).addrs, ttl_s=ttl_s)
 
     def peer_protocols(self, peer: PeerId) -> tuple[str, ...]:
-        """What the peer said in identify that it speaks; empty before that, and when it is not connected."""
-        return self._book.protocols(peer)
+        """The protocols that the peer named in identify; empty before that, and when it is not connected."""
+        return self._peer_store.protocols(peer)
 
     def peer_agent(self, peer: PeerId) -> str:
         """The software that the peer named in identify; "" before that."""
-        return self._book.agent(peer)
+        return self._peer_store.agent(peer)
 
     def facade(self) -> FacadeHost:
         """This host as py-libp2p's protocols want it."""
@@ -333,7 +386,9 @@ class LibP2PHost:
             counts.update({f"mux_{name}": amount for name, amount in connection.muxer_counters().items()})
         counts["connections"] = self._swarm.total
         counts["inbound_pending"] = self._swarm.pending_inbound
-        counts["peers_known"] = len(self._book)
+        counts["peers_known"] = len(self._peer_store)
+        counts.update(self._swarm.ledger.values())
+        counts["loop_delay_max_ms"] = self._loop_watch.delay_max_ms
         return dict(sorted(counts.items()))
 
 

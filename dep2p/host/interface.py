@@ -1,10 +1,15 @@
-"""What the rest of the node may know of a host. No libp2p here: `host.py` implements it over py-libp2p, and
-`dep2p.testing.memory.network` implements it in memory for tests under a virtual clock."""
+"""The host as the rest of the node sees it. No libp2p here: `host.py` implements it over py-libp2p, and
+`dep2p.testing.memory` implements it in memory for tests under a virtual clock."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import trio
+
+from dep2p.host.resources.ledger import ConnectionResources
+from dep2p.host.resources.turns import Turns
+from dep2p.limits import Limits
 from dep2p.types import PeerId
 
 Direction = Literal["inbound", "outbound"]
@@ -37,6 +42,15 @@ class Connection(Protocol):
         ...
 
     @property
+    def channel_binding(self) -> bytes:
+        """32 bytes that both ends of this channel share; a node in the middle has others with each side (RFC 5056).
+
+        Noise: the handshake hash. QUIC: a hash of the keys of both certificates, each of which belongs to one
+        process.
+        """
+        ...
+
+    @property
     def opened_at_s(self) -> float:
         """``trio.current_time()`` at which it became usable."""
         ...
@@ -48,6 +62,17 @@ class Connection(Protocol):
 
     @property
     def is_closed(self) -> bool: ...
+
+    @property
+    def is_superseded(self) -> bool:
+        """There is another connection to the same peer that is to be used instead: newer, or not yet doubted."""
+        ...
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it goes through a relay that carries little or not for long: nothing that no app asked for goes over
+        it, such as pub/sub."""
+        ...
 
     async def open_stream(self, protocol: str, *, timeout_s: float = 10.0) -> "ByteStream":
         """Open a stream and negotiate ``protocol``.
@@ -159,7 +184,27 @@ class PeerDiscovered:
     source: str
 
 
-HostEvent = PeerConnected | PeerDisconnected | PeerDiscovered
+@dataclass(frozen=True, slots=True)
+class ConnectionPreferred:
+    """An older one of several connections to a peer is to be used from now on: the newer ones have ended, or both
+    sides have chosen it. A new connection is preferred from its `PeerConnected` on."""
+
+    connection: Connection
+
+
+HostEvent = PeerConnected | PeerDisconnected | PeerDiscovered | ConnectionPreferred
+
+
+class ProtocolGate(Protocol):
+    """Decides on which connections some protocols show."""
+
+    def is_open(self, connection: Connection) -> bool:
+        """Whether the peer may learn that this host speaks them."""
+        ...
+
+    async def wait_for_attempt(self, connection: Connection) -> None:
+        """Wait until nothing is under way that may open the gate for the connection; bounded."""
+        ...
 
 
 class Host(Protocol):
@@ -174,6 +219,11 @@ class Host(Protocol):
         The multiaddrs really listened on, wildcard hosts expanded, then those given as ``advertise`` and those reserved
         at relays.
         """
+        ...
+
+    @property
+    def loopback(self) -> Connection:
+        """The connection of this host to itself, in memory; `connections` and events do not name it."""
         ...
 
     def connections(self, peer: PeerId | None = None) -> Sequence[Connection]:
@@ -195,6 +245,14 @@ class Host(Protocol):
         """Stop serving ``protocol``; streams in progress go on."""
         ...
 
+    def restrict(self, part: str, gate: ProtocolGate | None) -> None:
+        """Hide the protocols whose id contains ``part``.
+
+        On a connection that ``gate`` is not open for, this host neither names them in identify nor speaks them. None
+        shuts them for all connections; no call shows them to all again.
+        """
+        ...
+
     async def dial(self, peer: PeerId, addrs: Sequence[str] = (), *, timeout_s: float | None = None) -> Connection:
         """A live connection to the peer: an existing one, or a new one by trying all known and given addresses.
 
@@ -210,12 +268,15 @@ class Host(Protocol):
         """Close every connection to the peer; False when there was none."""
         ...
 
-    def keep_connected(self, peer: PeerId) -> None:
-        """Dial the peer now if it is not connected, and again with back-off whenever it is lost, until `forget`."""
+    def keep_connected(self, peer: PeerId, by: str) -> None:
+        """Dial the peer now if it is not connected, and again with back-off whenever it is lost, until `forget`.
+
+        ``by`` names who needs the connection; several may.
+        """
         ...
 
-    def forget(self, peer: PeerId) -> None:
-        """End `keep_connected`; connections stay as they are."""
+    def forget(self, peer: PeerId, by: str | None = None) -> None:
+        """End `keep_connected` for ``by``, or, for None, for all. Connections stay as they are."""
         ...
 
     def protect(self, connection: Connection, by: str) -> None:
@@ -234,6 +295,107 @@ class Host(Protocol):
         """Known addresses of a peer."""
         ...
 
+    def signed_record(self, peer: PeerId) -> bytes:
+        """The signed peer record that a connected peer gave of itself; b"" when it gave none that holds."""
+        ...
+
+    def add_signed_record(self, peer: PeerId, envelope: bytes, *, ttl_s: float) -> None:
+        """Check a signed record of a peer that a third one passed on, and remember its addresses.
+
+        Raises ProtocolError when it does not hold.
+        """
+        ...
+
     def counters(self) -> dict[str, int]:
         """Monotonic counts for metrics, by name: drops, refusals, resets, bytes and so on, each with its reason."""
+        ...
+
+
+# Between a connection and its stream multiplexer; used inside dep2p.host only.
+
+
+class NamedStream(ByteStream, Protocol):
+    """A stream whose protocol is filled in after the negotiation."""
+
+    def set_protocol(self, protocol: str) -> None:
+        """Record the negotiated protocol."""
+        ...
+
+
+class MuxedConnection(Connection, Protocol):
+    """A connection as its multiplexer sees it."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def resources(self) -> ConnectionResources:
+        """The memory of the connection, its bounds, and its rate of control frames."""
+        ...
+
+    @property
+    def turns(self) -> Turns:
+        """The queue in which unproven peers take turns."""
+        ...
+
+    def count(self, name: str) -> None:
+        """Add one to the host's counter ``name``."""
+        ...
+
+    async def negotiation_place(self) -> None:
+        """Wait until another inbound stream may be handed to `serve`."""
+        ...
+
+    def serve(self, stream: NamedStream) -> None:
+        """Negotiate and handle an inbound stream in a task of its own."""
+        ...
+
+    def end(self, reason: str) -> None:
+        """Mark the connection closed and notify the host, once."""
+        ...
+
+    def abort(self, reason: str) -> None:
+        """`end`, from a synchronous caller, and cancel the connection's tasks."""
+        ...
+
+
+class Muxer(Protocol):
+    """The stream multiplexer under a connection."""
+
+    @property
+    def rtt_s(self) -> float | None:
+        """Round-trip time that the multiplexer measured itself; None when it did not."""
+        ...
+
+    @property
+    def probes_itself(self) -> bool:
+        """True when it notices a silent peer by itself, within the liveness limits."""
+        ...
+
+    def counters(self) -> Mapping[str, int]:
+        """Its own monotonic counts, by name."""
+        ...
+
+    def open_protocols(self) -> Collection[str]:
+        """The protocols of the streams that are open; "" for one that is still being negotiated."""
+        ...
+
+    def bind(self, connection: MuxedConnection) -> None:
+        """Called once before anything else."""
+        ...
+
+    async def run(self, connection: MuxedConnection, nursery: trio.Nursery) -> str:
+        """Serve until the connection ends, inbound streams by ``connection.serve``. Returns the reason of the end."""
+        ...
+
+    async def open(self) -> NamedStream:
+        """A new outbound stream. Raises StreamClosedError, for the stream limit too."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """End at once, from any step, and drop what is held for the connection; `close` must follow."""
+        ...
+
+    async def close(self) -> None:
+        """End the connection, telling the peer where possible."""
         ...

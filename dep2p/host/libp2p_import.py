@@ -41,11 +41,11 @@ class _PlaceholderFinder(MetaPathFinder, Loader):
         return _Placeholder(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """There is nothing to run."""
+        """Do nothing: a placeholder has no code."""
 
 
 def import_libp2p() -> None:
-    """Import libp2p lean, if nobody has imported it yet."""
+    """Import libp2p lean, unless it is imported already."""
     if "libp2p" in sys.modules:
         _quiet()
         return

@@ -3,11 +3,13 @@
 The rules: https://github.com/multiformats/multistream-select. A message is a varint length, the text and a line feed.
 """
 
-from collections.abc import Container
+from collections.abc import Awaitable, Callable, Container
 from typing import Protocol
 
 import trio
 
+from dep2p.encoding.length_prefixed import encode_length_prefixed
+from dep2p.encoding.varint import find_varint
 from dep2p.errors import ProtocolError, ProtocolNotSupportedError, RequestTimeoutError, StreamClosedError
 
 NAME_BYTES_MAX = 1_024
@@ -34,11 +36,10 @@ def encode_message(name: str) -> bytes:
     text = name.encode() + b"\n"
     if len(text) < 2 or len(text) > NAME_BYTES_MAX + 1 or b"\n" in text[:-1]:
         raise ValueError(f"{name[:80]!r} is no protocol name: 1 to {NAME_BYTES_MAX} bytes without a line feed")
-    length = len(text)
-    return (bytes((length,)) if length < 0x80 else bytes((length & 0x7F | 0x80, length >> 7))) + text
+    return encode_length_prefixed(text)
 
 
-class _Reader:
+class _MessageReader:
     """Reads messages without ever taking a byte that belongs to what follows the negotiation."""
 
     __slots__ = ("_have", "_stream")
@@ -71,11 +72,7 @@ class _Reader:
     async def message(self) -> bytes:
         """The text of the next message, without its line feed."""
         await self._need(2)
-        length, prefix = self._have[0], 1
-        if length & 0x80:
-            if self._have[1] & 0x80:
-                raise ProtocolError(f"a negotiation message is longer than {NAME_BYTES_MAX} bytes")
-            length, prefix = length & 0x7F | self._have[1] << 7, 2
+        length, prefix = find_varint(self._have, 0, 2, bytes_max=2) or (0, 0)
         if length > NAME_BYTES_MAX + 1 or length + prefix < _SHORTEST_MESSAGE:
             raise ProtocolError(f"a negotiation message of {length} bytes is out of bounds")
         await self._need(prefix + length)
@@ -91,7 +88,7 @@ async def select(stream: _Stream, protocol: str, *, timeout_s: float) -> None:
     Raises ProtocolNotSupportedError when the peer answers "na", RequestTimeoutError, StreamClosedError, ProtocolError.
     """
     stream.write_nowait(_HEADER + encode_message(protocol), urgent=True)
-    reader = _Reader(stream)
+    reader = _MessageReader(stream)
     with trio.move_on_after(timeout_s) as scope:
         await reader.header()
         answer = await reader.message()
@@ -104,12 +101,20 @@ async def select(stream: _Stream, protocol: str, *, timeout_s: float) -> None:
         raise RequestTimeoutError(f"no answer to the proposal of {protocol} within {timeout_s:g} s")
 
 
-async def respond(stream: _Stream, served: Container[str], *, timeout_s: float) -> str:
+async def respond(
+    stream: _Stream,
+    served: Container[str],
+    *,
+    timeout_s: float,
+    before_refusal: Callable[[str], Awaitable[None]] | None = None,
+) -> str:
     """As the responder: answer proposals until one is served, and return it.
+
+    ``before_refusal`` is awaited for a name that is not served; then it is looked up once more.
 
     Raises ProtocolError on anything malformed, RequestTimeoutError, StreamClosedError.
     """
-    reader = _Reader(stream)
+    reader = _MessageReader(stream)
     with trio.move_on_after(timeout_s):
         # Peers that wait for our header before they propose get it at once; for all others it rides with the answer.
         owed = _HEADER
@@ -122,6 +127,8 @@ async def respond(stream: _Stream, served: Container[str], *, timeout_s: float) 
                 name = text.decode()
             except UnicodeDecodeError:
                 raise ProtocolError("a proposed protocol name is not UTF-8") from None
+            if name not in served and before_refusal is not None:
+                await before_refusal(name)
             if name in served:
                 stream.write_nowait(owed + encode_message(name), urgent=True)
                 return name

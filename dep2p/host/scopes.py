@@ -4,10 +4,10 @@ import trio
 
 
 def new_scope(deadline_s: float = float("inf")) -> trio.CancelScope:
-    """A cancel scope with an absolute deadline on trio's clock."""
+    """Return a cancel scope with an absolute deadline on trio's clock."""
     return trio.CancelScope(deadline=deadline_s)
 
 
 def shielded(seconds: float) -> trio.CancelScope:
-    """A scope that outer cancellation does not reach, for at most ``seconds``: for cleaning up."""
+    """Return a scope that outer cancellation does not reach, for at most ``seconds``: for cleaning up."""
     return trio.CancelScope(deadline=trio.current_time() + seconds, shield=True)

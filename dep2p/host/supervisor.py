@@ -2,14 +2,14 @@
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import cast
 
 import trio
 
+from dep2p.concurrency.exception_groups import one_line
 from dep2p.errors import HostFailedError
 from dep2p.host.scopes import new_scope
 
-logger = logging.getLogger("dep2p.host")
+logger: logging.Logger = logging.getLogger("dep2p.host")
 
 
 class Supervisor:
@@ -41,7 +41,7 @@ class Supervisor:
             logger.critical("the host's %s failed: the host stops", name, exc_info=error)
         else:
             logger.critical("the host's %s ended by itself: the host stops", name)
-        self._fail(name, "it ended by itself" if error is None else describe(error), error)
+        self._fail(name, "it ended by itself" if error is None else one_line(error), error)
 
     def stop(self) -> None:
         """End all parts; the host is closing."""
@@ -55,9 +55,3 @@ class Supervisor:
             self.failure.__cause__ = cause
         if self._scope is not None:
             self._scope.cancel()
-
-
-def describe(error: BaseException) -> str:
-    """One line for an exception, without the wrapping of exception groups."""
-    inner = cast("tuple[BaseException, ...]", getattr(error, "exceptions", ()))
-    return describe(inner[0]) if len(inner) == 1 else repr(error)

@@ -1,1 +1,1 @@
-"""Trio shells that drive the pure cores."""
+"""Pooled streams that speak frames: the link, its pool, the batching writer, the pulled writer."""

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -14,6 +15,7 @@ from dep2p.errors import (
 )
 from dep2p.host.interface import ByteStream
 from dep2p.limits import Limits
+from dep2p.links.fairness import Fairness
 from dep2p.links.link import Link
 from dep2p.links.writer import LinkOutput
 from dep2p.protocols.wire.frame import Frame, FrameType, decode_error, encode_error
@@ -21,7 +23,7 @@ from dep2p.realm.interface import RealmGate
 
 _ERROR: Final = int(FrameType.ERROR)
 _WRITE_BYTES: Final = 131_072
-"""About so much is taken from the core for one write."""
+"""About the bytes that are taken from the core for one write."""
 _UNSENT_HIGH_BYTES: Final = 262_144
 _UNSENT_LOW_BYTES: Final = 65_536
 _FRAME_BYTES: Final = 65_536
@@ -29,12 +31,12 @@ _OVERHEAD_BYTES: Final = 1_024
 
 
 class PulledOutput(LinkOutput):
-    """Asks for what is to be written when it can write, instead of being given it.
+    """An output that asks for frames when it can write, instead of queueing them.
 
-    However many pushes were made since the last write, they leave together, and none costs more than being kept.
+    All pushes since the last write leave together, and each costs no more than being kept.
     """
 
-    __slots__ = ("_collect", "_pulls", "_writer")
+    __slots__ = ("_collect", "_pulls")
 
     def __init__(
         self, stream: ByteStream, limits: Limits, collect: Callable[[int], list[bytes]], on_low: Callable[[], None]
@@ -42,16 +44,13 @@ class PulledOutput(LinkOutput):
         super().__init__(stream, limits, on_low)
         self._pulls = stream
         self._collect = collect
-        self._writer: trio.lowlevel.Task | None = None
 
     def wake(self) -> None:
-        """There may be something to collect."""
-        if self._sleeper is not None:
-            sleeper, self._sleeper = self._sleeper, None
-            trio.lowlevel.reschedule(sleeper)
+        """Wake the writer: there may be frames to collect."""
+        self._sleeper.wake()
 
     def write_now(self) -> None:
-        """Write what there is from this very step: the writer's turn comes later. It writes what this leaves."""
+        """Write present frames from this very step; the writer writes the rest in its turn."""
         stream = self._pulls
         if self._pieces or self._closed is not None or stream.unsent_bytes:
             self.wake()
@@ -68,7 +67,7 @@ class PulledOutput(LinkOutput):
                 self.wake()
 
     async def run(self) -> None:
-        """Until `close` and everything is handed over. Raises StreamClosedError when the stream ends."""
+        """Write until `close`, and until everything is handed over. Raises StreamClosedError when the stream ends."""
         stream = self._pulls
         while True:
             if self._pieces:
@@ -79,7 +78,7 @@ class PulledOutput(LinkOutput):
                 pieces = self._collect(_WRITE_BYTES)
                 if not pieces:
                     if self._closed is None:  # else collecting has ended the link
-                        await self._sleep()
+                        await self._sleeper.wait()
                     continue
                 self.writes += 1
                 stream.write_nowait(pieces[0] if len(pieces) == 1 else b"".join(pieces), urgent=True)
@@ -91,8 +90,20 @@ class PulledOutput(LinkOutput):
                 self._on_low()
 
 
+@dataclass(frozen=True, slots=True)
+class LinkCalls:
+    """Callbacks of the user of a `SessionLink`."""
+
+    collect: Callable[[int], list[bytes]]
+    """Return the bytes to write now, up to about so many."""
+    on_frames: Callable[["SessionLink", list[Frame]], None]
+    """Take received frames. May raise ProtocolError, which ends the link."""
+    on_end: Callable[["SessionLink", Dep2pError], None]
+    """Called once when the link is over."""
+
+
 class SessionLink(Link):
-    """One end. ``collect(bytes_max)`` gives what is to be written; ``on_end(link, error)`` is called once."""
+    """One end of a link that asks its user for the bytes to write."""
 
     def __init__(
         self,
@@ -100,20 +111,20 @@ class SessionLink(Link):
         gate: RealmGate,
         limits: Limits,
         counters: Counter[str],
+        calls: LinkCalls,
         *,
-        collect: Callable[[int], list[bytes]],
-        on_frames: Callable[["SessionLink", list[Frame]], None],
-        on_end: Callable[["SessionLink", Dep2pError], None],
         payload_bytes_max: int = 0,
+        fairness: Fairness | None = None,
     ) -> None:
-        """``payload_bytes_max``: of a frame; 0 for what sessions need."""
+        """``payload_bytes_max``: bytes of a frame; 0 for the size that sessions need."""
         bytes_max = payload_bytes_max or max(_FRAME_BYTES, limits.message_bytes_max) + _OVERHEAD_BYTES
-        super().__init__(stream, gate, limits, counters, payload_bytes_max=bytes_max)
-        self._on_frames = on_frames
-        self._on_link_end = on_end
+        super().__init__(stream, gate, limits, counters, payload_bytes_max=bytes_max, fairness=fairness)
+        self._on_frames = calls.on_frames
+        self._on_link_end = calls.on_end
         self.refused_id = 0
-        """The ``req_id`` of the ERROR by which the other end has closed the link: what it could not take."""
-        self.pulled = PulledOutput(stream, limits, collect, self._output_low)
+        """The ``req_id`` of the ERROR by which the other end has closed the link: the message that it could not
+        take."""
+        self.pulled: PulledOutput = PulledOutput(stream, limits, calls.collect, self._output_low)
         self.out = self.pulled
 
     def receive(self, frames: list[Frame]) -> None:
@@ -132,7 +143,7 @@ class SessionLink(Link):
             self.violate(error)
 
     def _refused(self, frame: Frame) -> None:
-        """The other end closes the link and says why."""
+        """Act on the other end's refusal, which closes the link."""
         try:
             if frame.flags:
                 raise ProtocolError(f"flags 0x{frame.flags:04x} on an ERROR")
@@ -145,14 +156,14 @@ class SessionLink(Link):
         self.end(error_from_wire(code, text), abort=True)
 
     def refuse(self, error: Dep2pError, code: int) -> None:
-        """Close the link and say why."""
+        """Close the link with an error for the other end."""
         if self.error is None:
             frame = encode_error(code, str(error), text_bytes_max=self.limits.error_text_bytes_max)
             self.out.put((frame,), len(frame))
             self.end(error)
 
     def wake(self) -> None:
-        """There may be something to write."""
+        """Wake the writer: there may be bytes to write."""
         self.pulled.wake()
 
     def peer_half_closed(self) -> None:

@@ -7,25 +7,26 @@ from typing import Final
 import trio
 from outcome import Error, Value
 
+from dep2p.concurrency.wait_queue import Sleeper, suspend
 from dep2p.errors import StreamClosedError
 from dep2p.host.interface import ByteStream
 from dep2p.limits import Limits
 
 _JOIN_BYTES: Final = 262_144
-"""Pieces are joined up to about this size; it is also what may be unsent in the stream before the writer waits."""
+"""About the bytes up to which pieces are joined; also the bytes in the stream above which the writer waits."""
 _LOW_BYTES: Final = 65_536
 _OWN_WRITE_BYTES: Final = 32_768
-"""From this size on a piece is written by itself: a second write is cheaper than copying it."""
+"""Bytes of a piece from which on it is written by itself: a second write is cheaper than copying it."""
 
 YIELD_BYTES: Final = 65_536
-"""A task that only ever sends lets the writer run when this much waits."""
+"""Bytes that wait, after which a task that only sends lets the writer run."""
 
 
 class LinkOutput:
     """Frames that wait for the one writer task of a link, bounded in items and bytes.
 
-    `put` takes a frame at once, whatever the bounds: callers that can wait ask `is_full` and await `room` first.
-    The writer runs once per scheduler tick, however many frames were put meanwhile.
+    `put` takes a frame at once, whatever the bounds: callers that can wait ask `is_full` and await `wait_for_space`
+    first. The writer runs once per scheduler tick, however many frames were put meanwhile.
     """
 
     __slots__ = (
@@ -52,23 +53,27 @@ class LinkOutput:
         self._on_low = on_low
         self._pieces: list[bytes | memoryview] = []
         self._waiters: deque[tuple[trio.lowlevel.Task, int]] = deque()
-        self._promised_items = 0  # let in, but they have not put their frames yet
+        self._promised_items = 0  # admitted callers that have not put their frames yet
         self._promised_bytes = 0
-        self._sleeper: trio.lowlevel.Task | None = None
+        self._sleeper = Sleeper()
         self._closed: StreamClosedError | None = None
-        self.items = 0
-        self.waiting_bytes = 0
-        self.writes = 0
-        """Writes to the stream so far: frames per write tell how well batching works."""
+        self.items: int = 0
+        self.waiting_bytes: int = 0
+        self.writes: int = 0
+        """Writes to the stream so far: frames per write show how well batching works."""
 
     @property
     def is_full(self) -> bool:
-        """Over a bound, or somebody waits for room already: the next one stands in line."""
-        return self.items >= self._items_max or self.waiting_bytes >= self._bytes_max or bool(self._waiters)
+        """Whether the next caller must wait: a bound is reached, admitted callers included, or others wait."""
+        return (
+            self.items + self._promised_items >= self._items_max
+            or self.waiting_bytes + self._promised_bytes >= self._bytes_max
+            or bool(self._waiters)
+        )
 
     @property
     def is_over_bounds(self) -> bool:
-        """Over a bound by frames that could not wait."""
+        """Whether frames that could not wait are over a bound."""
         return self.items >= self._items_max or self.waiting_bytes >= self._bytes_max
 
     def put(self, pieces: tuple[bytes | memoryview, ...], size: int) -> None:
@@ -78,21 +83,19 @@ class LinkOutput:
         self._pieces += pieces
         self.items += 1
         self.waiting_bytes += size
-        sleeper = self._sleeper
-        if sleeper is not None:
-            self._sleeper = None
-            trio.lowlevel.reschedule(sleeper)
+        if self._sleeper.task is not None:
+            self._sleeper.wake()
 
     def put_urgent(self, frame: bytes) -> None:
         """Send a small frame from this very step if nothing is in front of it, else like `put`."""
-        if self._sleeper is not None and not self._pieces and not self._stream.unsent_bytes:
+        if self._sleeper.task is not None and not self._pieces and not self._stream.unsent_bytes:
             self.writes += 1
             self._stream.write_nowait(frame, urgent=True)
         else:
             self.put((frame,), len(frame))
 
-    async def room(self, size: int) -> None:
-        """Wait in line until a frame of ``size`` bytes may be put; the caller puts it in the same step.
+    async def wait_for_space(self, size: int) -> None:
+        """Wait in line until a frame of ``size`` bytes may be put. The caller puts it in the same step, or nothing.
 
         Raises StreamClosedError.
         """
@@ -100,41 +103,37 @@ class LinkOutput:
             return
         waiter = (trio.lowlevel.current_task(), size)
         self._waiters.append(waiter)
-
-        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-            self._waiters.remove(waiter)
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
+        await suspend(lambda: self._waiters.remove(waiter))
         self._promised_items -= 1
         self._promised_bytes -= size
+        if self._waiters:
+            self._sleeper.wake()  # this caller may put nothing: the writer admits the next ones then
 
     def close(self, error: StreamClosedError) -> None:
-        """Take no more; what waits is still written by `run`, which then returns. Idempotent."""
+        """Take no more frames; `run` still writes the waiting ones, and then returns. Idempotent."""
         if self._closed is None:
             self._closed = error
             while self._waiters:
                 trio.lowlevel.reschedule(self._waiters.popleft()[0], Error(StreamClosedError(str(error))))
-            if self._sleeper is not None:
-                sleeper, self._sleeper = self._sleeper, None
-                trio.lowlevel.reschedule(sleeper)
+            self._sleeper.wake()
 
     def discard(self) -> None:
-        """Forget what waits: nobody will read it."""
+        """Drop waiting frames: the link is over."""
         self._pieces = []
         self.items = self.waiting_bytes = 0
 
     async def run(self) -> None:
-        """The writer: until `close` and everything is handed over. Raises StreamClosedError when the stream ends."""
+        """Write until `close`, and until everything is handed over. Raises StreamClosedError when the stream ends."""
         stream = self._stream
         while True:
             if not self._pieces:
                 if self._closed is not None:
                     return
-                await self._sleep()
+                self._admit()
+                await self._sleeper.wait()
                 continue
             await self._write_all()
-            self._let_in()
+            self._admit()
             if stream.unsent_bytes > _JOIN_BYTES:
                 await stream.drain(_LOW_BYTES)
             if not self._pieces:
@@ -174,7 +173,7 @@ class LinkOutput:
         if self._stream.unsent_bytes > _JOIN_BYTES:
             await self._stream.drain(_LOW_BYTES)
 
-    def _let_in(self) -> None:
+    def _admit(self) -> None:
         waiters = self._waiters
         while (
             waiters
@@ -185,13 +184,3 @@ class LinkOutput:
             self._promised_items += 1
             self._promised_bytes += size
             trio.lowlevel.reschedule(task, Value(None))
-
-    async def _sleep(self) -> None:
-        task = trio.lowlevel.current_task()
-        self._sleeper = task
-
-        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-            self._sleeper = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)

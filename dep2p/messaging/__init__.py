@@ -1,1 +1,1 @@
-"""messaging."""
+"""Request, notify, broadcast and message streams."""

@@ -1,58 +1,50 @@
 """The asking end of a link, and the calls that use it: request with retries, and notify."""
 
 import logging
-from collections import Counter
 from collections.abc import Mapping
-from typing import Final, cast
+from typing import Final
 
 import trio
 from outcome import Error, Value
 
-from dep2p.concurrency.deadlines import DeadlineTimer
+from dep2p.arguments import WrongTypeError, as_bytes, check_number, check_text
+from dep2p.concurrency.wait_queue import suspend
 from dep2p.errors import Dep2pError, NotMemberError, RequestTimeoutError, StreamClosedError
 from dep2p.host.interface import ByteStream
-from dep2p.limits import Limits
 from dep2p.links.link import Link, LinkPool
 from dep2p.links.writer import YIELD_BYTES
+from dep2p.messaging.context import MessageCall, MessagingContext
 from dep2p.protocols.messaging.request import Requester
 from dep2p.protocols.messaging.retry import RetryPolicy
-from dep2p.protocols.wire.compression import Compression, Zstd
+from dep2p.protocols.wire.compression import Compression
 from dep2p.protocols.wire.frame import HEADER_BYTES, HEADERS, Frame, FrameType, encode_header
 from dep2p.protocols.wire.payload import (
     TIMEOUT_MS_MAX,
-    HeaderEncoder,
     PayloadReader,
     check_body,
     compressed_body,
     payload_bytes_max,
 )
-from dep2p.realm.interface import RealmGate
 from dep2p.types import PeerId, Rng
 
-logger = logging.getLogger("dep2p.io")
+logger: logging.Logger = logging.getLogger("dep2p.io")
 
 _REQUEST: Final = int(FrameType.REQUEST)
 _NOTIFY: Final = int(FrameType.NOTIFY)
 _CANCEL: Final = int(FrameType.CANCEL)
 _URGENT_BYTES: Final = 16_384
+_LINKS_TRIED_MAX: Final = 4
+"""Links that a request tries before it is sent over one."""
 
 
 class OutboundLink(Link):
     """The link that we opened: our requests and notifies go out, answers come in."""
 
-    def __init__(
-        self,
-        stream: ByteStream,
-        gate: RealmGate,
-        limits: Limits,
-        counters: Counter[str],
-        *,
-        zstd: Zstd | None,
-        timer: DeadlineTimer,
-    ) -> None:
-        super().__init__(stream, gate, limits, counters, payload_bytes_max=payload_bytes_max(limits))
-        self._timer = timer
-        self.compression = None if zstd is None else Compression(zstd, limits.compress_bytes_min)
+    def __init__(self, stream: ByteStream, context: MessagingContext) -> None:
+        limits, zstd = context.limits, context.zstd_for(stream.connection)
+        super().__init__(stream, context.gate, limits, context.counters, payload_bytes_max=payload_bytes_max(limits))
+        self._timer = context.timer
+        self.compression: Compression | None = None if zstd is None else Compression(zstd, limits.compress_bytes_min)
         self.requester: Requester[trio.lowlevel.Task] = Requester(
             PayloadReader(limits, zstd), in_flight_max=limits.requests_in_flight_per_peer_max
         )
@@ -69,9 +61,9 @@ class OutboundLink(Link):
             await self._places.park()
         if self.out.is_full:
             try:
-                await self.out.room(size)
+                await self.out.wait_for_space(size)
             except BaseException:
-                self._places.unpark()  # the place that this caller was woken for is the next one's
+                self._places.unpark()  # this caller was woken for the place: the next one gets it
                 raise
 
     async def ask(self, head: bytes, flags: int, body: bytes | memoryview, deadline: float) -> bytes:
@@ -94,21 +86,17 @@ class OutboundLink(Link):
         except BaseException:
             requester.give_up(req_id)
             raise
-        self._timer.want(deadline)
-
-        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-            self._give_up(req_id)
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        return cast(bytes, await trio.lowlevel.wait_task_rescheduled(abort))
+        self._timer.schedule(deadline)
+        answer: bytes = await suspend(lambda: self._give_up(req_id))
+        return answer
 
     def _give_up(self, req_id: int) -> None:
         if self.requester.give_up(req_id):
             self.counters["requests_cancelled"] += 1
-            self._tell_cancelled(req_id)
+            self._send_cancel(req_id)
         self._places.unpark()
 
-    def _tell_cancelled(self, req_id: int) -> None:
+    def _send_cancel(self, req_id: int) -> None:
         if self.error is None:
             self.out.put((encode_header(_CANCEL, 0, req_id=req_id),), HEADER_BYTES)
 
@@ -128,22 +116,22 @@ class OutboundLink(Link):
             self.violate(requester.violation)
 
     def next_deadline(self) -> float | None:
-        """Of the requests in flight."""
+        """Return the earliest deadline of the requests in flight."""
         return self.requester.next_deadline()
 
     def on_deadline(self, now: float) -> None:
-        """Let go of the callers whose time is over, and tell the peer."""
+        """Give RequestTimeoutError to callers whose time is over, and cancel their requests at the peer."""
         for req_id, task in self.requester.on_deadline(now):
             self.counters["requests_timed_out"] += 1
             trio.lowlevel.reschedule(task, Error(RequestTimeoutError("no answer within the deadline")))
-            self._tell_cancelled(req_id)
+            self._send_cancel(req_id)
             self._places.unpark()
 
     def peer_half_closed(self) -> None:
         self.end(StreamClosedError("the peer closed the link"))
 
     def collect_counts(self) -> None:
-        """Move what the requester has counted into the common counters."""
+        """Move the requester's counts into the common counters."""
         self.counters["responses_unmatched"] += self.requester.unmatched
         self.requester.unmatched = 0
 
@@ -155,88 +143,84 @@ class OutboundLink(Link):
 
 
 def _again(error: Dep2pError) -> Dep2pError:
-    """An error of its own for one caller, so that tracebacks do not pile up on a shared one."""
+    """Make a new error for one caller, so that tracebacks do not pile up on a shared one."""
     if isinstance(error, NotMemberError):
         return NotMemberError(str(error))
     return StreamClosedError(str(error))
 
 
 class Caller:
-    """The verbs that send over outbound links."""
+    """The methods that send over outbound links."""
 
-    def __init__(
-        self, pool: LinkPool[OutboundLink], limits: Limits, counters: Counter[str], encoder: HeaderEncoder, rng: Rng
-    ) -> None:
+    def __init__(self, pool: LinkPool[OutboundLink], context: MessagingContext, rng: Rng) -> None:
         self._pool = pool
-        self._limits = limits
-        self._counters = counters
-        self._encoder = encoder
-        self._retry = RetryPolicy(limits, rng)
+        self._limits = context.limits
+        self._counters = context.counters
+        self._encoder = context.encoder
+        self._retry = RetryPolicy(context.limits, rng)
 
-    async def request(
-        self,
-        peer: PeerId,
-        name: str,
-        data: bytes,
-        timeout_s: float | None,
-        idempotent: bool,
-        headers: Mapping[str, object] | None,
-    ) -> bytes:
+    async def request(self, peer: PeerId, call: MessageCall) -> bytes:
         """See `Messaging.request`."""
-        data = _as_bytes(data)
+        check_text(peer, "the peer")
+        data = as_bytes(call.body, "the message")
         check_body(data, self._limits.message_bytes_max)
-        timeout_s = self._limits.request_timeout_s if timeout_s is None else timeout_s
+        timeout_s = self._limits.request_timeout_s if call.timeout_s is None else call.timeout_s
+        check_number(timeout_s, "timeout_s")
+        if type(call.idempotent) is not bool:
+            raise WrongTypeError(f"idempotent must be True or False, not {type(call.idempotent).__name__}")
         if not timeout_s >= 0:
             raise ValueError(f"timeout_s is {timeout_s}: it cannot be negative")
         deadline = trio.current_time() + timeout_s
         self._counters["requests_sent"] += 1
-        if not idempotent:
-            return await self._try(peer, name, data, timeout_s, deadline, False, headers)
+        if not call.idempotent:
+            return await self._try(peer, call, data, timeout_s, deadline)
         tries = 0
         while True:
             try:
-                return await self._try(peer, name, data, timeout_s, deadline, True, headers)
+                return await self._try(peer, call, data, timeout_s, deadline)
             except Dep2pError as error:
                 tries += 1
                 delay_s = self._retry.delay_s(error, tries)
                 if delay_s is None or trio.current_time() + delay_s >= deadline:
                     raise
-                logger.debug("request %r to %s is tried again: %s", name, peer, error)
+                logger.debug("request %r to %s is tried again: %s", call.name, peer, error)
             self._counters["requests_retried"] += 1
             await trio.sleep(delay_s)
             timeout_s = deadline - trio.current_time()
 
-    async def _try(
-        self,
-        peer: PeerId,
-        name: str,
-        data: bytes,
-        timeout_s: float,
-        deadline: float,
-        idempotent: bool,
-        headers: Mapping[str, object] | None,
-    ) -> bytes:
-        head = self._encoder.encode(name, _timeout_ms(timeout_s), idempotent, headers)
+    async def _try(self, peer: PeerId, call: MessageCall, data: bytes, timeout_s: float, deadline: float) -> bytes:
+        encode = self._encoder.encode
+        head = encode(call.name, _timeout_ms(timeout_s), call.idempotent, call.headers)
         link = self._pool.ready(peer)
         if link is None or link.out.is_full or link.requester.is_full:
             link = await self._wait_for_link(peer, len(head) + len(data), deadline)
-            head = self._encoder.encode(name, _timeout_ms(deadline - trio.current_time()), idempotent, headers)
+            head = encode(call.name, _timeout_ms(deadline - trio.current_time()), call.idempotent, call.headers)
         flags, body = compressed_body(link.compression, data)
         return await link.ask(head, flags | HEADERS, body, deadline)
 
     async def _wait_for_link(self, peer: PeerId, size: int, deadline: float) -> OutboundLink:
+        # Nothing is sent yet: a link that ends or is replaced meanwhile, as when both sides have dialed, costs a try.
+        error: Dep2pError = StreamClosedError("the link was replaced")
         with trio.move_on_at(deadline):
-            link = await self._pool.get(peer, deadline)
-            await link.place(size)
-            if link.error is not None or self._pool.ready(peer) is not link:
-                raise StreamClosedError(str(link.error or "the link was replaced"))
-            return link
+            for _ in range(_LINKS_TRIED_MAX):
+                link = await self._pool.get(peer, deadline)
+                try:
+                    await link.place(size)
+                except StreamClosedError as ended:
+                    error = ended
+                if link.error is None and self._pool.ready(peer) is link:
+                    return link
+                if link.error is not None and not isinstance(link.error, StreamClosedError):
+                    raise _again(link.error)  # the peer refused the link: it would refuse another one, too
+            raise _again(error)
         raise RequestTimeoutError(f"nothing could be sent to {peer} within the deadline")
 
     async def notify(self, peer: PeerId, name: str, data: bytes, headers: Mapping[str, object] | None) -> None:
         """See `Messaging.notify`."""
+        if type(peer) is not str:
+            check_text(peer, "the peer")
         if type(data) is not bytes:
-            data = _as_bytes(data)
+            data = as_bytes(data, "the message")
         body: bytes | memoryview = data
         limits = self._limits
         size = len(data)
@@ -262,13 +246,13 @@ class Caller:
             await trio.lowlevel.checkpoint_if_cancelled()
 
     async def _link_with_room(self, peer: PeerId, size: int, deadline: float) -> OutboundLink:
-        # A link that dies while somebody waits for room has not taken the message: another try is safe.
+        # A link that dies while a caller waits for room has not accepted the message: another try is safe.
         while True:
             link = await self._pool.get(peer, deadline)
             if not link.out.is_full:
                 return link
             try:
-                await link.out.room(size)
+                await link.out.wait_for_space(size)
             except StreamClosedError:
                 continue
             if self._pool.ready(peer) is link:
@@ -277,13 +261,3 @@ class Caller:
 
 def _timeout_ms(timeout_s: float) -> int:
     return int(min(max(1.0, timeout_s * 1000), TIMEOUT_MS_MAX))
-
-
-def _as_bytes(data: object) -> bytes:
-    if isinstance(data, bytes):
-        return data
-    if isinstance(data, bytearray):
-        return bytes(data)
-    if type(data) is memoryview:
-        return data.tobytes()
-    raise TypeError(f"a message must be bytes, not {type(data).__name__}")

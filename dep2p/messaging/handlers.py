@@ -1,22 +1,30 @@
-"""Handlers by name, with their limits; and what they are called with."""
+"""Handlers by name, with their limits, and the arguments of their calls."""
 
-from collections import deque
+import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 import trio
-from outcome import Value
 
+from dep2p.concurrency.wait_queue import WaitQueue
+from dep2p.errors import ErrorCode, HandlerError, StreamClosedError
+from dep2p.messaging.trace_events import TracedCall, trace_request
+from dep2p.protocols.fairness.shares import MemberShares
 from dep2p.protocols.messaging.admission import HandlerQueue
-from dep2p.protocols.messaging.request import RequestPolicy
+from dep2p.protocols.messaging.request import Job, RequestPolicy
+from dep2p.protocols.wire.headers import app_headers
 from dep2p.protocols.wire.payload import check_name
+from dep2p.tracing.event_log import TraceLog
 from dep2p.types import Headers, PeerId
 
 if TYPE_CHECKING:
     from dep2p.messaging.message_stream import MessageStream
-    from dep2p.messaging.responder import RequestWork
+
+
+logger: logging.Logger = logging.getLogger("dep2p.io")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +34,7 @@ class Request:
     peer: PeerId
     """The transport-authenticated caller, a verified member of the realm."""
     name: str
-    data: bytes
+    body: bytes
     headers: Headers
     deadline_s: float
     """Trio time at which the caller stops waiting; the handler is cancelled then."""
@@ -34,18 +42,18 @@ class Request:
     """Whether the caller may send it again, so that it may be handled more than once."""
 
 
-class Notice(msgspec.Struct):
+class Notification(msgspec.Struct):
     """A notify that came in. A Struct: it is made in half the time of a dataclass."""
 
     peer: PeerId
     """The transport-authenticated sender, a verified member of the realm."""
     name: str
-    data: bytes
+    body: bytes
     headers: Headers
 
 
 RequestHandler = Callable[[Request], Awaitable[bytes]]
-NotifyHandler = Callable[[Notice], Awaitable[None]]
+NotifyHandler = Callable[[Notification], Awaitable[None]]
 StreamHandler = Callable[["MessageStream"], Awaitable[None]]
 
 
@@ -58,6 +66,95 @@ class RequestEntry:
     queue: "HandlerQueue[RequestWork]"
 
 
+class AnsweringLink(Protocol):
+    """The link on which a request came and on which its answer goes."""
+
+    counters: Counter[str]
+    trace_log: TraceLog | None
+
+    @property
+    def peer(self) -> PeerId: ...
+
+    def start_work(self, work: "RequestWork") -> bool:
+        """Run a work that has a place; False: the peer does not read its answers, and the place is for others."""
+        ...
+
+    def handler_ended(self, work: "RequestWork") -> None:
+        """The place of a work goes to the next one."""
+        ...
+
+    async def answer(self, job: Job, data: bytes) -> None: ...
+
+    async def answer_error(self, job: Job, code: ErrorCode, text: str) -> None: ...
+
+    def work_ended(self, work: "RequestWork") -> None: ...
+
+
+class RequestWork:
+    """One request: it waits for a place, or runs in a worker. Its place is free when its handler has returned: the
+    answer may wait until the peer reads."""
+
+    __slots__ = ("entry", "has_place", "is_cancelled", "is_started", "job", "link", "outcome", "scope")
+
+    def __init__(self, link: AnsweringLink, entry: RequestEntry, job: Job) -> None:
+        self.link: AnsweringLink = link
+        self.has_place: bool = False
+        self.entry: RequestEntry = entry
+        self.job: Job = job
+        self.scope: trio.CancelScope | None = None
+        self.is_started: bool = False
+        self.is_cancelled: bool = False
+
+    async def run(self) -> None:
+        """Call the handler and send its result."""
+        link, job = self.link, self.job
+        log = link.trace_log
+        began = 0.0 if log is None else trio.current_time()
+        self.outcome: str = "cancelled"
+        try:
+            if not self.is_cancelled:
+                await self._answer(link, job)
+        except StreamClosedError:
+            link.counters["responses_dropped_link_ended"] += 1
+        finally:
+            link.work_ended(self)
+            if log is not None:
+                took_s = trio.current_time() - began
+                trace_request(log, TracedCall(link.peer, job.name, "in", len(job.data)), self.outcome, took_s, None)
+
+    async def _answer(self, link: AnsweringLink, job: Job) -> None:
+        try:
+            data = await self.entry.fn(
+                Request(link.peer, job.name, job.data, app_headers(job.headers), job.deadline, job.idempotent)
+            )
+            if type(data) is not bytes:
+                raise TypeError(f"the handler {job.name!r} gave {type(data).__name__}: it must give bytes")
+        except HandlerError as error:
+            await self._answer_failure(link, str(error))
+        except Exception:
+            logger.exception("the handler of requests %r failed", job.name)
+            await self._answer_failure(link, "the handler failed")
+        else:
+            self.outcome = "ok"
+            link.handler_ended(self)
+            await link.answer(job, data)
+
+    async def _answer_failure(self, link: AnsweringLink, text: str) -> None:
+        self.outcome = "handler_failed"
+        link.counters["handlers_failed"] += 1
+        link.handler_ended(self)
+        await link.answer_error(self.job, ErrorCode.HANDLER_FAILED, text)
+
+
+def start_waiting(queue: "HandlerQueue[RequestWork]") -> None:
+    """Places are free: they go to the works that wait."""
+    while (work := queue.next()) is not None:
+        work.has_place = True
+        if not work.link.start_work(work):
+            work.has_place = False
+            queue.done(work.link.peer)
+
+
 @dataclass(slots=True, eq=False)
 class NotifyEntry:
     """A handler of notifies; ``concurrency`` counts across peers, each peer's notifies come one after the other."""
@@ -67,26 +164,19 @@ class NotifyEntry:
     concurrency: int
     rate_per_s: float
     running: int = 0
-    waiters: deque[trio.lowlevel.Task] = field(default_factory=deque[trio.lowlevel.Task])
+    waiters: WaitQueue = field(default_factory=WaitQueue)
 
     async def take_place(self) -> None:
         """Wait for one of the ``concurrency`` places, in line."""
         if self.running < self.concurrency and not self.waiters:
             self.running += 1
             return
-        task = trio.lowlevel.current_task()
-        self.waiters.append(task)
-
-        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-            self.waiters.remove(task)
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)  # the place is handed over: `running` has it counted
+        await self.waiters.wait()  # `give_place` hands its place over: `running` counts it already
 
     def give_place(self) -> None:
         """Leave the place to the next in line."""
         if self.waiters:
-            trio.lowlevel.reschedule(self.waiters.popleft(), Value(None))
+            self.waiters.wake()
         else:
             self.running -= 1
 
@@ -97,9 +187,9 @@ class StreamEntry:
 
     name: str
     fn: StreamHandler
-    concurrency: int
+    places: MemberShares[PeerId]
+    """Streams that are open, by their openers."""
     rate_per_s: float
-    running: int = 0
 
 
 Entry = TypeVar("Entry", RequestEntry, NotifyEntry, StreamEntry)
@@ -117,7 +207,7 @@ class Registry:
     def on_request(
         self, name: str, fn: RequestHandler, *, concurrency: int, rate_per_s: float, waiting_max: int
     ) -> Callable[[], None]:
-        """Register; gives a function that undoes it. Raises ``ValueError``."""
+        """Register a handler; return a function that removes it. Raises ``ValueError``."""
         _check(name, fn, concurrency, rate_per_s)
         entry = RequestEntry(name, fn, HandlerQueue(concurrency, waiting_max))
         remove = _add(self.requests, entry)
@@ -131,17 +221,17 @@ class Registry:
         return unregister
 
     def on_notify(self, name: str, fn: NotifyHandler, *, concurrency: int, rate_per_s: float) -> Callable[[], None]:
-        """Register; gives a function that undoes it. Raises ``ValueError``."""
+        """Register a handler; return a function that removes it. Raises ``ValueError``."""
         _check(name, fn, concurrency, rate_per_s)
         return _add(self.notifies, NotifyEntry(name, fn, concurrency, rate_per_s))
 
     def on_stream(self, name: str, fn: StreamHandler, *, concurrency: int, rate_per_s: float) -> Callable[[], None]:
-        """Register; gives a function that undoes it. Raises ``ValueError``."""
+        """Register a handler; return a function that removes it. Raises ``ValueError``."""
         _check(name, fn, concurrency, rate_per_s)
-        return _add(self.streams, StreamEntry(name, fn, concurrency, rate_per_s))
+        return _add(self.streams, StreamEntry(name, fn, MemberShares(concurrency), rate_per_s))
 
 
-def _check(name: str, fn: Callable[[Any], Awaitable[Any]], concurrency: int, rate_per_s: float) -> None:
+def _check(name: str, fn: Callable[..., Awaitable[object]], concurrency: int, rate_per_s: float) -> None:
     check_name(name)
     if not callable(fn):
         raise ValueError(f"the handler {name!r} is not callable: {fn!r}")

@@ -1,35 +1,33 @@
 """Logical streams: items both ways over a libp2p stream of their own, with its back-pressure and half-close."""
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterator
 from typing import Final
 
 import trio
-from outcome import Value
 
-from dep2p.concurrency.deadlines import DeadlineTimer
+from dep2p.arguments import as_bytes
+from dep2p.concurrency.wait_queue import Sleeper
 from dep2p.errors import Dep2pError, ErrorCode, NotMemberError, StreamClosedError, WireError
 from dep2p.host.interface import ByteStream, Connection
-from dep2p.limits import Limits
+from dep2p.messaging.context import MessagingContext
 from dep2p.protocols.messaging.stream import (
     Aborted,
     Accepted,
     Ended,
     Item,
-    Opened,
     Stopped,
     StreamEffect,
     StreamMachine,
+    StreamOpened,
 )
-from dep2p.protocols.wire.compression import Zstd
 from dep2p.protocols.wire.frame import COMPRESSED, Frame, FrameDecoder
 from dep2p.protocols.wire.headers import app_headers
 from dep2p.protocols.wire.payload import payload_bytes_max
-from dep2p.realm.interface import RealmGate
 from dep2p.types import Headers, PeerId
 
-logger = logging.getLogger("dep2p.io")
+logger: logging.Logger = logging.getLogger("dep2p.io")
 
 _OUT_HIGH_BYTES: Final = 262_144
 _OUT_LOW_BYTES: Final = 65_536
@@ -48,27 +46,23 @@ class MessageStream:
     def __init__(
         self,
         stream: ByteStream,
-        gate: RealmGate,
-        limits: Limits,
-        counters: Counter[str],
-        timer: DeadlineTimer,
+        context: MessagingContext,
         *,
-        zstd: Zstd | None,
         is_opener: bool,
     ) -> None:
         self.peer: PeerId = stream.connection.peer
         """The transport-authenticated other side, a verified member of the realm."""
-        self.name = ""
-        self.data = b""
-        """The first data, which the opener sent along."""
+        self.name: str = ""
+        self.body: bytes = b""
+        """The opener's payload."""
         self.headers: Headers = {}
         self._stream = stream
         self._connection: Connection = stream.connection
-        self._gate = gate
-        self._limits = limits
-        self._counters = counters
-        self._timer = timer
-        self._machine = StreamMachine(limits, zstd, is_opener=is_opener)
+        self._gate = context.gate
+        self._limits = limits = context.limits
+        self._counters = context.counters
+        self._timer = context.timer
+        self._machine = StreamMachine(limits, context.zstd_for(stream.connection), is_opener=is_opener)
         self._decoder = FrameDecoder(payload_bytes_max(limits))
         self._frames: deque[Frame] = deque()
         self._lost: StreamClosedError | None = None
@@ -77,16 +71,16 @@ class MessageStream:
         self._items_bytes = 0
         self._paused = False
         self._discards = False
-        self._reader: trio.lowlevel.Task | None = None
+        self._reader = Sleeper()
         self._opened = False
         self._error: Dep2pError | None = None
-        self._error_told = False
+        self._error_reported = False
         self._handler_scope: trio.CancelScope | None = None
-        self.bytes_in = 0
-        """Of the items that have come, unpacked."""
-        self.bytes_out = 0
-        """Of the items that were sent."""
-        self.is_closed = False
+        self.bytes_in: int = 0
+        """Bytes of the items that have come, unpacked."""
+        self.bytes_out: int = 0
+        """Bytes of the items that were sent."""
+        self.is_closed: bool = False
         """The transport's stream has been closed in order."""
 
     def __repr__(self) -> str:
@@ -102,7 +96,7 @@ class MessageStream:
         after `send_eof`.
         """
         if type(item) is not bytes:
-            item = bytes(item)
+            item = as_bytes(item, "an item")
         stream = self._stream
         try:
             if stream.unsent_bytes > _OUT_HIGH_BYTES:
@@ -119,7 +113,7 @@ class MessageStream:
                 else:
                     stream.write_nowait(header + payload)
         except StreamClosedError as error:
-            raise self._tell(error) from None
+            raise self._reported(error) from None
 
     async def send_eof(self) -> None:
         """Half-close: the peer's iteration ends after what was sent. Reading goes on. Idempotent."""
@@ -127,23 +121,24 @@ class MessageStream:
             await trio.lowlevel.checkpoint_if_cancelled()
             if not self._machine.sent_end:
                 if self._error is not None:
-                    raise self._tell(self._error)
+                    raise self._reported(self._error)
                 self._stream.write_nowait(self._machine.end())
         except StreamClosedError as error:
-            raise self._tell(error) from None
+            raise self._reported(error) from None
 
     def _check_sending(self) -> None:
         if self._error is not None:
-            raise self._tell(self._error)
+            raise self._reported(self._error)
         if self._machine.peer_stopped:
             raise StreamClosedError("the peer reads no more items")
         if not self._gate.is_verified(self._connection):
             self.lose_membership()
-            raise self._tell(NotMemberError(f"{self.peer} is not a verified member of this realm"))
+            raise self._reported(NotMemberError(f"{self.peer} is not a verified member of this realm"))
 
-    def _tell(self, error: Dep2pError) -> Dep2pError:
-        """The error to raise: why the stream is over, if that is known better than ``error`` tells."""
-        self._error_told = True
+    def _reported(self, error: Dep2pError) -> Dep2pError:
+        """Return the error to raise: the reason why the stream is over, where that is known better than ``error``
+        says."""
+        self._error_reported = True
         return self._error or error
 
     # Receiving
@@ -169,7 +164,7 @@ class MessageStream:
             await self._wait_for_item()
         if not self._items:
             if self._error is not None and not self._machine.peer_ended:
-                raise self._tell(self._error)
+                raise self._reported(self._error)
             if self._discards and not self._machine.peer_ended:
                 raise StreamClosedError("the stream was closed on this side")
             return None
@@ -184,30 +179,22 @@ class MessageStream:
         machine = self._machine
         while not self._items and self._error is None and not machine.peer_ended and not self._discards:
             machine.expect_item(trio.current_time())
-            self._want_deadline()
+            self._schedule_deadline()
             await self._sleep()
 
     async def _sleep(self) -> None:
-        if self._reader is not None:
+        if self._reader.task is not None:
             raise trio.BusyResourceError("another task is reading this stream")
-        self._reader = trio.lowlevel.current_task()
-
-        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-            self._reader = None
+        try:
+            await self._reader.wait()
+        except BaseException:
             self._machine.expect_nothing()
-            return trio.lowlevel.Abort.SUCCEEDED
+            raise
 
-        await trio.lowlevel.wait_task_rescheduled(abort)
-
-    def _wake(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            trio.lowlevel.reschedule(reader, Value(None))
-
-    def _want_deadline(self) -> None:
+    def _schedule_deadline(self) -> None:
         deadline = self._machine.next_deadline()
         if deadline is not None:
-            self._timer.want(deadline)
+            self._timer.schedule(deadline)
 
     # What comes from the transport
 
@@ -269,15 +256,15 @@ class MessageStream:
                 case Item(item):
                     self._take(item)
                 case Ended() | Stopped():
-                    self._wake()
+                    self._reader.wake()
                     self._limit_handler()
-                case Opened(name, first, headers):
-                    self.name, self.data, self.headers = name, first, app_headers(headers)
+                case StreamOpened(name, first, headers):
+                    self.name, self.body, self.headers = name, first, app_headers(headers)
                     self._opened = True
-                    self._wake()
+                    self._reader.wake()
                 case Accepted():
                     self._opened = True
-                    self._wake()
+                    self._reader.wake()
                 case Aborted(error, frame):
                     self._fail(error, frame)
 
@@ -288,7 +275,7 @@ class MessageStream:
         self.bytes_in += len(item)
         self._items.append(item)
         self._items_bytes += len(item) + _ITEM_OVERHEAD_BYTES
-        self._wake()
+        self._reader.wake()
 
     def _on_end(self, error: BaseException | None) -> None:
         if error is not None:
@@ -299,7 +286,7 @@ class MessageStream:
         self._take_frames()
 
     def _fail(self, error: Dep2pError, frame: bytes) -> None:
-        """The stream is over, both ways."""
+        """End the stream with an error, both ways."""
         if self._error is not None:
             return
         self._error = error
@@ -311,21 +298,21 @@ class MessageStream:
                 self._stream.write_nowait(frame, urgent=True)
             except StreamClosedError:
                 logger.debug("%r was closed before its ERROR could be sent", self)
-        self._wake()
+        self._reader.wake()
         self._limit_handler()
 
     def _limit_handler(self) -> None:
-        # The handler learns of the end by its next call; one that makes none must not stay forever.
+        # A handler learns of the end by its next call. A handler that makes no call is cancelled.
         machine, scope = self._machine, self._handler_scope
         if scope is not None and (self._error is not None or (machine.peer_ended and machine.peer_stopped)):
             now = trio.current_time()
             if self._items:
-                scope.deadline = now + self._limits.stream_item_timeout_s  # and again with each item that it takes
+                scope.deadline = now + self._limits.stream_item_timeout_s  # each item that it takes renews this
             else:
                 scope.deadline = min(scope.deadline, now + self._limits.close_timeout_s)
 
     def lose_membership(self) -> None:
-        """The peer is no verified member any more: say so, and end the stream."""
+        """End the stream and tell the peer: it is not a verified member any more."""
         error = NotMemberError(f"{self.peer} is not a verified member of this realm")
         self._items.clear()
         self._items_bytes = 0
@@ -343,15 +330,15 @@ class MessageStream:
         return self._machine.next_deadline()
 
     def on_deadline(self, now: float) -> None:
-        """The peer may have been too slow."""
+        """End the stream if the peer was too slow."""
         self._perform(self._machine.on_deadline(now))
 
     # Opening
 
-    async def open(self, name: str, head: bytes, data: bytes, headers: Headers) -> None:
+    async def open(self, name: str, head: bytes, body: bytes, headers: Headers) -> None:
         """Opener: send the REQUEST and wait until the peer takes the stream. Raises its error otherwise."""
-        self.name, self.data, self.headers = name, data, headers
-        self._stream.write_nowait(self._machine.open(head, data, trio.current_time()), urgent=True)
+        self.name, self.body, self.headers = name, body, headers
+        self._stream.write_nowait(self._machine.open(head, body, trio.current_time()), urgent=True)
         self.start()
         await self._wait_opened()
 
@@ -361,11 +348,11 @@ class MessageStream:
         await self._wait_opened()
 
     async def _wait_opened(self) -> None:
-        self._want_deadline()
+        self._schedule_deadline()
         while not self._opened and self._error is None:
             await self._sleep()
         if not self._opened and self._error is not None:
-            raise self._tell(self._error)
+            raise self._reported(self._error)
 
     def accept(self, handler_scope: trio.CancelScope) -> None:
         """Acceptor: take it; ``handler_scope`` is cancelled when the stream is over and the handler does not notice."""
@@ -380,7 +367,7 @@ class MessageStream:
 
     @property
     def is_over(self) -> bool:
-        """Nothing more will be received or sent."""
+        """Whether nothing more will be received or sent."""
         return self._error is not None or (self._machine.peer_ended and self._machine.sent_end)
 
     @property
@@ -388,14 +375,14 @@ class MessageStream:
         """Why the stream ended early; None while it lives or when both sides ended it."""
         return self._error
 
-    def raise_untold(self) -> None:
+    def raise_unreported(self) -> None:
         """Raise the error by which the stream was aborted, if no call has raised it yet."""
-        if not self._error_told and isinstance(self._error, WireError):
-            raise self._tell(self._error)
+        if not self._error_reported and isinstance(self._error, WireError):
+            raise self._reported(self._error)
 
     @property
     def is_unwanted(self) -> bool:
-        """Over, or the peer reads no more: a handler that fails now has not failed by itself."""
+        """Whether the stream is over, or the peer reads no more: a handler that fails then has not failed by itself."""
         return self._error is not None or self._machine.peer_stopped
 
     async def aclose(self) -> None:
@@ -408,12 +395,12 @@ class MessageStream:
             await self.finish()
 
     async def finish(self) -> None:
-        """`aclose` without a limit in time, and then the transport's stream is closed, too."""
+        """Do the same as `aclose` without a limit in time, then close the transport's stream, too."""
         self._discards = self._machine.discards = True
         self._items.clear()
         self._items_bytes = 0
         self._limit_handler()
-        self._wake()  # another task that still reads
+        self._reader.wake()  # for another task that still reads
         machine = self._machine
         try:
             if machine.state == "open":

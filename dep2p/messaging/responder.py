@@ -1,127 +1,96 @@
 """The answering end of a link: request handlers in worker tasks, notify handlers one after the other."""
 
 import logging
-from collections import Counter
+from collections import deque
 from typing import Final
 
 import trio
 
-from dep2p.concurrency.deadlines import DeadlineTimer
-from dep2p.errors import Dep2pError, ErrorCode, HandlerError, NotMemberError, StreamClosedError
+from dep2p.concurrency.wait_queue import Sleeper
+from dep2p.errors import Dep2pError, ErrorCode, NotMemberError, StreamClosedError
 from dep2p.host.interface import ByteStream
-from dep2p.limits import Limits
 from dep2p.links.link import PAUSED_BY_INBOX, Link
-from dep2p.messaging.handlers import Notice, Registry, Request, RequestEntry
-from dep2p.messaging.trace_events import trace_notify, trace_request
+from dep2p.messaging.context import MessagingContext
+from dep2p.messaging.handlers import Notification, Registry, RequestWork, start_waiting
+from dep2p.messaging.trace_events import TracedCall, trace_notify
 from dep2p.messaging.worker_pool import Workers
+from dep2p.protocols.fairness.turns import UNITS_PER_TURN
 from dep2p.protocols.messaging.admission import PeerLoad, Refusal
 from dep2p.protocols.messaging.notify import NotifyInbox
-from dep2p.protocols.messaging.request import Abandon, Answer, Begin, Job, Responder, ResponderEffect
-from dep2p.protocols.wire.compression import Compression, Zstd
+from dep2p.protocols.messaging.request import Abandon, Begin, Job, Responder, ResponderEffect, SendAnswer
+from dep2p.protocols.wire.compression import Compression
 from dep2p.protocols.wire.frame import HEADER_BYTES, Frame, FrameType, encode_error, encode_header
 from dep2p.protocols.wire.headers import HeaderMap, app_headers
 from dep2p.protocols.wire.payload import PayloadReader, compressed_body, payload_bytes_max, required_name
-from dep2p.realm.interface import RealmGate
 from dep2p.tracing.event_log import TraceLog
 
-logger = logging.getLogger("dep2p.io")
+logger: logging.Logger = logging.getLogger("dep2p.io")
 
 _NOTIFY: Final = int(FrameType.NOTIFY)
 _RESPONSE: Final = int(FrameType.RESPONSE)
 _URGENT_BYTES: Final = 16_384
 _NOTIFIES_PER_STEP: Final = 128
-"""A handler that never waits gives other tasks a turn after so many notifies,"""
+"""Notifies after which a handler that never waits gives other tasks a turn."""
+_NEVER: Final = float("inf")
+_STALLED_LOOKS: Final = 4
+"""Checks in ``Limits.answers_unread_timeout_s`` whether a peer reads."""
+_UNITS_PER_START: Final = 4
+"""Units of a turn that starting a handler takes."""
 _NOTIFY_BYTES_SHIFT: Final = 13
-"""and large ones (a few compressed bytes can stand for a megabyte) count once more for each 8 KiB: 1 MiB a turn."""
-
-
-class RequestWork:
-    """One request at work: waiting for a place or running in a worker."""
-
-    __slots__ = ("_link", "entry", "is_cancelled", "is_started", "job", "outcome", "scope")
-
-    def __init__(self, link: "InboundLink", entry: RequestEntry, job: Job) -> None:
-        self._link = link
-        self.entry = entry
-        self.job = job
-        self.scope: trio.CancelScope | None = None
-        self.is_started = False
-        self.is_cancelled = False
-
-    async def run(self) -> None:
-        """Call the handler and send what it gives."""
-        link, job = self._link, self.job
-        log = link.trace_log
-        began = 0.0 if log is None else trio.current_time()
-        self.outcome = "cancelled"
-        try:
-            if not self.is_cancelled:
-                await self._answer(link, job)
-        except StreamClosedError:
-            link.counters["responses_dropped_link_ended"] += 1
-        finally:
-            link.work_ended(self)
-            if log is not None:
-                took_s = trio.current_time() - began
-                trace_request(log, link.peer, job.name, "in", self.outcome, took_s, len(job.data), None)
-
-    async def _answer(self, link: "InboundLink", job: Job) -> None:
-        try:
-            data = await self.entry.fn(
-                Request(link.peer, job.name, job.data, app_headers(job.headers), job.deadline, job.idempotent)
-            )
-            if type(data) is not bytes:
-                raise TypeError(f"the handler {job.name!r} gave {type(data).__name__}: it must give bytes")
-        except HandlerError as error:
-            self.outcome = "handler_failed"
-            link.counters["handlers_failed"] += 1
-            await link.answer_error(job, ErrorCode.HANDLER_FAILED, str(error))
-        except Exception:
-            self.outcome = "handler_failed"
-            link.counters["handlers_failed"] += 1
-            logger.exception("the handler of requests %r failed", job.name)
-            await link.answer_error(job, ErrorCode.HANDLER_FAILED, "the handler failed")
-        else:
-            self.outcome = "ok"
-            await link.answer(job, data)
+"""A large notify counts once more for each 8 KiB (a few compressed bytes can stand for a megabyte): 1 MiB a turn."""
 
 
 class InboundLink(Link):
-    """The link of a peer that asks us. Its requests run side by side, its notifies in their order."""
+    """The link of a peer that sends us requests and notifies. Requests run side by side, notifies in their order."""
 
     def __init__(
         self,
         stream: ByteStream,
-        gate: RealmGate,
-        limits: Limits,
-        counters: Counter[str],
+        context: MessagingContext,
         *,
         registry: Registry,
         workers: Workers,
         load: PeerLoad,
-        zstd: Zstd | None,
-        timer: DeadlineTimer,
         nursery: trio.Nursery,
     ) -> None:
         """``nursery``: where the task of the notify handlers goes; the link ends before it does."""
-        super().__init__(stream, gate, limits, counters, payload_bytes_max=payload_bytes_max(limits))
+        limits, zstd, fairness = context.limits, context.zstd_for(stream.connection), context.fairness
+        super().__init__(
+            stream,
+            context.gate,
+            limits,
+            context.counters,
+            payload_bytes_max=payload_bytes_max(limits),
+            fairness=fairness,
+        )
+        self._turns = fairness
+        self._ready: deque[RequestWork] = deque()
+        """Works that have a place, and wait for the peer's turn."""
+        self._held: deque[RequestWork] = deque()
+        """Works that wait until the peer reads its answers: they need no place before."""
+        self._stalled_at = _NEVER
+        """Time of the next check whether the peer reads; never while nothing waits for that."""
+        self._stalled_looks = 0
+        """Checks in a row that found that it does not."""
+        self._stalled_writes = (0, 0)
         self._nursery = nursery
         self._has_notify_task = False
         self._registry = registry
         self._workers = workers
         self._load = load
-        self._timer = timer
+        self._timer = context.timer
         self._compression = None if zstd is None else Compression(zstd, limits.compress_bytes_min)
         payloads = PayloadReader(limits, zstd)
-        self.responder = Responder(
+        self.responder: Responder = Responder(
             payloads, registry.request_policies, load, default_timeout_s=limits.request_timeout_s
         )
-        self.inbox = NotifyInbox(payloads, items_max=limits.link_in_items_max, bytes_max=limits.link_in_bytes_max)
+        self.inbox: NotifyInbox = NotifyInbox(
+            payloads, items_max=limits.link_in_items_max, bytes_max=limits.link_in_bytes_max
+        )
         self._works: dict[Job, RequestWork] = {}
         self._batch = 0
         self._half_closed = False
-        self._notify_task: trio.lowlevel.Task | None = None
-        self._notify_asleep = False
+        self._notify_sleeper = Sleeper()
         self._inbox_closed = False
         self._has_notify_rate = limits.notifies_per_peer_per_s > 0
         self.trace_log: TraceLog | None = None
@@ -146,7 +115,7 @@ class InboundLink(Link):
             match effect:
                 case Begin(job):
                     self._begin(job)
-                case Answer(frame):
+                case SendAnswer(frame):
                     if self.error is None:
                         self.out.put((frame,), len(frame))
                 case Abandon(job):
@@ -154,19 +123,91 @@ class InboundLink(Link):
 
     def _begin(self, job: Job) -> None:
         self.counters["requests_received"] += 1
-        entry = self._registry.requests[job.name]
-        work = RequestWork(self, entry, job)
-        place = entry.queue.offer(self.peer, work)
-        if place == "refuse":
-            frame = self.responder.refuse(job, Refusal(ErrorCode.OVERLOADED, "too many requests wait for this handler"))
-            if frame is not None:
-                self.out.put((frame,), len(frame))
-            return
+        work = RequestWork(self, self._registry.requests[job.name], job)
         self._works[job] = work
-        self._timer.want(job.deadline)
-        if place == "start":
+        self._timer.schedule(job.deadline)
+        if self.out.is_full:
+            self._hold(work)
+        else:
+            self._offer(work)
+
+    def _offer(self, work: RequestWork) -> None:
+        match work.entry.queue.offer(self.peer, work):
+            case "start":
+                work.has_place = work.is_started = True
+                self._workers.start(work)
+            case "refuse":
+                del self._works[work.job]
+                self._load.refused("waiting_requests")
+                text = "too many requests of this peer wait for this handler: send more when some are answered"
+                frame = self.responder.refuse(work.job, Refusal(ErrorCode.OVERLOADED, text))
+                if frame is not None:
+                    self.out.put((frame,), len(frame))
+            case "wait":
+                pass
+
+    def start_work(self, work: RequestWork) -> bool:
+        """See `AnsweringLink`."""
+        if self.out.is_full:
+            self._hold(work)
+            return False
+        if self._ready or self._turns.is_shared(self.peer):
+            self._ready.append(work)
+            self.want_turn(self._turns)
+        else:
             work.is_started = True
             self._workers.start(work)
+        return True
+
+    def work_for(self, units: int) -> bool:
+        """Start works that have got a place, then take frames that wait."""
+        ready = self._ready
+        while ready and units > 0:
+            work = ready.popleft()
+            if work.has_place:
+                work.is_started = True
+                self._workers.start(work)
+                units -= _UNITS_PER_START
+        return super().work_for(units) or bool(ready)
+
+    def _hold(self, work: RequestWork) -> None:
+        """The peer does not read: what it asks waits without a place, and if that lasts, the link is cut."""
+        self._held.append(work)
+        if self._stalled_at == _NEVER:
+            self._watch_reading(trio.current_time())
+
+    def _output_low(self) -> None:
+        super()._output_low()
+        self._stalled_at = _NEVER
+        held, self._held = self._held, deque()
+        for work in held:
+            if work.job in self._works:
+                self._offer(work)
+
+    def _watch_reading(self, now: float) -> None:
+        writes = (self.out.writes, self.stream.unsent_bytes)
+        is_same = self._stalled_at != _NEVER and writes == self._stalled_writes
+        self._stalled_looks = self._stalled_looks + 1 if is_same else 0
+        self._stalled_writes = writes
+        self._stalled_at = now + self.limits.answers_unread_timeout_s / _STALLED_LOOKS
+        self._timer.schedule(self._stalled_at)
+
+    def _cut_if_stalled(self, now: float) -> None:
+        if now < self._stalled_at:
+            return
+        self._watch_reading(now)
+        if self._stalled_looks < _STALLED_LOOKS:
+            return
+        self._stalled_at = _NEVER
+        self.counters["links_cut_answers_unread"] += 1
+        self._load.refused("unread_answers")
+        logger.warning(
+            "cut a link of %s: it has read no answer for %g s, and %d bytes wait for it",
+            self.peer,
+            self.limits.answers_unread_timeout_s,
+            self.out.waiting_bytes + self.stream.unsent_bytes,
+        )
+        self.end(StreamClosedError("the peer does not read its answers"), abort=True)
 
     def _abandon(self, job: Job) -> None:
         self.counters["requests_abandoned"] += 1
@@ -176,18 +217,26 @@ class InboundLink(Link):
         work.is_cancelled = True
         if work.scope is not None:
             work.scope.cancel()
-        elif not work.is_started and work.entry.queue.withdraw(self.peer, work):
+        elif not work.is_started:  # it waits for a place, for the peer's turn, or until the peer reads
+            if not work.has_place:
+                work.entry.queue.withdraw(self.peer, work)
+            self.handler_ended(work)
             self._forget(work)
             self._end_when_done()
 
+    def handler_ended(self, work: RequestWork) -> None:
+        """See `AnsweringLink`."""
+        if work.has_place:
+            work.has_place = False
+            queue = work.entry.queue
+            queue.done(self.peer)
+            start_waiting(queue)
+
     def work_ended(self, work: RequestWork) -> None:
-        """A worker is done with it: its place goes to the next."""
+        """A worker is done with a request: forget it."""
+        self.handler_ended(work)
         self._forget(work)
         self._end_when_done()
-        following = work.entry.queue.done()
-        if following is not None:
-            following.is_started = True
-            self._workers.start(following)
 
     def _forget(self, work: RequestWork) -> None:
         if self._works.pop(work.job, None) is not None:
@@ -204,9 +253,9 @@ class InboundLink(Link):
         flags, body = compressed_body(self._compression, data)
         size = len(body)
         out = self.out
-        if out.is_full:
-            await out.room(size)
-        if self._wanted(job):
+        if out.is_full and not await self._wait_until_read(job, size):
+            return
+        if self._is_expected(job):
             header = encode_header(_RESPONSE, size, flags=flags, req_id=job.req_id)
             if self._batch <= 1 and size <= _URGENT_BYTES and not self.responder.in_flight:
                 out.put_urgent(header + body)
@@ -215,14 +264,35 @@ class InboundLink(Link):
             self.counters["responses_sent"] += 1
 
     async def answer_error(self, job: Job, code: ErrorCode, text: str) -> None:
-        """Send an ERROR instead."""
+        """Send an ERROR instead of an answer."""
         frame = encode_error(code, text, req_id=job.req_id, text_bytes_max=self.limits.error_text_bytes_max)
-        if self.out.is_full:
-            await self.out.room(len(frame))
-        if self._wanted(job):
+        if self.out.is_full and not await self._wait_until_read(job, len(frame)):
+            return
+        if self._is_expected(job):
             self.out.put((frame,), len(frame))
 
-    def _wanted(self, job: Job) -> bool:
+    async def _wait_until_read(self, job: Job, size: int) -> bool:
+        """Wait for space in the output; False when too much waits for this peer already, and it got that as answer."""
+        load = self._load
+        if not load.keep_answer(size):
+            self.counters["responses_dropped_unread"] += 1
+            if self._is_expected(job):
+                text = (
+                    f"{load.answers_bytes} bytes of answers wait here for this peer to read them, the most allowed "
+                    "(answers_unread_bytes_max), so this answer was dropped: read answers before asking more"
+                )
+                frame = encode_error(ErrorCode.OVERLOADED, text, req_id=job.req_id)
+                self.out.put((frame,), len(frame))
+            return False
+        if self._stalled_at == _NEVER:
+            self._watch_reading(trio.current_time())
+        try:
+            await self.out.wait_for_space(size)
+        finally:
+            load.answer_left(size)
+        return True
+
+    def _is_expected(self, job: Job) -> bool:
         del self._works[job]
         return self.responder.finish(job) and self.error is None
 
@@ -235,7 +305,7 @@ class InboundLink(Link):
         inbox = self.inbox
         inbox.handle(frames, now)
         self.counters["notifies_received"] += len(frames)
-        self._wake_notify_task()
+        self._notify_sleeper.wake()
         if not self._has_notify_task:
             self._has_notify_task = True
             self._nursery.start_soon(self._handle_notifies)
@@ -244,22 +314,24 @@ class InboundLink(Link):
 
     @property
     def notifies_pending(self) -> int:
-        """Queued or being handled."""
-        return len(self.inbox) + (self._has_notify_task and not self._notify_asleep and not self._inbox_closed)
+        """Notifies that are queued or being handled."""
+        return len(self.inbox) + (
+            self._has_notify_task and self._notify_sleeper.task is None and not self._inbox_closed
+        )
 
     async def _handle_notifies(self) -> None:
-        """The one task that calls notify handlers for this link, in order, until it is over and all is handled."""
+        """Call the notify handlers of this link, in order, until the link is over and all is handled. One task does
+        it."""
         inbox, notifies, connection = self.inbox, self._registry.notifies, self.connection
         is_verified = self.gate.is_verified
-        self._notify_task = trio.lowlevel.current_task()
         known: HeaderMap | None = None
         name = ""
         headers: dict[str, object] = {}
         left = _NOTIFIES_PER_STEP
         while True:
             if left <= 0:
-                left = _NOTIFIES_PER_STEP
-                await trio.lowlevel.checkpoint()
+                await self._turns.wait_turn(self.peer)
+                left = UNITS_PER_TURN if self._turns.is_shared(self.peer) else _NOTIFIES_PER_STEP
             if self._paused and inbox.may_resume:
                 self.resume(PAUSED_BY_INBOX)
             item = inbox.take()
@@ -269,8 +341,7 @@ class InboundLink(Link):
                     self.violate(inbox.violation)
                 if self._inbox_closed:
                     return
-                self._notify_asleep = True
-                await trio.lowlevel.wait_task_rescheduled(self._abort_sleep)
+                await self._notify_sleeper.wait()
                 continue
             left -= 1 + (len(item[1]) >> _NOTIFY_BYTES_SHIFT)
             if item[0] is not known:
@@ -288,19 +359,19 @@ class InboundLink(Link):
             else:
                 await entry.take_place()
             try:
-                # A verdict ends with its connection: what a member sent before it hung up counts. Who is expelled loses
-                # it in `ended`.
+                # A verdict ends with its connection. Notifies that a member sent before it hung up still count; `ended`
+                # drops those of a member that was expelled.
                 if self._inbox_closed or is_verified(connection):
-                    await entry.fn(Notice(self.peer, name, item[1], dict(headers) if headers else {}))
+                    await entry.fn(Notification(self.peer, name, item[1], dict(headers) if headers else {}))
                     if self.trace_log is not None:
-                        trace_notify(self.trace_log, self.peer, name, "in", "ok", len(item[1]))
+                        trace_notify(self.trace_log, TracedCall(self.peer, name, "in", len(item[1])), "ok")
                 else:
                     self.counters["notifies_dropped_not_member"] += 1
             except Exception:
                 self.counters["handlers_failed"] += 1
                 logger.exception("the handler of notifies %r failed", name)
                 if self.trace_log is not None:
-                    trace_notify(self.trace_log, self.peer, name, "in", "handler_failed", len(item[1]))
+                    trace_notify(self.trace_log, TracedCall(self.peer, name, "in", len(item[1])), "handler_failed")
             finally:
                 entry.give_place()
 
@@ -309,24 +380,19 @@ class InboundLink(Link):
             self.counters["notifies_delayed_rate"] += 1
             await trio.sleep(wait_s)
 
-    def _wake_notify_task(self) -> None:
-        if self._notify_asleep and self._notify_task is not None:
-            self._notify_asleep = False
-            trio.lowlevel.reschedule(self._notify_task)
-
-    def _abort_sleep(self, _raise_cancel: object) -> trio.lowlevel.Abort:
-        self._notify_asleep = False
-        return trio.lowlevel.Abort.SUCCEEDED
-
     # Deadlines and the end
 
     def next_deadline(self) -> float | None:
-        """Of the requests at work."""
-        return self.responder.next_deadline()
+        """Return the earliest deadline of the requests at work, and of a check whether the peer reads."""
+        deadline = self.responder.next_deadline()
+        if self._stalled_at == _NEVER:
+            return deadline
+        return self._stalled_at if deadline is None else min(deadline, self._stalled_at)
 
     def on_deadline(self, now: float) -> None:
-        """Cancel what nobody waits for any more."""
+        """Cancel the jobs whose callers wait no more; cut the link of a peer that reads nothing."""
         self._perform(self.responder.on_deadline(now))
+        self._cut_if_stalled(now)
 
     def drain(self) -> None:
         """Refuse new work from now on."""
@@ -341,15 +407,16 @@ class InboundLink(Link):
             self.end(StreamClosedError("the peer closed the link"))
 
     def collect_counts(self) -> None:
-        """Move what the responder has counted into the common counters."""
+        """Move the responder's counts into the common counters."""
         for name, count in self.responder.refused.items():
             self.counters[f"requests_refused_{name.lower()}"] += count
         self.responder.refused.clear()
 
     def ended(self, error: Dep2pError) -> None:
         self.collect_counts()
+        self._stalled_at = _NEVER
         self._perform(self.responder.close(str(error)))
         if isinstance(error, NotMemberError):
             self.counters["notifies_dropped_not_member"] += self.inbox.clear()
         self._inbox_closed = True
-        self._wake_notify_task()
+        self._notify_sleeper.wake()

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import trio
 
+from dep2p.arguments import checks_arguments, unchecked
+from dep2p.concurrency.contained import run_contained
 from dep2p.concurrency.deadlines import DeadlineTimer
 from dep2p.errors import Dep2pError, RequestTimeoutError
 from dep2p.host.interface import ByteStream, Connection, Host
 from dep2p.limits import Limits
+from dep2p.links.fairness import Fairness
 from dep2p.links.link import LinkPool
 from dep2p.messaging.broadcast import to_each
 from dep2p.messaging.caller import Caller, OutboundLink
+from dep2p.messaging.context import MessageCall, MessagingContext
 from dep2p.messaging.handlers import (
-    Notice,
+    Notification,
     NotifyEntry,
     NotifyHandler,
     Registry,
@@ -30,11 +34,10 @@ from dep2p.messaging.handlers import (
 from dep2p.messaging.message_stream import MessageStream
 from dep2p.messaging.responder import InboundLink
 from dep2p.messaging.stream_service import StreamService
-from dep2p.messaging.trace_events import outcome_of, trace_notify, trace_request
+from dep2p.messaging.trace_events import TracedCall, outcome_of, trace_notify, trace_request
 from dep2p.messaging.worker_pool import Workers
 from dep2p.protocols.messaging.admission import PeerLoad
-from dep2p.protocols.wire.compression import FEATURE, Zstd
-from dep2p.protocols.wire.payload import HeaderEncoder
+from dep2p.protocols.wire.payload import check_name
 from dep2p.realm.interface import RealmGate
 from dep2p.tracing.event_log import TraceLog
 from dep2p.types import PeerId, RealmId, Rng
@@ -42,16 +45,16 @@ from dep2p.types import PeerId, RealmId, Rng
 __all__ = [
     "MessageStream",
     "Messaging",
-    "Notice",
+    "MessagingPeerStats",
+    "Notification",
     "NotifyHandler",
-    "PeerStats",
     "Request",
     "RequestHandler",
     "StreamHandler",
     "message_protocol",
 ]
 
-logger = logging.getLogger("dep2p.io")
+logger: logging.Logger = logging.getLogger("dep2p.io")
 
 _INBOUND_LINKS_PER_PEER_MAX: Final = 4
 """A peer needs one; more appear for a moment when it reconnects."""
@@ -63,7 +66,7 @@ def message_protocol(realm_id: RealmId) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerStats:
+class MessagingPeerStats:
     """One peer's share of messaging at this moment."""
 
     peer: PeerId
@@ -76,46 +79,47 @@ class PeerStats:
     queued_out_items: int
     queued_out_bytes: int
     queued_in_items: int
-    """Notifies that wait for their handlers."""
+    """Notifies of this peer that wait for their handlers."""
     queued_in_bytes: int
 
 
+@checks_arguments
 class Messaging:
     """The app messages of one realm. Everything but `run` may be called while `run` runs in another task."""
 
-    def __init__(self, host: Host, gate: RealmGate, realm_id: RealmId, limits: Limits, *, rng: Rng) -> None:
+    def __init__(
+        self,
+        host: Host,
+        gate: RealmGate,
+        realm_id: RealmId,
+        limits: Limits,
+        *,
+        rng: Rng,
+        fairness: Fairness | None = None,
+    ) -> None:
+        """``fairness``: that of the node, which all its realms share."""
         self._host = host
         self._gate = gate
         self._limits = limits
         self._protocol = message_protocol(realm_id)
-        self._counters: Counter[str] = Counter()
+        self._timer = DeadlineTimer(self._on_time)
+        self.fairness: Fairness = fairness or Fairness()
+        self._context = context = MessagingContext(gate, limits, self._timer, self.fairness)
+        self._counters = context.counters
         self._registry = Registry()
         self._workers = Workers()
-        self._zstd = Zstd(limits.message_bytes_max)
-        self._timer = DeadlineTimer(self._on_time)
-        self._encoder = HeaderEncoder(limits)
         self._pool: LinkPool[OutboundLink] = LinkPool(gate, self._protocol, limits, self._counters, self._outbound_link)
-        self._caller = Caller(self._pool, limits, self._counters, self._encoder, rng)
+        self._caller = Caller(self._pool, context, rng)
         self._inbound: dict[InboundLink, None] = {}
         self._loads: dict[PeerId, PeerLoad] = {}
-        self._streams = StreamService(
-            gate,
-            realm_id,
-            limits,
-            self._counters,
-            self._timer,
-            registry=self._registry,
-            encoder=self._encoder,
-            zstd_for=self._zstd_for,
-            load_of=self._load,
-        )
+        self._streams = StreamService(context, realm_id, self._registry, self._load)
         self._nursery: trio.Nursery | None = None
         self._idle_check_at = float("inf")
         self._is_draining = False
         self._trace_log: TraceLog | None = None
 
     def trace_to(self, log: TraceLog | None) -> None:
-        """Give what happens from now on to a trace; None ends that."""
+        """Write events to this trace from now on; None ends that."""
         self._trace_log = self._streams.trace_log = log
         for link in self._inbound:
             link.trace_log = log
@@ -139,7 +143,7 @@ class Messaging:
                 self._host.set_stream_handler(self._streams.protocol, self._accept_stream)
                 if self._limits.link_idle_timeout_s > 0:
                     self._idle_check_at = trio.current_time() + self._limits.link_idle_timeout_s
-                    self._timer.want(self._idle_check_at)
+                    self._timer.schedule(self._idle_check_at)
                 task_status.started()
                 await self._timer.run()
         finally:
@@ -178,9 +182,9 @@ class Messaging:
                 stream.lose_membership()
 
     async def drain(self) -> None:
-        """Refuse new inbound work from now on (OVERLOADED), and wait for what is in flight or was sent.
+        """Refuse new inbound work from now on (OVERLOADED), and wait for work in flight and for sent messages.
 
-        Waits at most ``Limits.drain_timeout_s``; what is left then is counted as ``drain_abandoned``.
+        Waits at most ``Limits.drain_timeout_s``; the rest is counted as ``drain_abandoned``.
         """
         self._is_draining = self._streams.is_draining = True
         for inbound in self._inbound:
@@ -191,7 +195,7 @@ class Messaging:
                     await trio.sleep(0.02)
                 for link in [*self._inbound, *self._pool.links.values()]:
                     await link.flush()
-        finally:  # also when who drains everything has the same patience, and is there first
+        finally:  # also when the caller has the same timeout, and cancels this first
             self._counters["drain_abandoned"] += self._work_left()
 
     def _work_left(self) -> int:
@@ -200,31 +204,21 @@ class Messaging:
 
     # Links
 
-    def _zstd_for(self, connection: Connection) -> Zstd | None:
-        return self._zstd if FEATURE in self._gate.features(connection) else None
-
     def _outbound_link(self, stream: ByteStream) -> OutboundLink:
-        return OutboundLink(
-            stream,
-            self._gate,
-            self._limits,
-            self._counters,
-            zstd=self._zstd_for(stream.connection),
-            timer=self._timer,
-        )
+        return OutboundLink(stream, self._context)
 
     async def _accept_link(self, stream: ByteStream) -> None:
         if self._nursery is None:
             stream.reset()
             return
-        # In our own nursery: what was received is still handled when the connection goes.
-        self._nursery.start_soon(self._serve_link, stream)
+        # In our own nursery: received messages are still handled when the connection is gone.
+        self._nursery.start_soon(run_contained, partial(self._serve_link, stream), "a served link")
 
     async def _accept_stream(self, stream: ByteStream) -> None:
         if self._nursery is None:
             stream.reset()
             return
-        self._nursery.start_soon(self._streams.serve, stream)
+        self._nursery.start_soon(run_contained, partial(self._streams.serve, stream), "a served stream")
 
     async def _serve_link(self, stream: ByteStream) -> None:
         load = self._load(stream.connection.peer)
@@ -238,14 +232,10 @@ class Messaging:
             async with trio.open_nursery() as nursery:
                 link = InboundLink(
                     stream,
-                    self._gate,
-                    self._limits,
-                    self._counters,
+                    self._context,
                     registry=self._registry,
                     workers=self._workers,
                     load=load,
-                    zstd=self._zstd_for(stream.connection),
-                    timer=self._timer,
                     nursery=nursery,
                 )
                 self._inbound[link] = None
@@ -268,7 +258,7 @@ class Messaging:
             if len(self._loads) >= self._limits.peers_known_max:
                 for idle in [known for known, its in self._loads.items() if its.is_idle]:
                     del self._loads[idle]
-            load = self._loads[peer] = PeerLoad(self._limits)
+            load = self._loads[peer] = PeerLoad(self._limits, peer, self.fairness.ledger)
         return load
 
     # Handlers
@@ -318,16 +308,17 @@ class Messaging:
 
     @property
     def notify_entries(self) -> Mapping[str, NotifyEntry]:
-        """The handlers of notifies by name as they come and go, for messages that come another way."""
+        """The handlers of notifies by name, for messages that come another way; it changes as they come and go."""
         return self._registry.notifies
 
     # Verbs
 
+    @unchecked
     async def request(
         self,
         peer: PeerId,
         name: str,
-        data: bytes,
+        body: bytes,
         *,
         timeout_s: float | None = None,
         idempotent: bool = False,
@@ -344,22 +335,27 @@ class Messaging:
         (the link ended; the request may or may not have been handled), PeerNotFoundError, NotMemberError,
         ProtocolNotSupportedError, MessageTooLargeError (nothing was sent), or ``ValueError`` for bad headers.
         """
+        return await self._request(peer, MessageCall(name, body, timeout_s, idempotent, headers))
+
+    async def _request(self, peer: PeerId, call: MessageCall) -> bytes:
         log = self._trace_log
         if log is None:
-            return await self._caller.request(peer, name, data, timeout_s, idempotent, headers)
+            return await self._caller.request(peer, call)
         began, outcome, reply_size = trio.current_time(), "ok", None
         try:
-            reply = await self._caller.request(peer, name, data, timeout_s, idempotent, headers)
+            reply = await self._caller.request(peer, call)
             reply_size = len(reply)
             return reply
         except BaseException as error:
             outcome = outcome_of(error)
             raise
         finally:
-            trace_request(log, peer, name, "out", outcome, trio.current_time() - began, len(data), reply_size)
+            traced = TracedCall(peer, call.name, "out", len(call.body))
+            trace_request(log, traced, outcome, trio.current_time() - began, reply_size)
 
+    @unchecked
     async def notify(
-        self, peer: PeerId, name: str, data: bytes, *, headers: Mapping[str, object] | None = None
+        self, peer: PeerId, name: str, body: bytes, *, headers: Mapping[str, object] | None = None
     ) -> None:
         """Send a message that is not answered. Notifies to one peer arrive in the order of the calls, or not at all.
 
@@ -367,56 +363,60 @@ class Messaging:
         PeerNotFoundError, NotMemberError, ProtocolNotSupportedError, StreamClosedError, RequestTimeoutError (no link
         within ``Limits.request_timeout_s``), MessageTooLargeError or ``ValueError``; nothing was sent then.
         """
-        await self._caller.notify(peer, name, data, headers)
+        await self._caller.notify(peer, name, body, headers)
         if self._trace_log is not None:
-            trace_notify(self._trace_log, peer, name, "out", "ok", len(data))
+            trace_notify(self._trace_log, TracedCall(peer, name, "out", len(body)), "ok")
 
     def stream(
-        self, peer: PeerId, name: str, data: bytes = b"", *, headers: Mapping[str, object] | None = None
+        self, peer: PeerId, name: str, body: bytes = b"", *, headers: Mapping[str, object] | None = None
     ) -> AbstractAsyncContextManager[MessageStream]:
-        """Open a stream of items both ways, with ``data`` as the first word: ``async with … as stream``.
+        """Open a stream of items both ways, with ``body`` as the first word: ``async with … as stream``.
 
         Entering waits until the peer's handler takes it, and raises what `request` raises. Leaving the block ends
         this side, waits a moment for the peer's end (see `MessageStream.aclose`), and raises the error by which it
         aborted the stream if no other call has; leaving it by an exception resets the stream.
         """
-        return self._streams.stream(peer, name, data, headers)
+        return self._streams.stream(peer, name, body, headers)
 
     async def broadcast_request(
         self,
         peers: Iterable[PeerId],
         name: str,
-        data: bytes,
+        body: bytes,
         *,
         timeout_s: float | None = None,
         idempotent: bool = False,
         concurrency: int = 16,
         headers: Mapping[str, object] | None = None,
     ) -> dict[PeerId, bytes | Dep2pError]:
-        """`request` to each peer, at most ``concurrency`` at a time; each one's answer or error, in their order."""
+        """Send a `request` to each peer, at most ``concurrency`` at a time; return each one's answer or error, in their
+        order."""
+        check_name(name)
+        if timeout_s is not None and not timeout_s >= 0:
+            raise ValueError(f"timeout_s is {timeout_s}: it cannot be negative")
 
-        async def one(peer: PeerId) -> bytes:
-            return await self.request(peer, name, data, timeout_s=timeout_s, idempotent=idempotent, headers=headers)
-
-        return await to_each(peers, one, concurrency)
+        call = MessageCall(name, body, timeout_s, idempotent, headers)
+        return await to_each(peers, lambda peer: self._request(peer, call), concurrency)
 
     async def broadcast_notify(
         self,
         peers: Iterable[PeerId],
         name: str,
-        data: bytes,
+        body: bytes,
         *,
         concurrency: int = 16,
         headers: Mapping[str, object] | None = None,
     ) -> dict[PeerId, Dep2pError | None]:
-        """`notify` to each peer; None or the error of each, in their order.
+        """Send a `notify` to each peer; return None or the error of each, in their order.
 
         A peer whose link stays full for ``Limits.request_timeout_s`` has RequestTimeoutError: it holds up no other.
         """
 
+        check_name(name)
+
         async def one(peer: PeerId) -> None:
             with trio.move_on_after(self._limits.request_timeout_s):
-                await self.notify(peer, name, data, headers=headers)
+                await self.notify(peer, name, body, headers=headers)
                 return
             raise RequestTimeoutError(f"{peer} takes no notifies at present")
 
@@ -430,8 +430,8 @@ class Messaging:
             link.collect_counts()
         return dict(self._counters)
 
-    def stats(self) -> list[PeerStats]:
-        """What every peer with a link has in flight and queued at this moment."""
+    def stats(self) -> list[MessagingPeerStats]:
+        """Return for each peer with a link the counts in flight and queued at this moment."""
         out = dict(self._pool.links)
         into: dict[PeerId, list[InboundLink]] = {}
         for link in self._inbound:
@@ -439,9 +439,11 @@ class Messaging:
         return [_peer_stats(peer, out.get(peer), into.get(peer, []), self._loads.get(peer)) for peer in {**out, **into}]
 
 
-def _peer_stats(peer: PeerId, out: OutboundLink | None, into: list[InboundLink], load: PeerLoad | None) -> PeerStats:
+def _peer_stats(
+    peer: PeerId, out: OutboundLink | None, into: list[InboundLink], load: PeerLoad | None
+) -> MessagingPeerStats:
     outputs = [link.out for link in into] + ([out.out] if out is not None else [])
-    return PeerStats(
+    return MessagingPeerStats(
         peer=peer,
         links_out=int(out is not None),
         links_in=len(into),

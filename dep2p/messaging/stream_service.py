@@ -1,13 +1,14 @@
 """Opening streams to peers, and serving theirs."""
 
 import logging
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 
 import trio
 
-from dep2p.concurrency.deadlines import DeadlineTimer
+from dep2p.arguments import as_bytes, check_text
+from dep2p.concurrency.contained import run_contained
 from dep2p.errors import (
     Dep2pError,
     ErrorCode,
@@ -17,19 +18,17 @@ from dep2p.errors import (
     RateLimitedError,
     StreamClosedError,
 )
-from dep2p.host.interface import ByteStream, Connection
-from dep2p.limits import Limits
+from dep2p.host.interface import ByteStream
+from dep2p.messaging.context import MessagingContext
 from dep2p.messaging.handlers import Registry, StreamEntry
 from dep2p.messaging.message_stream import MessageStream
 from dep2p.messaging.trace_events import trace_stream
 from dep2p.protocols.messaging.admission import PeerLoad
-from dep2p.protocols.wire.compression import Zstd
-from dep2p.protocols.wire.payload import HeaderEncoder, check_body, retry_after_headers
-from dep2p.realm.interface import RealmGate
+from dep2p.protocols.wire.payload import check_body, retry_after_headers
 from dep2p.tracing.event_log import TraceLog
 from dep2p.types import PeerId, RealmId
 
-logger = logging.getLogger("dep2p.io")
+logger: logging.Logger = logging.getLogger("dep2p.io")
 
 
 def stream_protocol(realm_id: RealmId) -> str:
@@ -42,81 +41,67 @@ class StreamService:
 
     def __init__(
         self,
-        gate: RealmGate,
+        context: MessagingContext,
         realm_id: RealmId,
-        limits: Limits,
-        counters: Counter[str],
-        timer: DeadlineTimer,
-        *,
         registry: Registry,
-        encoder: HeaderEncoder,
-        zstd_for: Callable[[Connection], Zstd | None],
         load_of: Callable[[PeerId], PeerLoad],
     ) -> None:
-        self.protocol = stream_protocol(realm_id)
+        self.protocol: str = stream_protocol(realm_id)
         self.is_draining = False
         self.trace_log: TraceLog | None = None
-        self._gate = gate
-        self._limits = limits
-        self._counters = counters
-        self._timer = timer
+        self._context = context
+        self._gate = context.gate
+        self._limits = context.limits
+        self._counters = context.counters
         self._registry = registry
-        self._encoder = encoder
-        self._zstd_for = zstd_for
         self._load_of = load_of
         self._streams: dict[MessageStream, None] = {}
         self._nursery: trio.Nursery | None = None
-        self.lingering = 0
+        self.lingering: int = 0
         """Streams that their openers have left and whose other sides have not ended yet."""
 
     def serve_in(self, nursery: trio.Nursery | None) -> None:
-        """Where streams live on that their openers have left; None: nothing is opened any more."""
+        """Set the nursery of streams that their openers have left; with None no stream is opened any more."""
         self._nursery = nursery
 
     @property
     def streams(self) -> list[MessageStream]:
-        """Those that live."""
+        """The streams that have not ended."""
         return list(self._streams)
 
     def _make(self, stream: ByteStream, *, is_opener: bool) -> MessageStream:
-        made = MessageStream(
-            stream,
-            self._gate,
-            self._limits,
-            self._counters,
-            self._timer,
-            zstd=self._zstd_for(stream.connection),
-            is_opener=is_opener,
-        )
+        made = MessageStream(stream, self._context, is_opener=is_opener)
         self._streams[made] = None
         return made
 
     @asynccontextmanager
     async def stream(
-        self, peer: PeerId, name: str, data: bytes, headers: Mapping[str, object] | None
+        self, peer: PeerId, name: str, body: bytes, headers: Mapping[str, object] | None
     ) -> AsyncGenerator[MessageStream, None]:
         """See `Messaging.stream`."""
         nursery = self._nursery
         if nursery is None:
             raise StreamClosedError("messaging is not running")
-        check_body(data, self._limits.message_bytes_max)
-        head = self._encoder.encode(name, app=headers)
+        check_text(peer, "the peer")
+        body = as_bytes(body, "the message")
+        check_body(body, self._limits.message_bytes_max)
+        head = self._context.encoder.encode(name, app=headers)
         connection = await self._gate.connect(peer, timeout_s=self._limits.dial_timeout_s)
         raw = await connection.open_stream(self.protocol, timeout_s=self._limits.stream_open_timeout_s)
         stream = self._make(raw, is_opener=True)
         lingers = False
         log, began = self.trace_log, trio.current_time()
         try:
-            await stream.open(name, head, bytes(data), dict(headers or {}))
+            await stream.open(name, head, body, dict(headers or {}))
             self._counters["streams_opened"] += 1
             if log is not None:
                 trace_stream(log, peer, name, "out", None, 0.0)
             yield stream
             await stream.aclose()
-            stream.raise_untold()
-            if not stream.is_over and self._nursery is nursery:  # still running
+            stream.raise_unreported()
+            if not stream.is_over and self._nursery is nursery:  # the service still runs
                 lingers = True
-                nursery.start_soon(self._linger, stream)
+                nursery.start_soon(run_contained, partial(self._linger, stream), "a stream that its opener left")
         finally:
             if log is not None:
                 trace_stream(log, peer, name, "out", stream, trio.current_time() - began)
@@ -124,7 +109,7 @@ class StreamService:
                 self._forget(stream)
 
     async def _linger(self, stream: MessageStream) -> None:
-        """The app has left it; what it sent must still reach the peer."""
+        """Wait for the end of a stream that the app has left: its data must still reach the peer."""
         self.lingering += 1
         try:
             with trio.move_on_after(self._limits.stream_item_timeout_s):
@@ -151,11 +136,18 @@ class StreamService:
             if not self._gate.is_verified(raw.connection):
                 stream.lose_membership()
             elif load.streams > self._limits.streams_inbound_per_peer_max:
-                self._refuse(stream, OverloadedError("this peer has too many streams here"))
+                load.refused("streams")
+                self._refuse(
+                    stream,
+                    OverloadedError(
+                        f"this peer has {load.streams - 1} streams here, the most allowed "
+                        "(streams_inbound_per_peer_max): open more when some have ended"
+                    ),
+                )
             else:
                 stream.start()
                 await self._serve(stream)
-            # Without a limit in time: what the handler sent stays readable for an opener that is slow.
+            # Without a limit in time: a slow opener can still read the data that the handler sent.
             await stream.finish()
         finally:
             load.streams -= 1
@@ -177,18 +169,29 @@ class StreamService:
             self._refuse(stream, OverloadedError("this node is about to stop"))
         elif entry is None:
             self._refuse(stream, NoHandlerError(f"no handler for streams {stream.name[:200]!r}"))
-        elif entry.running >= entry.concurrency:
-            self._refuse(stream, OverloadedError("too many streams of this name are open"))
+        elif not entry.places.may_take(stream.peer):
+            held = entry.places.held(stream.peer)
+            self._load_of(stream.peer).refused("stream_places")
+            self._refuse(
+                stream,
+                OverloadedError(
+                    f"{entry.places.taken} streams of this name are open here, {held} of them yours: "
+                    "open more when some have ended"
+                ),
+            )
         else:
             wait_s = self._load_of(stream.peer).stream_wait_s(stream.name, entry.rate_per_s, trio.current_time())
             if wait_s:
-                self._refuse(stream, RateLimitedError("too many streams of this name", int(wait_s * 1000) + 1))
+                self._load_of(stream.peer).refused("stream_rate")
+                retry_ms = int(wait_s * 1000) + 1
+                text = f"this peer opens streams of this name faster than is allowed: try again after {retry_ms} ms"
+                self._refuse(stream, RateLimitedError(text, retry_ms))
                 return
-            entry.running += 1
+            entry.places.take(stream.peer)
             try:
                 await self._handle(stream, entry)
             finally:
-                entry.running -= 1
+                entry.places.release(stream.peer)
 
     async def _handle(self, stream: MessageStream, entry: StreamEntry) -> None:
         self._counters["streams_accepted"] += 1
@@ -207,7 +210,7 @@ class StreamService:
                 stream.accept(scope)
                 await entry.fn(stream)
         except HandlerError as error:
-            if error is not stream.error:  # its own, not the opener's that it let through
+            if error is not stream.error:  # the handler raised it itself, and did not pass on the opener's
                 self._counters["handlers_failed"] += 1
                 stream.abort(error, ErrorCode.HANDLER_FAILED, str(error))
         except Exception as error:

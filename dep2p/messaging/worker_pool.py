@@ -2,38 +2,40 @@
 
 import contextvars
 import logging
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 
 import trio
 from outcome import Value
 
-logger = logging.getLogger("dep2p.io")
+from dep2p.concurrency.wait_queue import suspend
+
+logger: logging.Logger = logging.getLogger("dep2p.io")
 
 _IDLE_MAX: Final = 128
 
 
 class Work(Protocol):
-    """Something to run in a worker."""
+    """Work to run in a worker."""
 
     scope: trio.CancelScope | None
     """Set while it runs: cancel it to stop the work. The scope outlives the work, so never keep it."""
 
     async def run(self) -> None:
-        """Do it. Must handle its own exceptions; only cancellation leaves it."""
+        """Do the work. It must handle its own exceptions; only cancellation leaves it."""
         ...
 
 
 class Workers:
-    """A pool without an upper bound: who starts work bounds it."""
+    """A pool without an upper bound: the caller of `start` bounds the work."""
 
     def __init__(self) -> None:
         self._idle: list[trio.lowlevel.Task] = []
         self._nursery: trio.Nursery | None = None
         self._context = contextvars.Context()
-        self.spawned = 0
+        self.spawned: int = 0
 
     def serve_in(self, nursery: trio.Nursery) -> None:
-        """Where the tasks live."""
+        """Set the nursery of the worker tasks."""
         self._nursery = nursery
         self._context = contextvars.copy_context()
 
@@ -58,7 +60,7 @@ class Workers:
                 await self._next(box)
 
     async def _serve_in_one_scope(self, box: list[Work]) -> None:
-        """Until a work is cancelled or the worker is not needed any more. One scope serves many works."""
+        """Run works until one is cancelled or the worker is not needed any more. One scope serves many works."""
         with trio.CancelScope() as scope:
             while box:
                 await self._run(box.pop(), scope)
@@ -82,9 +84,5 @@ class Workers:
             return
         task = trio.lowlevel.current_task()
         self._idle.append(task)
-
-        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-            self._idle.remove(task)
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        box.append(cast(Work, await trio.lowlevel.wait_task_rescheduled(abort)))
+        work: Work = await suspend(lambda: self._idle.remove(task))
+        box.append(work)

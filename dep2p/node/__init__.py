@@ -1,1 +1,1 @@
-"""node."""
+"""The composition: the Node, its public API by feature, its services, its tracer."""

@@ -1,4 +1,4 @@
-"""What a node keeps of each joined realm."""
+"""The parts of a node for one joined realm."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,6 +13,9 @@ from dep2p.realm.credentials import Realm
 from dep2p.realm.membership import Membership
 from dep2p.types import RealmId
 
+RealmChoice = Realm | RealmId | str | None
+"""A realm, its id, a unique prefix of its id, its name, or None for the only one joined."""
+
 
 @dataclass(frozen=True, slots=True)
 class RealmStatus:
@@ -22,6 +25,8 @@ class RealmStatus:
     realm_id: RealmId
     members_known: int
     members_up: int
+    problems: tuple[str, ...] = ()
+    """Why connected peers are not verified in the realm although this node tries, a sentence for each."""
 
 
 @dataclass(slots=True)
@@ -45,7 +50,7 @@ class Registration:
 
 
 def counters_of(host: Host, realms: Iterable[Joined]) -> dict[str, int]:
-    """Those of the host, and of all parts of the realms: each part's sums over them."""
+    """Sum the counters of the host, and of each part of the realms over all of them."""
     total = {f"host_{name}": count for name, count in host.counters().items()}
     for joined in realms:
         for prefix, counts in (

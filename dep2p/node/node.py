@@ -2,56 +2,67 @@
 
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, Unpack, overload
 
 import trio
 
-from dep2p.concurrency.exception_groups import lone_errors
-from dep2p.delivery.service import Delivery
-from dep2p.errors import NotInRealmError, NotMemberError, PeerNotFoundError, RequestTimeoutError
+from dep2p.arguments import WrongTypeError, check_text, checks_arguments, unchecked
+from dep2p.concurrency.exception_groups import unwrap_single
+from dep2p.delivery.receipts import Receipt, TopicPublish
+from dep2p.delivery.service import ReliableDelivery
+from dep2p.errors import (
+    Dep2pError,
+    NotInRealmError,
+    NotMemberError,
+    PeerNotFoundError,
+    RequestTimeoutError,
+    TooManyTopicsError,
+)
 from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.scoring.params import ScoreParams
 from dep2p.host.interface import Connection, Host, HostEvent
 from dep2p.identity import Identity
 from dep2p.limits import Limits
-from dep2p.messaging.service import Messaging, NotifyHandler, RequestHandler, StreamHandler
-from dep2p.node.delivery_api import DeliveryVerbs
-from dep2p.node.host_factory import libp2p_host
-from dep2p.node.joined_realm import Joined, RealmStatus, Registration, counters_of
-from dep2p.node.messaging_api import MessagingVerbs, RealmChoice
-from dep2p.node.node_tracing import make_tracer
-from dep2p.node.pubsub_api import PubSubs, PubSubVerbs
-from dep2p.node.queues_api import QueueVerbs
+from dep2p.messaging.context import RequestOptions
+from dep2p.messaging.service import MessageStream, Messaging, NotifyHandler, RequestHandler, StreamHandler
+from dep2p.node.host_factory import NetworkOptions, libp2p_host
+from dep2p.node.joined_realm import Joined, RealmChoice, RealmStatus, Registration, counters_of
+from dep2p.node.pubsub_networks import PubSubs
+from dep2p.node.queues_api import NodeQueues
 from dep2p.node.services import NodeServices, OutboxKind, RealmParts, RealmServices
-from dep2p.node.sessions_api import SessionVerbs
-from dep2p.node.tracer import Tracer
+from dep2p.node.sessions import Sessions
+from dep2p.node.tracer import Tracer, make_tracer
 from dep2p.node.validation import check_arguments, check_decorated, check_handler, split_addr
+from dep2p.protocols.fairness.ledger import MemberUsage
 from dep2p.pubsub.service import PubSub
+from dep2p.pubsub.topic import Topic
+from dep2p.pubsub.types import OnNoPeers, PublishResult, TopicStatus, WaitFor
 from dep2p.pubsub.wire_formats import PublicPubSub
 from dep2p.queues.settings import QueueSettings
-from dep2p.realm.connection_interest import unwant, want
 from dep2p.realm.credentials import Realm
+from dep2p.realm.handshake_responder import RealmResponder
 from dep2p.realm.interface import MemberEvent
-from dep2p.realm.membership import Membership
+from dep2p.realm.membership import Membership, MembershipOptions
 from dep2p.tracing.settings import TraceSettings
-from dep2p.types import PeerId, RealmId, parse_peer_id
+from dep2p.types import Headers, PeerId, RealmId, parse_peer_id
 
 _logger = logging.getLogger("dep2p.node")
 
 _KNOWN_ADDR_TTL_S = 7 * 24 * 3600.0
-_NODE = RealmId("")
-"""Who wants the peers that the user named: the node itself, not one of its realms."""
+_NODE = "node"
+"""The holder of the connection interest in peers that the user named: the node itself, not one of its realms."""
 
 H = TypeVar("H")
 
 
-class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs):
+@checks_arguments
+class Node:
     """A running node. Made by :meth:`open`; every method is for the trio thread that opened it.
 
-    Messaging verbs take ``realm``, which may be left out while the node is in exactly one realm; they raise
+    Messaging methods take ``realm``, which may be left out while the node is in exactly one realm; they raise
     :class:`NotInRealmError` when that is not so, and what :class:`dep2p.messaging.service.Messaging` raises.
     """
 
@@ -75,16 +86,25 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
         self._registrations: list[Registration] = []
         self._member_listeners: dict[object, Callable[[RealmId, MemberEvent], None]] = {}
         self._rng = random.SystemRandom()
+        self._responder = RealmResponder(host, identity.peer_id, limits, rng=self._rng)
         self._pubsubs = pubsubs
         self._services = services
-        self.tracer: Tracer = make_tracer(self, services.queue_keeping, limits)
+        self._only_delivery: ReliableDelivery | None = None
+        """The reliable delivery of the only realm, while the node is in just one. Each reliable message goes through
+        it."""
+        self.sessions: Sessions = Sessions(self, services.session_registry, limits)
+        """Ordered sessions: pushes to a client in strict order across reconnects."""
+        self.queues: NodeQueues = NodeQueues(self, services)
+        """Durable queues. Its own calls reach the queues of this process; see :class:`NodeQueues` for others."""
+        self.tracer: Tracer = make_tracer(self, services.queue_ownership, limits)
         """Starts and stops the trace of this node."""
         self._draining = False
         self._drained = trio.Event()
         self._is_open = True
-        self.started_at_s = trio.current_time()
+        self.started_at_s: float = trio.current_time()
 
     @classmethod
+    @unchecked
     @asynccontextmanager
     async def open(
         cls,
@@ -119,7 +139,7 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
         ``host`` replaces the libp2p host, for tests (:class:`dep2p.testing.MemoryHost`); give its ``identity`` too.
 
         ``pubsub_params`` and ``pubsub_scores`` replace the router's parameters (made from ``limits``) and its scoring;
-        ``public_pubsub`` also speaks libp2p's GossipSub, to everybody. ``trace`` keeps the router's trace events in
+        ``public_pubsub`` also speaks libp2p's GossipSub, to all peers. ``trace`` keeps the router's trace events in
         ``pubsub().traces``; ``outbox``: where reliable messages wait, by default on disk when there is a ``data_dir``;
         ``trace_json`` appends them to a file in the form of libp2p's JSON tracer. ``queues``: where they are kept.
         ``trace_dir``: write a trace of everything there, from the start on, as ``trace_settings`` say (docs/howto/
@@ -128,6 +148,15 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
         Raises ListenError, IdentityError, RealmFileError, StoreError, TraceError, or ``ValueError`` for a malformed
         argument; what the block raises comes out of it as it is.
         """
+        network = NetworkOptions(
+            listen=listen,
+            advertise=advertise,
+            bootstrap=bootstrap,
+            mdns=mdns,
+            dht=dht,
+            rendezvous=rendezvous,
+            relay=relay,
+        )
         check_arguments(realm, realms, listen=listen, advertise=advertise, bootstrap=bootstrap, rendezvous=rendezvous)
         limits = limits or Limits()
         directory = None if data_dir is None else Path(data_dir)
@@ -135,22 +164,9 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
             identity = Identity.generate() if directory is None else Identity.load_or_create(directory / "node.key")
         bootstrap_peers = [split_addr(addr) for addr in bootstrap]
         async with AsyncExitStack() as stack:
-            stack.enter_context(lone_errors())
+            stack.enter_context(unwrap_single())
             if host is None:
-                host = await stack.enter_async_context(
-                    libp2p_host(
-                        identity,
-                        limits,
-                        directory,
-                        listen=listen,
-                        advertise=advertise,
-                        bootstrap=bootstrap,
-                        mdns=mdns,
-                        dht=dht,
-                        rendezvous=rendezvous,
-                        relay=relay,
-                    )
-                )
+                host = await stack.enter_async_context(libp2p_host(identity, limits, directory, network))
             elif host.peer_id != identity.peer_id:
                 raise ValueError(
                     f"the host is {host.peer_id}, the identity {identity.peer_id}: give the host's identity"
@@ -168,8 +184,8 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
                 try:
                     if trace_dir is not None:
                         await node.tracer.start(Path(trace_dir), trace_settings or TraceSettings())
-                    for wanted in ([realm] if realm is not None else []) + list(realms):
-                        await node.join_realm(wanted)
+                    for joined in ([realm] if realm is not None else []) + list(realms):
+                        await node.join_realm(joined)
                     yield node
                     await node.drain()
                     await node.tracer.stop("the node stopped")
@@ -186,7 +202,7 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
         return self.host.peer_id
 
     def listen_addrs(self) -> list[str]:
-        """Where this node listens, each ending in its id."""
+        """The addresses where this node listens, each ending in its id."""
         return self.host.listen_addrs()
 
     def remember(self, peer: PeerId, addrs: Sequence[str]) -> None:
@@ -194,7 +210,7 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
         if peer == self.peer_id:
             return
         self.host.add_addrs(peer, addrs, ttl_s=_KNOWN_ADDR_TTL_S)
-        want(self.host, _NODE, peer)
+        self.host.keep_connected(peer, _NODE)
 
     async def join_realm(self, realm: Realm, addrs: Sequence[str] = ()) -> RealmStatus:
         """Join a realm and, in the background, dial ``addrs`` (each ending in ``/p2p/PEER``). Idempotent.
@@ -222,15 +238,23 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
 
     async def _start_realm(self, realm: Realm) -> None:
         records = None if self.data_dir is None else self.data_dir / "members" / f"{realm.realm_id}.cbor"
-        membership = Membership(realm, self.host, self.identity, self.limits, records_path=records, rng=self._rng)
-        messaging = Messaging(self.host, membership, realm.realm_id, self.limits, rng=self._rng)
+        options = MembershipOptions(records_path=records, rng=self._rng, responder=self._responder)
+        membership = Membership(realm, self.host, self.identity, self.limits, options)
+        messaging = Messaging(
+            self.host,
+            membership,
+            realm.realm_id,
+            self.limits,
+            rng=self._rng,
+            fairness=self._services.fairness,
+        )
         pubsub = self._pubsubs.of_realm(realm, membership)
         services = self._services.of_realm(RealmParts(realm, membership, messaging, pubsub))
         joined = Joined(realm, membership, messaging, pubsub, services, trio.CancelScope(), trio.Event())
         for registration in self._registrations:
             self._apply(registration, joined)
         self.tracer.attach(pubsub, messaging, services.delivery, services.sessions)
-        membership.subscribe(lambda event: self._tell_members(realm.realm_id, event))
+        membership.subscribe(lambda event: self._notify_members(realm.realm_id, event))
         await self._nursery.start(self._run_realm, joined)
 
     async def _run_realm(
@@ -270,7 +294,7 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
             await joined.pubsub.leave_all()
             await joined.messaging.drain()
             await joined.membership.leave()
-        finally:  # half left, it would refuse everything and still be there
+        finally:  # a realm that is half left would refuse everything and stay joined
             joined.scope.cancel()
         await joined.ended.wait()
 
@@ -286,58 +310,65 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
         """A joined realm's members. Raises NotInRealmError."""
         return self._pick(realm).membership
 
+    @unchecked
     def messaging(self, realm: RealmChoice = None) -> Messaging:
         """A joined realm's messaging. Raises NotInRealmError."""
         return self._pick(realm).messaging
 
-    def delivery(self, realm: RealmChoice = None) -> Delivery:
+    @unchecked
+    def delivery(self, realm: RealmChoice = None) -> ReliableDelivery:
         """A joined realm's reliable delivery. Raises NotInRealmError."""
         return self._pick(realm).services.delivery
 
+    @unchecked
     def pubsub(self, realm: RealmChoice = None, *, public: bool = False) -> PubSub:
         """A joined realm's pub/sub, or with ``public`` that of the public network.
 
         Raises NotInRealmError, also when the node was opened without ``public_pubsub``.
         """
+        if type(public) is not bool:
+            raise WrongTypeError(f"public must be True or False, not {type(public).__name__}")
         return self._pubsubs.of_public() if public else self._pick(realm).pubsub
 
+    @unchecked
     def services(self, realm: RealmChoice = None) -> RealmServices:
-        """What a joined realm offers beyond messaging and pub/sub. Raises NotInRealmError."""
+        """Return a joined realm's services beyond messaging and pub/sub. Raises NotInRealmError."""
         return self._pick(realm).services
 
     def all_services(self) -> list[RealmServices]:
-        """Those of the realms, in the order of joining."""
+        """The services of each realm, in the order of joining."""
         return [joined.services for joined in self._joined.values()]
 
-    def all_apps(self) -> list[tuple[Messaging, Delivery | None]]:
-        """Messaging and reliable delivery of the realms, in the order of joining."""
+    def all_apps(self) -> list[tuple[Messaging, ReliableDelivery | None]]:
+        """Messaging and reliable delivery of each realm, in the order of joining."""
         return [(joined.messaging, joined.services.delivery) for joined in self._joined.values()]
 
     def all_pubsubs(self) -> list[PubSub]:
-        """Those of the realms in the order of joining, then the public one."""
+        """The pub/sub of each realm in the order of joining, then that of the public network."""
         return [*(joined.pubsub for joined in self._joined.values()), *self._pubsubs.public]
 
     def _status(self, joined: Joined) -> RealmStatus:
         members = joined.membership.members()
         up = sum(1 for member in members if member.state == "up")
-        return RealmStatus(joined.realm.name, joined.realm.realm_id, len(members), up)
+        return RealmStatus(joined.realm.name, joined.realm.realm_id, len(members), up, joined.membership.problems())
 
     def _pick(self, realm: RealmChoice) -> Joined:
         joined = self._joined
-        if realm is None and len(joined) == 1 and self._is_open:  # nearly always, and on every message's way
+        if realm is None and len(joined) == 1 and self._is_open:  # the usual case, which every message takes
             for only in joined.values():
                 return only
         if self._nursery.cancel_scope.cancel_called:
             raise NotInRealmError("this node is closed: its `async with Node.open(…)` block has ended")
         if realm is None:
             if not joined:
-                raise NotInRealmError("this node is in no realm: join one first (`dep2p realm join INVITE`)")
+                raise NotInRealmError("this node is in no realm: join one first (`dep2p realm join`)")
             names = ", ".join(each.realm.name for each in joined.values())
             raise NotInRealmError(f"this node is in {len(joined)} realms ({names}): say which one")
         if isinstance(realm, Realm):
             found = [joined[realm.realm_id]] if realm.realm_id in joined else []
             realm = realm.name
         else:
+            check_text(realm, "the realm")
             found = [
                 each
                 for each in joined.values()
@@ -364,7 +395,7 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
             addrs = [full]
         else:
             peer = parse_peer_id(addr)
-        # Not kept before it is known to be right: what identify says of a live peer goes into the peer store.
+        # The address is not stored before a dial has proved it: identify writes a live peer's addresses.
         connection = await self.host.dial(peer, addrs, timeout_s=timeout_s)
         verified: list[str] = []
         for joined in list(self._joined.values()):
@@ -372,12 +403,11 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
                 connection = await joined.membership.connect(peer, addrs, timeout_s=timeout_s)
                 verified.append(joined.realm.name)
             except (NotMemberError, PeerNotFoundError, RequestTimeoutError) as error:
-                _logger.info("%s is not verified in realm %s: %s", peer, joined.realm.name, error)
+                _logger.info("%s is not verified in realm %r: %s", peer, joined.realm.name, error)
         return connection, verified
 
     async def disconnect(self, peer: PeerId) -> bool:
         """Close every connection to the peer and do not dial it again by itself; False when there was none."""
-        unwant(self.host, _NODE, peer)
         self.host.forget(peer)
         return await self.host.disconnect(peer)
 
@@ -395,12 +425,182 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
         self._member_listeners[key] = on_event
         return lambda: self._member_listeners.pop(key, None) and None
 
-    def _tell_members(self, realm_id: RealmId, event: MemberEvent) -> None:
+    def _notify_members(self, realm_id: RealmId, event: MemberEvent) -> None:
         for on_event in list(self._member_listeners.values()):
             on_event(realm_id, event)
 
+    # Messaging
+
+    @unchecked
+    async def request(
+        self,
+        peer: PeerId,
+        name: str,
+        body: bytes,
+        *,
+        timeout_s: float | None = None,
+        idempotent: bool = False,
+        headers: Headers | None = None,
+        realm: RealmChoice = None,
+    ) -> bytes:
+        """Ask a peer and return its answer. ``timeout_s`` bounds all tries together; see :meth:`Messaging.request`."""
+        messaging = self.messaging(realm)
+        return await messaging.request(peer, name, body, timeout_s=timeout_s, idempotent=idempotent, headers=headers)
+
+    @unchecked
+    async def notify(
+        self, peer: PeerId, name: str, body: bytes, *, headers: Headers | None = None, realm: RealmChoice = None
+    ) -> None:
+        """Send without an answer; see :meth:`Messaging.notify`."""
+        await self.messaging(realm).notify(peer, name, body, headers=headers)
+
+    def stream(
+        self,
+        peer: PeerId,
+        name: str,
+        body: bytes = b"",
+        *,
+        headers: Headers | None = None,
+        realm: RealmChoice = None,
+    ) -> AbstractAsyncContextManager[MessageStream]:
+        """Open a two-way stream of items; see :meth:`Messaging.stream`."""
+        return self.messaging(realm).stream(peer, name, body, headers=headers)
+
+    async def broadcast_request(
+        self,
+        name: str,
+        body: bytes,
+        *,
+        peers: Sequence[PeerId] | None = None,
+        concurrency: int = 16,
+        realm: RealmChoice = None,
+        **options: Unpack[RequestOptions],
+    ) -> Mapping[PeerId, bytes | Dep2pError]:
+        """Ask many peers (every member that is up when ``peers`` is None); a result or an error for each.
+
+        ``options``: those of `request`: ``timeout_s``, ``idempotent``, ``headers``.
+        """
+        targets = self._targets(realm, peers)
+        return await self.messaging(realm).broadcast_request(targets, name, body, concurrency=concurrency, **options)
+
+    async def broadcast_notify(
+        self,
+        name: str,
+        body: bytes,
+        *,
+        peers: Sequence[PeerId] | None = None,
+        concurrency: int = 16,
+        headers: Headers | None = None,
+        realm: RealmChoice = None,
+    ) -> Mapping[PeerId, Dep2pError | None]:
+        """Notify many peers (every member that is up when ``peers`` is None); None or an error for each."""
+        return await self.messaging(realm).broadcast_notify(
+            self._targets(realm, peers), name, body, concurrency=concurrency, headers=headers
+        )
+
+    def _targets(self, realm: RealmChoice, peers: Sequence[PeerId] | None) -> list[PeerId]:
+        if peers is not None:
+            return list(peers)
+        return [m.peer for m in self.membership(realm).members() if m.state == "up" and m.peer != self.peer_id]
+
+    @overload
+    async def send(
+        self,
+        peer: PeerId,
+        name: str,
+        body: bytes,
+        *,
+        reliable: Literal[True],
+        headers: Headers | None = None,
+        wait: bool = True,
+        realm: RealmChoice = None,
+    ) -> Receipt: ...
+
+    @overload
+    async def send(
+        self,
+        peer: PeerId,
+        name: str,
+        body: bytes,
+        *,
+        reliable: Literal[False] = False,
+        headers: Headers | None = None,
+        wait: bool = True,
+        realm: RealmChoice = None,
+    ) -> None: ...
+
+    @unchecked
+    def send(
+        self,
+        peer: PeerId,
+        name: str,
+        body: bytes,
+        *,
+        reliable: bool = False,
+        headers: Headers | None = None,
+        wait: bool = True,
+        realm: RealmChoice = None,
+    ) -> Awaitable[Receipt | None]:
+        """Send to the handler of notifies ``name``. With ``reliable`` the peer handles it once, or the receipt says why
+        not.
+
+        See :meth:`ReliableDelivery.send`, and :meth:`Messaging.notify` for a message that is not reliable.
+        """
+        if reliable:
+            delivery = self._only_delivery if realm is None else None
+            return (delivery or self.delivery(realm)).send(peer, name, body, headers=headers, wait=wait)
+        return self.messaging(realm).notify(peer, name, body, headers=headers)
+
+    # Pub/sub
+
+    async def join(self, topic: str, *, realm: RealmChoice = None, public: bool = False) -> Topic:
+        """Join a topic of a realm, or of the public network. Joining again gives another handle of the same topic.
+
+        Raises ``ValueError`` (an empty or too long name), TooManyTopicsError (``limits.pubsub_topics_max``),
+        NotInRealmError.
+        """
+        pubsub = self.pubsub(realm, public=public)
+        topics_max = pubsub.params.topics_max
+        if not pubsub.has_joined(topic) and len(self.topics()) >= topics_max:
+            raise TooManyTopicsError(
+                f"this node is in {topics_max} topics already: leave one, or raise pubsub_topics_max in [limits]"
+            )
+        return await pubsub.join(topic)
+
+    @unchecked
+    async def publish(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        wait: bool = True,
+        on_no_peers: OnNoPeers = "error",
+        realm: RealmChoice = None,
+        public: bool = False,
+    ) -> PublishResult:
+        """Publish without joining the topic; see :meth:`Topic.publish`."""
+        return await self.pubsub(realm, public=public).publish(topic, body, wait=wait, on_no_peers=on_no_peers)
+
+    def topics(self) -> list[TopicStatus]:
+        """The joined topics of all realms, then those of the public network."""
+        return [status for pubsub in self.all_pubsubs() for status in pubsub.topics()]
+
+    async def publish_reliably(
+        self,
+        topic: str,
+        body: bytes,
+        critical_peers: Sequence[PeerId] | None = None,
+        wait_for: WaitFor = "all",
+        realm: RealmChoice = None,
+    ) -> TopicPublish:
+        """Publish without joining the topic; see :meth:`Topic.publish` with ``reliable``."""
+        topics = self.delivery(realm).topics
+        assert topics is not None  # every realm has pub/sub
+        return await topics.publish(topic, body, critical_peers, wait_for, wait=True)
+
     # Handlers
 
+    @unchecked
     def on_request(
         self, name: str, *, realm: RealmChoice = None, concurrency: int = 64, rate_per_s: float = 0.0
     ) -> Callable[[RequestHandler], RequestHandler]:
@@ -410,6 +610,7 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
             realm, lambda m, fn: m.on_request(name, fn, concurrency=concurrency, rate_per_s=rate_per_s)
         )
 
+    @unchecked
     def on_notify(
         self, name: str, *, realm: RealmChoice = None, concurrency: int = 64, rate_per_s: float = 0.0
     ) -> Callable[[NotifyHandler], NotifyHandler]:
@@ -419,6 +620,7 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
             realm, lambda m, fn: m.on_notify(name, fn, concurrency=concurrency, rate_per_s=rate_per_s)
         )
 
+    @unchecked
     def on_stream(
         self, name: str, *, realm: RealmChoice = None, concurrency: int = 64
     ) -> Callable[[StreamHandler], StreamHandler]:
@@ -457,7 +659,7 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
         try:
             for joined in self._joined.values():
                 self._apply(registration, joined)
-        except BaseException:  # in every realm, or in none
+        except BaseException:  # register in every realm, or in none
             for undo in registration.undo.values():
                 undo()
             raise
@@ -477,7 +679,7 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
         return self._draining
 
     async def drain(self) -> None:
-        """Take no new work and wait for what is in flight, at most ``limits.drain_timeout_s``; once in its life."""
+        """Take no new work and wait for work in flight, at most ``limits.drain_timeout_s``; once in its life."""
         if self._draining:
             await self._drained.wait()
             return
@@ -498,10 +700,15 @@ class Node(MessagingVerbs, DeliveryVerbs, PubSubVerbs, SessionVerbs, QueueVerbs)
         """Monotonic counts of every part: ``host_…``, ``realm_…``, ``pubsub_…`` and so on, summed over realms."""
         total = counters_of(self.host, self._joined.values())
         traced = {f"trace_{name}": count for name, count in self.tracer.counters().items()}
-        return {**total, **self._pubsubs.own_counters(), **traced}
+        refused = {f"quota_refused_{name}": count for name, count in self._services.fairness.ledger.refused.items()}
+        return {**total, **self._pubsubs.own_counters(), **traced, **refused}
+
+    def quotas(self) -> list[MemberUsage]:
+        """Return what members hold of their quotas and what was refused to them, the most refused first."""
+        return self._services.fairness.ledger.usage()
 
     def stats(self) -> dict[str, object]:
-        """What is going on now, for people: uptime, connections, realms and their links."""
+        """Return counts of this moment, human-readable: uptime, connections, realms and their links."""
         return {
             "uptime_s": trio.current_time() - self.started_at_s,
             "connections": len(self.host.connections()),

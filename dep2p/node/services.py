@@ -1,35 +1,36 @@
-"""What a node offers on top of messaging and pub/sub: made here, run and drained by the node, one set per realm."""
+"""The services of a node on top of messaging and pub/sub: made here, run and drained by the node, one set per realm."""
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, cast
+from typing import Literal, Protocol
 
 import trio
 
 from dep2p.delivery.journal import Journal
-from dep2p.delivery.service import Delivery
+from dep2p.delivery.service import ReliableDelivery
 from dep2p.delivery.topic_delivery import DeliveryTopics
 from dep2p.host.interface import Host
 from dep2p.identity import Identity
 from dep2p.limits import Limits
+from dep2p.links.fairness import Fairness
 from dep2p.messaging.service import Messaging
 from dep2p.pubsub.service import PubSub
 from dep2p.queues.access import Rights
 from dep2p.queues.broker.engine import QueueEngine
-from dep2p.queues.broker.ownership import Keeping, SharedKeeping
+from dep2p.queues.broker.ownership import LeasedStoreOwnership, StoreOwnership
 from dep2p.queues.service.service import QueueService
 from dep2p.queues.settings import QueueSettings
 from dep2p.realm.credentials import Realm
 from dep2p.realm.membership import Membership
-from dep2p.sessions.service import SessionRegistry, SessionService
+from dep2p.sessions.service import SessionHandlers, SessionService
 from dep2p.storage.delivery_store import MemoryDeliveryStore, SqliteDeliveryStore
 from dep2p.storage.queue_store import QueueStore
 from dep2p.tracing.clock_sync import Clocks
 
 OutboxKind = Literal["auto", "memory", "disk"]
-"""Where reliable messages wait: "auto" is on disk when there is a data directory."""
+"""The place of reliable messages that wait: "auto" is on disk when there is a data directory."""
 
 
 class RealmService(Protocol):
@@ -48,13 +49,13 @@ class RealmService(Protocol):
         ...
 
     def stats(self) -> object:
-        """What is going on now, for people; plain values."""
+        """Return counts of this moment, human-readable; plain values."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RealmParts:
-    """What the services of a realm are made from."""
+    """The parts of a realm that its services are made from."""
 
     realm: Realm
     membership: Membership
@@ -66,23 +67,25 @@ class RealmParts:
 class RealmServices:
     """The services of one joined realm; the name of each field is the prefix of its counters."""
 
-    delivery: Delivery
+    delivery: ReliableDelivery
     sessions: SessionService
     queues: QueueService
     clocks: Clocks
 
     def each(self) -> Iterator[tuple[str, RealmService]]:
         """Name and service, in the order of starting."""
-        for field in fields(self):
-            yield field.name, cast(RealmService, getattr(self, field.name))
+        yield "delivery", self.delivery
+        yield "sessions", self.sessions
+        yield "queues", self.queues
+        yield "clocks", self.clocks
 
     def stats(self) -> dict[str, object]:
-        """What each is doing now."""
+        """Return the counts of each service."""
         return {name: service.stats() for name, service in self.each()}
 
 
 class NodeServices:
-    """Makes the services of one node alike, and holds what all its realms share."""
+    """Makes the services of each realm with the same settings, and holds the parts that all realms share."""
 
     def __init__(
         self,
@@ -103,53 +106,65 @@ class NodeServices:
         self._limits = limits
         self._data_dir = data_dir
         self._rng = random.SystemRandom()
-        self.session_registry = SessionRegistry()
+        self.fairness: Fairness = Fairness()
+        """Turns and quotas of members, over all realms."""
+        self.session_registry: SessionHandlers = SessionHandlers()
         self._outbox_on_disk = outbox != "memory" and data_dir is not None
         self._journal = Journal(MemoryDeliveryStore())
         queues = queues or QueueSettings()
-        self.queue_rights = Rights(queues.access, queues.create)
-        self.queue_keeping = self._keeping(queues)
+        self.queue_rights: Rights = Rights(queues.access, queues.create)
+        self.queue_ownership: StoreOwnership = self._ownership(queues)
+        self.queue_ownership.fairness = self.fairness
 
-    def _keeping(self, queues: QueueSettings) -> Keeping:
+    def _ownership(self, queues: QueueSettings) -> StoreOwnership:
         def make(store: QueueStore) -> QueueEngine:
             return QueueEngine(store, defaults=queues.defaults, rights=self.queue_rights)
 
         if queues.standby:
-            return SharedKeeping(queues.shared_stores(self._host.peer_id), self._host.peer_id, make, queues.defaults)
-        return Keeping(make(queues.make_store(self._data_dir)))
+            return LeasedStoreOwnership(
+                queues.shared_stores(self._host.peer_id), self._host.peer_id, make, queues.defaults
+            )
+        return StoreOwnership(make(queues.make_store(self._data_dir)))
 
     async def start(self, nursery: trio.Nursery) -> None:
-        """Start what is shared by all realms, before the first one is joined. Raises StoreError."""
+        """Start the parts that all realms share, before the first one is joined. Raises StoreError."""
         if self._outbox_on_disk and self._data_dir is not None:
             path = self._data_dir / "delivery.sqlite"
             self._journal = Journal(await trio.to_thread.run_sync(SqliteDeliveryStore, path))
+        await nursery.start(self.fairness.run)
         await nursery.start(self._journal.run)
-        await self.queue_keeping.open()
-        await nursery.start(self.queue_keeping.run)
+        await self.queue_ownership.open()
+        await nursery.start(self.queue_ownership.run)
 
     async def aclose(self) -> None:
-        """Let go of files and threads, after the last realm was left; whoever cancels, this is carried through."""
+        """Close files and threads, after the last realm was left. A cancelled caller does not stop this step."""
         await self._journal.aclose()
-        await self.queue_keeping.aclose()
+        await self.queue_ownership.aclose()
 
     def of_realm(self, parts: RealmParts) -> RealmServices:
-        """New ones, for a realm that is being joined."""
+        """Make the services of a realm that the node is joining."""
         realm_id = parts.realm.realm_id
-        delivery = Delivery(
+        delivery = ReliableDelivery(
             self._host, parts.membership, realm_id, self._limits, parts.messaging, self._journal, rng=self._rng
         )
         DeliveryTopics(delivery, parts.pubsub)
         return RealmServices(
             delivery=delivery,
             sessions=SessionService(
-                self._host, parts.membership, realm_id, self._limits, self.session_registry, rng=self._rng
+                self._host,
+                parts.membership,
+                realm_id,
+                self._limits,
+                self.session_registry,
+                rng=self._rng,
+                fairness=self.fairness,
             ),
             queues=QueueService(
                 self._host,
                 parts.membership,
                 realm_id,
                 self._limits,
-                self.queue_keeping,
+                self.queue_ownership,
                 self.queue_rights,
                 rng=self._rng,
             ),

@@ -1,4 +1,4 @@
-"""What newcomers get wrong when they call a :class:`dep2p.node.node.Node`, told before anything is opened or sent."""
+"""Checks of arguments of a :class:`dep2p.node.node.Node`, before it opens or sends anything."""
 
 from collections.abc import Iterable
 from inspect import iscoroutinefunction, isfunction
@@ -6,7 +6,7 @@ from inspect import iscoroutinefunction, isfunction
 import trio
 
 from dep2p.realm.credentials import Realm
-from dep2p.types import PeerId, parse_peer_id
+from dep2p.types import PeerId, parse_peer_id, with_base58_peers
 
 
 def check_arguments(realm: object, realms: Iterable[object], **addrs: object) -> None:
@@ -28,7 +28,7 @@ def check_decorated(name: object) -> None:
 
 
 def check_handler(function: object) -> None:
-    """Raises ``TypeError`` for a plain def; other callables, and what wraps a function, may well give an awaitable."""
+    """Raises ``TypeError`` for a plain def. Other callables and wrapped functions may well give an awaitable."""
     if isfunction(function) and not iscoroutinefunction(function) and not hasattr(function, "__wrapped__"):
         raise TypeError(f"the handler {function.__name__}() must be an async def")
 
@@ -38,4 +38,4 @@ def split_addr(addr: str) -> tuple[PeerId, str]:
     _head, separator, peer = addr.rpartition("/p2p/")
     if not separator or not addr.startswith("/"):
         raise ValueError(f"{addr!r} is not a full address: it must look like /ip4/192.0.2.1/tcp/4001/p2p/12D3KooW…")
-    return parse_peer_id(peer), addr
+    return parse_peer_id(peer), with_base58_peers(addr)

@@ -1,1 +1,1 @@
-"""pubsub."""
+"""The trio shell around the gossipsub router."""

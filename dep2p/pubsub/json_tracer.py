@@ -1,4 +1,4 @@
-"""What the router's trace events are written to: NDJSON in the form of libp2p's JSON tracer."""
+"""The file of the router's trace events: NDJSON in the form of libp2p's JSON tracer."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ from dep2p.types import PeerId
 _INTERVAL_S: Final = 0.25
 _EVENTS_PER_WRITE: Final = 8_192
 
-logger = logging.getLogger("dep2p.io")
+logger: logging.Logger = logging.getLogger("dep2p.io")
 
 
 class TraceFile:
@@ -32,11 +32,11 @@ class TraceFile:
         self._file: TextIO | None = None
 
     def add(self, buffer: TraceBuffer) -> None:
-        """Write what comes into this buffer too. Its times are trio's."""
+        """Write the events of this buffer, too. Its times are trio's."""
         self._buffers[buffer] = time.time() - trio.current_time()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled; what is buffered then is still written. Raises ``OSError`` when it cannot be opened."""
+        """Write until cancelled, then the buffered events. Raises ``OSError`` when the file cannot be opened."""
         self._file = await trio.to_thread.run_sync(self._open)
         task_status.started()
         try:
@@ -52,7 +52,7 @@ class TraceFile:
         return self.path.open("a", encoding="utf-8")
 
     async def remove(self, buffer: TraceBuffer) -> None:
-        """The buffer gets no more events: write its last ones."""
+        """Remove a buffer that gets no more events, after its last ones are written."""
         if buffer in self._buffers:
             await self._write_all()
             self._buffers.pop(buffer, None)

@@ -1,4 +1,4 @@
-"""One neighbour of the router, and the streams between: ours to it is only written, its to us only read."""
+"""One neighbour of the router, and the two streams: this node only writes its own, and only reads the peer's."""
 
 from collections import Counter, deque
 from typing import Final, Protocol
@@ -13,9 +13,9 @@ from dep2p.pubsub.wire_formats import RpcDecoder, Wire, count_refusal
 from dep2p.types import PeerId
 
 INBOUND_PER_PEER_MAX: Final = 2
-"""A peer that opens more loses its oldest: it may have restarted."""
+"""Inbound streams of one peer. A peer that opens more loses its oldest: it may have restarted."""
 QUICK_END_S: Final = 5.0
-"""An outbound stream that ends sooner is opened again after a growing pause."""
+"""Seconds. An outbound stream that ends sooner is opened again after a growing pause."""
 QUICK_PAUSE_S: Final = 0.2
 QUICK_PAUSE_MAX_S: Final = 30.0
 
@@ -25,7 +25,9 @@ class Neighbour:
 
     __slots__ = (
         "inbound",
+        "is_moving",
         "opening",
+        "opening_on",
         "peer",
         "queue",
         "quick_ends",
@@ -33,35 +35,39 @@ class Neighbour:
     )
 
     def __init__(self, peer: PeerId, queue: PeerQueue) -> None:
-        self.peer = peer
-        self.queue = queue
+        self.peer: PeerId = peer
+        self.queue: PeerQueue = queue
         self.inbound: dict[InboundStream, None] = {}
         self.opening: trio.CancelScope | None = None
-        """The task that opens and writes our stream."""
+        """The scope of the task that opens and writes our stream."""
+        self.opening_on: int | None = None
+        """The connection that this task uses."""
+        self.is_moving: bool = False
+        """Our stream goes to another connection of the peer: it is opened again without a pause."""
         self.stream: ByteStream | None = None
-        self.quick_ends = 0
+        self.quick_ends: int = 0
 
     @property
     def reopen_pause_s(self) -> float:
-        """Before our stream is opened again; grows while it ends at once."""
+        """Seconds before our stream is opened again; it grows while the stream ends at once."""
         if not self.quick_ends:
             return 0.0
         return float(min(QUICK_PAUSE_S * 2.0 ** min(self.quick_ends, 16), QUICK_PAUSE_MAX_S))
 
 
 class InboundOwner(Protocol):
-    """What an inbound stream needs of the pub/sub that it belongs to."""
+    """The pub/sub that an inbound stream belongs to, as the stream uses it."""
 
     neighbours: Neighbours
     wire: Wire
     counters: Counter[str]
     is_held: bool
-    """Take nothing more for now."""
+    """Whether no more RPCs are taken for now."""
 
-    def receive(self, peer: PeerId, payload: bytes) -> None: ...
+    def receive(self, peer: PeerId, payload: bytes, *, is_old: bool) -> None: ...
 
     def received_all(self) -> None:
-        """Nothing more was in this read."""
+        """Act on the end of a read: no more RPCs were in it."""
         ...
 
     def malformed(self, peer: PeerId, detail: str) -> None: ...
@@ -70,18 +76,21 @@ class InboundOwner(Protocol):
 
 
 class InboundStream:
-    """A peer's stream to us. Bytes are pushed in; what the owner cannot take yet waits here, and the peer with it."""
+    """A peer's stream to us. Bytes are pushed in. Those that the owner cannot take yet wait here, and hold back the
+    peer."""
 
-    __slots__ = ("_backlog", "_decoder", "_is_over", "_is_paused", "_owner", "peer", "stream")
+    __slots__ = ("_backlog", "_decoder", "_is_over", "_is_paused", "_owner", "is_replaced", "peer", "stream")
 
     def __init__(self, owner: InboundOwner, stream: ByteStream) -> None:
         self._owner = owner
-        self.stream = stream
-        self.peer = stream.connection.peer
+        self.stream: ByteStream = stream
+        self.peer: PeerId = stream.connection.peer
         self._decoder: RpcDecoder = owner.wire.decoder()
         self._backlog: deque[bytes] = deque()
         self._is_paused = False
         self._is_over = False
+        self.is_replaced: bool = False
+        """The peer has opened another one since. What it says here about itself is of before."""
 
     def start(self) -> None:
         """Begin to receive."""
@@ -89,7 +98,7 @@ class InboundStream:
 
     @property
     def waiting_items(self) -> int:
-        """RPCs that wait until the owner takes more."""
+        """The number of RPCs that wait until the owner takes more."""
         return len(self._backlog)
 
     def _on_data(self, data: bytes | memoryview) -> None:
@@ -103,13 +112,13 @@ class InboundStream:
         self.process()
 
     def process(self) -> None:
-        """Hand over what waits, as long as the owner takes it."""
+        """Hand over waiting RPCs, as long as the owner takes them."""
         owner, backlog, peer = self._owner, self._backlog, self.peer
         while backlog and not owner.is_held and not self._is_over:
             if not owner.neighbours.is_admitted(self.stream.connection):
                 self.refuse()
                 return
-            owner.receive(peer, backlog.popleft())
+            owner.receive(peer, backlog.popleft(), is_old=self.is_replaced)
         owner.received_all()
         if self._is_over:
             return
@@ -130,7 +139,7 @@ class InboundStream:
             self.stream.resume_receiving()
 
     def refuse(self) -> None:
-        """The peer may not talk here at this moment: say so and end the stream."""
+        """End the stream of a peer that may not talk here at this moment, and say so."""
         self._owner.counters["streams_refused_not_member"] += 1
         self._say_and_reset(ErrorCode.NOT_MEMBER, "not a verified member of this realm")
 
@@ -144,7 +153,7 @@ class InboundStream:
         self._end(reset=not words)
 
     def reset(self) -> None:
-        """End it at once. Idempotent."""
+        """Reset the stream. Idempotent."""
         self._end(reset=True)
 
     def _end(self, *, reset: bool) -> None:

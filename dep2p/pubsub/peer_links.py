@@ -8,7 +8,7 @@ from typing import Protocol
 import trio
 
 from dep2p.errors import Dep2pError, ErrorCode, ProtocolNotSupportedError, StreamClosedError
-from dep2p.gossipsub.events import Event, PeerDown, PeerUp, StreamDown, StreamUp, Version
+from dep2p.gossipsub.events import Event, PeerDown, PeerUp, StreamAccepted, StreamDown, StreamUp, Version
 from dep2p.gossipsub.rpc import Rpc
 from dep2p.host.interface import ByteStream, Connection, Host
 from dep2p.limits import Limits
@@ -18,7 +18,7 @@ from dep2p.pubsub.send_queue import PeerQueue
 from dep2p.pubsub.wire_formats import Wire, count_refusal
 from dep2p.types import PeerId, peer_id_bytes
 
-logger = logging.getLogger("dep2p.io")
+logger: logging.Logger = logging.getLogger("dep2p.io")
 
 _DIALING_MAX = 64
 """Peers that pub/sub dials at the same time: direct ones, and those that neighbours named."""
@@ -30,13 +30,13 @@ class NeighbourStats:
 
     peer: PeerId
     is_writable: bool
-    """Our stream to it is open."""
+    """Whether our stream to it is open."""
     streams_in: int
     is_slow: bool
     queued_items: int
     queued_bytes: int
     held_back_items: int
-    """RPCs of it that wait until this node takes more."""
+    """RPCs of the neighbour that wait until this node takes more."""
 
 
 class LinksOwner(Protocol):
@@ -44,7 +44,9 @@ class LinksOwner(Protocol):
 
     def handle(self, event: Event) -> None: ...
 
-    def receive(self, peer: PeerId, payload: bytes) -> None: ...
+    def receive(self, peer: PeerId, payload: bytes, *, is_old: bool) -> None:
+        """One RPC; ``is_old``: on a stream that another one has replaced."""
+        ...
 
     def received_all(self) -> None: ...
 
@@ -52,11 +54,11 @@ class LinksOwner(Protocol):
 
     def gossip_dropped(self, peer: PeerId, rpc: Rpc) -> None: ...
 
-    def room_found(self) -> None: ...
+    def space_found(self) -> None: ...
 
 
 class PubSubLinks:
-    """Knows neighbours and their streams; tells the router, through its owner."""
+    """Knows neighbours and their streams; reports them to the router, through its owner."""
 
     def __init__(
         self,
@@ -75,19 +77,20 @@ class PubSubLinks:
         self.counters = counters
         self.is_held = False
         self.pressed: dict[PeerQueue, None] = {}
-        """Queues that publishers have to look at."""
+        """Queues that publishers have to check."""
         self.bytes_since_yield = 0
         self._known: dict[PeerId, Neighbour] = {}
         self._nursery: trio.Nursery | None = None
         self._dialing: dict[PeerId, None] = {}
         self._writes = 0
         self._items_written = 0
+        self._paced = 0
         self.receive = owner.receive
         self.received_all = owner.received_all
         self.malformed = owner.malformed
 
     async def run(self, nursery: trio.Nursery, *, task_status: trio.TaskStatus[None]) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         self._nursery = nursery
         unwatch = self.neighbours.watch(self._on_connection, self._on_connection_lost)
         for protocol in self.wire.protocols:
@@ -112,12 +115,23 @@ class PubSubLinks:
         known = self._known.get(connection.peer)
         if known is None:
             known = self._add(connection)
-        if known.stream is None and known.opening is None:
+        if known.opening is None:
             self.open(connection.peer)
+        else:
+            self._move(known)
+
+    def _move(self, known: Neighbour) -> None:
+        """Take our stream to the connection that is to be used now: the one that carries it may be silently dead."""
+        best = self.neighbours.connection(known.peer)
+        if best is None or known.opening is None or known.opening_on in (None, best.id):
+            return
+        self.counters["streams_moved"] += 1
+        known.is_moving = True
+        known.opening.cancel()
 
     def _add(self, connection: Connection) -> Neighbour:
         peer = connection.peer
-        queue = PeerQueue(peer, self._limits, self._owner.gossip_dropped, self._on_low)
+        queue = PeerQueue(peer, self._limits, self._owner.gossip_dropped, self._on_low, self.wire.pace)
         known = self._known[peer] = Neighbour(peer, queue)
         return known
 
@@ -147,19 +161,20 @@ class PubSubLinks:
     def _forget_queue(self, queue: PeerQueue) -> None:
         self._writes += queue.writes
         self._items_written += queue.items_written
+        self._paced += queue.paced
         if self.pressed.pop(queue, None) is None:
             return
-        self._owner.room_found()
+        self._owner.space_found()
 
     def queue_of(self, peer: PeerId) -> PeerQueue | None:
-        """What waits to be sent to a neighbour."""
+        """Return the send queue of a neighbour."""
         known = self._known.get(peer)
         return known.queue if known is not None else None
 
     def _on_low(self, queue: PeerQueue) -> None:
         if not queue.is_pressed:
             self.pressed.pop(queue, None)
-        self._owner.room_found()
+        self._owner.space_found()
 
     # Our streams
 
@@ -179,7 +194,7 @@ class PubSubLinks:
         try:
             with scope:
                 await trio.sleep(known.reopen_pause_s)
-                stream = await self._open(peer)
+                stream = await self._open(known)
                 opened_s = trio.current_time()
                 is_known_to_router = True
                 known.stream = stream
@@ -194,26 +209,49 @@ class PubSubLinks:
         except (Dep2pError, TimeoutError) as error:
             self.counters["streams_lost" if is_known_to_router else "streams_open_failed"] += 1
             logger.debug("pub/sub stream to %s: %s", peer, error)
-        except Exception:  # whatever a transport may raise: this stream only
+        except Exception:  # any error of a transport ends this stream only
             logger.exception("a pub/sub stream to %s failed", peer)
             self.counters["streams_failed_internally"] += 1
         finally:
             stream_or_none, known.stream = known.stream, None
             if stream_or_none is not None:
-                stream_or_none.reset()
-            known.opening = None
+                self._end(stream_or_none, is_moving=known.is_moving)
+            known.opening = known.opening_on = None
+            is_moving, known.is_moving = known.is_moving, False
         if self._known.get(peer) is not known or self._nursery is None:
             return
         known.queue.clear(keep_messages=True)
+        if is_moving:
+            # No StreamDown: the peer stays in the meshes, and the new stream starts with a hello and grafts.
+            self.open(peer)
+            return
         lived_s = trio.current_time() - opened_s if is_known_to_router else 0.0
         known.quick_ends = known.quick_ends + 1 if lived_s < QUICK_END_S else 0
         if supported or known.inbound:
             self._owner.handle(StreamDown(peer))
 
-    async def _open(self, peer: PeerId) -> ByteStream:
-        connection = self.neighbours.connection(peer)
+    def _end(self, stream: ByteStream, *, is_moving: bool) -> None:
+        """End our stream. When it moves from a connection that still works, what was written arrives."""
+        if is_moving and self._nursery is not None and not stream.connection.is_closed:
+            self._nursery.start_soon(self._close, stream)
+        else:
+            stream.reset()
+
+    async def _close(self, stream: ByteStream) -> None:
+        try:
+            with trio.move_on_after(self._limits.close_timeout_s):
+                await stream.drain()
+                await stream.close()
+                return
+        except StreamClosedError:
+            self.counters["streams_moved_from_dead"] += 1
+        stream.reset()
+
+    async def _open(self, known: Neighbour) -> ByteStream:
+        connection = self.neighbours.connection(known.peer)
         if connection is None:
-            raise StreamClosedError(f"no connection to {peer}")
+            raise StreamClosedError(f"no connection to {known.peer}")
+        known.opening_on = connection.id
         *first, last = self.wire.protocols
         for protocol in first:
             try:
@@ -229,7 +267,7 @@ class PubSubLinks:
         return PeerUp(connection.peer, peer_id_bytes(connection.peer), version, connection.direction == "outbound", ips)
 
     def _watch_words(self, known: Neighbour, stream: ByteStream) -> None:
-        """Nothing comes on our stream but a last word; its end is the stream's."""
+        """Read our stream, on which only a last word can come; its end is the stream's end."""
         decoder = self.wire.decoder()
 
         def on_data(data: bytes | memoryview) -> None:
@@ -244,7 +282,7 @@ class PubSubLinks:
                 stream.reset()
 
         def on_end(error: BaseException | None) -> None:
-            # libp2p's nodes close the half that they do not use: only an error is the end there.
+            # libp2p's nodes close the half that they do not use: there only an error is the end.
             if error is not None or self.wire.half_close_ends:
                 stream.reset()
             if known.stream is stream and known.opening is not None and stream.is_write_closed:
@@ -259,6 +297,10 @@ class PubSubLinks:
             stream.reset()
             return
         connection = stream.connection
+        if connection.is_limited:
+            self.counters["streams_refused_limited_relay"] += 1
+            stream.reset()
+            return
         if not self.neighbours.is_admitted(connection):
             self.counters["streams_refused_not_member"] += 1
             words = self.wire.refuse(ErrorCode.NOT_MEMBER, "not a verified member of this realm")
@@ -272,33 +314,43 @@ class PubSubLinks:
         while len(known.inbound) >= INBOUND_PER_PEER_MAX:
             self.counters["streams_replaced"] += 1
             next(iter(known.inbound)).reset()
+        for earlier in known.inbound:
+            earlier.is_replaced = True
         self._owner.handle(self._peer_up(stream, self.wire.protocols[stream.protocol]))
+        self._owner.handle(StreamAccepted(connection.peer, says_hello=self.wire.says_hello))
         inbound = InboundStream(self, stream)
         known.inbound[inbound] = None
         self.counters["streams_accepted"] += 1
         inbound.start()
-        self.open(connection.peer)
+        self._on_connection(connection)
 
     def inbound_ended(self, stream: InboundStream) -> None:
-        """For the inbound streams."""
+        """Act on the end of an inbound stream."""
         known = self._known.get(stream.peer)
         if known is not None:
             known.inbound.pop(stream, None)
 
     def reset_inbound(self, peer: PeerId) -> None:
-        """What the peer sends cannot be read on."""
+        """Reset the streams of a peer whose data cannot be parsed any further."""
         known = self._known.get(peer)
         if known is not None:
             for inbound in list(known.inbound):
                 inbound.reset()
 
     def process_waiting(self) -> None:
-        """The owner takes more again."""
+        """Process waiting RPCs: the owner takes more again."""
         for known in list(self._known.values()):
             for inbound in list(known.inbound):
                 if self.is_held:
                     return
                 inbound.process()
+
+    def take_bursts(self) -> list[tuple[PeerId, dict[str, list[bytes]]]]:
+        """Ids by topic that neighbours may have dropped; see `PeerQueue.take_burst`. Called once in a heartbeat."""
+        if self.wire.pace is None:
+            return []
+        bursts = [(peer, known.queue.take_burst()) for peer, known in self._known.items()]
+        return [burst for burst in bursts if burst[1]]
 
     # Dialing
 
@@ -324,12 +376,12 @@ class PubSubLinks:
 
     @property
     def is_running(self) -> bool:
-        """Streams are opened and accepted."""
+        """Whether streams are opened and accepted."""
         return self._nursery is not None
 
     @property
     def has_unsent(self) -> bool:
-        """Something waits to be handed to the transport."""
+        """Whether RPCs wait for the transport."""
         return any(
             known.stream is not None
             and not known.queue.is_slow
@@ -338,11 +390,12 @@ class PubSubLinks:
         )
 
     def write_counts(self) -> dict[str, int]:
-        """Writes and the RPCs in them: their ratio tells how well coalescing works."""
+        """Count writes and the RPCs in them: their ratio shows how well coalescing works."""
         queues = [known.queue for known in self._known.values()]
         return {
             "writes": self._writes + sum(queue.writes for queue in queues),
             "rpcs_written": self._items_written + sum(queue.items_written for queue in queues),
+            "writes_paced": self._paced + sum(queue.paced for queue in queues),
         }
 
     def stats(self) -> list[NeighbourStats]:

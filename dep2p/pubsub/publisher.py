@@ -1,29 +1,32 @@
-"""Own publishes: what they wait for, and what becomes of them."""
+"""Own publishes: their waits, and their results."""
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from typing import Final, Literal, Protocol
 
 import trio
 
+from dep2p.arguments import as_bytes
 from dep2p.errors import NoPeersSubscribedError, RateLimitedError
-from dep2p.gossipsub.effects import Effect, Published
+from dep2p.gossipsub.effects import Effect, PublishAccepted
 from dep2p.gossipsub.events import Publish
 from dep2p.gossipsub.params import RPC_OVERHEAD_BYTES, GossipParams
 from dep2p.gossipsub.router import Router
+from dep2p.gossipsub.rpc import RpcMessage
 from dep2p.limits import Limits
 from dep2p.pubsub.peer_links import PubSubLinks
 from dep2p.pubsub.types import OnNoPeers, PublishResult
 from dep2p.types import PeerId
 
-logger = logging.getLogger("dep2p.io")
+logger: logging.Logger = logging.getLogger("dep2p.io")
 
 _YIELD_BYTES: Final = 65_536
-"""A task that only ever publishes lets the writers run when this much was queued."""
-_ROOM_CHECK_S: Final = 0.25
+"""Queued bytes after which a task that only publishes lets the writers run."""
+_SPACE_CHECK_S: Final = 0.25
 _SAY_AGAIN_S: Final = 60.0
 _STALLED_S: Final = 10.0
-"""A peer that took no byte for so long while others wait for it is slow, even if it is the only one."""
+"""Seconds. A peer that took no byte for so long while others wait for it is slow, even if it is the only one."""
 _IF_NO_PEERS: Final[dict[str, Literal["error", "queue", "ignore"]]] = {
     "error": "error",
     "queue": "queue",
@@ -36,11 +39,11 @@ class Performer(Protocol):
 
     def perform(self, effects: list[Effect], now: float) -> None: ...
 
-    def want_deadline(self) -> None: ...
+    def schedule_deadline(self) -> None: ...
 
 
 class Publishing:
-    """The publish verb."""
+    """Publishes messages of this node."""
 
     def __init__(
         self,
@@ -59,22 +62,31 @@ class Publishing:
         self._counters = counters
         self._room = trio.Event()
         self._say_again_s = float("-inf")
-        self.published: Published | None = None
-        """Set by the performer: what the router made of the publish that is being performed."""
+        self.published: PublishAccepted | None = None
+        """The router's result of the publish that is being performed; the performer sets it."""
         self.dropping: dict[PeerId, None] | None = None
-        """While a publish is performed: whose queue refused it."""
+        """While a publish is performed: peers whose queues refused it."""
 
     async def publish(
-        self, topic: str, data: bytes, *, wait: bool = True, on_no_peers: OnNoPeers = "error"
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        wait: bool = True,
+        on_no_peers: OnNoPeers = "error",
+        deliver_local: Callable[[RpcMessage], int] | None = None,
     ) -> PublishResult:
-        """See :meth:`dep2p.pubsub.topic.Topic.publish`; the topic need not be joined."""
-        if type(data) is not bytes:
-            data = as_bytes(data)
-        if on_no_peers not in _IF_NO_PEERS:
+        """See :meth:`dep2p.pubsub.topic.Topic.publish`; the topic need not be joined.
+
+        ``deliver_local`` gives the message to subscriptions of this node, and returns their number.
+        """
+        if type(body) is not bytes:
+            body = as_bytes(body, "the message")
+        if type(on_no_peers) is not str or on_no_peers not in _IF_NO_PEERS:
             raise ValueError(f'on_no_peers is {on_no_peers!r}: it must be "error", "queue" or "ok"')
         if wait and self._links.pressed:
-            await self._wait_for_room(topic, len(data))
-        event = Publish(topic, data, if_no_peers=_IF_NO_PEERS[on_no_peers])
+            await self._wait_for_space(topic, len(body))
+        event = Publish(topic, body, if_no_peers=_IF_NO_PEERS[on_no_peers])
         while True:
             now = trio.current_time()
             try:
@@ -94,10 +106,11 @@ class Publishing:
         self.dropping = dropping = dict[PeerId, None]()
         self._performer.perform(effects, now)
         self.dropping = None
-        published: Published | None = self.published
-        assert published is not None  # the router's word: a publish is refused or published
+        published: PublishAccepted | None = self.published
+        assert published is not None  # the router either refuses a publish or performs it
+        local = 0 if deliver_local is None else deliver_local(published.message)
         if published.queued:
-            self._performer.want_deadline()
+            self._performer.schedule_deadline()
         sent_to = published.peers if not dropping else tuple(p for p in published.peers if p not in dropping)
         if self._links.bytes_since_yield >= _YIELD_BYTES:
             self._links.bytes_since_yield = 0
@@ -111,10 +124,11 @@ class Publishing:
             published.queued,
             tuple(dropping),
             int.from_bytes(seqno, "big") if seqno else None,
+            local,
         )
 
     def _say_held_back(self, now: float) -> None:
-        """Once in a while: who wonders why a long publish is slow finds it in the log."""
+        """Log once in a while that publishes are held back, for users of a long publish that is slow."""
         if now >= self._say_again_s:
             self._say_again_s = now + _SAY_AGAIN_S
             logger.info(
@@ -122,8 +136,8 @@ class Publishing:
                 self._params.publish_rate_per_s,
             )
 
-    async def _wait_for_room(self, topic: str, size: int) -> None:
-        """Until every peer that would get it has room, but for those that are too slow."""
+    async def _wait_for_space(self, topic: str, size: int) -> None:
+        """Wait until every peer that would get the message has room, except peers that are too slow."""
         counted = False
         while self._links.is_running and self._blocking(topic, size + RPC_OVERHEAD_BYTES):
             if not counted:
@@ -131,7 +145,7 @@ class Publishing:
                 self._counters["publishes_delayed_full_queue"] += 1
             if self._room.is_set():
                 self._room = trio.Event()
-            with trio.move_on_after(_ROOM_CHECK_S):
+            with trio.move_on_after(_SPACE_CHECK_S):
                 await self._room.wait()
 
     def _blocking(self, topic: str, size: int) -> bool:
@@ -161,15 +175,6 @@ class Publishing:
             waiting = True
         return waiting
 
-    def room_found(self) -> None:
-        """A queue has shrunk."""
+    def space_found(self) -> None:
+        """Wake waiting publishes: a queue has shrunk."""
         self._room.set()
-
-
-def as_bytes(data: object) -> bytes:
-    """A payload as bytes of its own. Raises ``TypeError`` for anything but bytes, bytearray and memoryview."""
-    if isinstance(data, bytes | bytearray):
-        return bytes(data)
-    if type(data) is memoryview:
-        return data.tobytes()
-    raise TypeError(f"a message must be bytes, not {type(data).__name__}")

@@ -1,4 +1,4 @@
-"""RPCs on their way into the queues of their recipients: encoded once, or not before they are written."""
+"""RPCs on their way into the queues of their recipients: encoded once, or only when they are written."""
 
 from collections.abc import Callable
 from typing import Final
@@ -12,24 +12,25 @@ from dep2p.pubsub.wire_formats import Wire
 from dep2p.types import PeerId
 
 _MANY_BYTES: Final = 1_048_576
-"""An RPC with more messages than this is encoded one by one, so that a full queue ends it early."""
+"""Bytes of an RPC from which on its messages are encoded one by one, so that a full queue ends it early."""
 _IDONTWANT_IDS_MAX: Final = 10
-"""go and js read no more out of one RPC."""
+"""Ids of one IDONTWANT: go and js read no more out of one RPC."""
 
 
-class Sending:
+class RpcSender:
     """Performs `Send`."""
 
     def __init__(self, links: PubSubLinks, wire: Wire, on_dropped: Callable[[PeerId, Rpc, Lane], None]) -> None:
-        """``on_dropped``: told of each recipient whose queue did not take it."""
+        """``on_dropped``: called with each recipient whose queue did not take the RPC."""
         self._links = links
         self._frame = wire.frame
+        self._pace = wire.pace
         self._encode = wire.codec.encode
         self._on_dropped = on_dropped
         self._unwanted: dict[tuple[PeerId, ...], list[bytes]] = {}
 
     def send(self, send: Send) -> None:
-        """Queue it; IDONTWANT waits for `flush`."""
+        """Queue an RPC; IDONTWANT waits for `flush`."""
         rpc, lane = send.rpc, send.lane
         if rpc.idontwant and lane == Lane.CONTROL and rpc == Rpc(idontwant=rpc.idontwant):
             self._unwanted.setdefault(send.peers, []).extend(rpc.idontwant)
@@ -37,7 +38,7 @@ class Sending:
         self._send_now(send.peers, rpc, lane)
 
     def flush(self) -> None:
-        """One read has been worked off: IDONTWANT of several messages goes out as one RPC."""
+        """Send the IDONTWANT of all messages of one read as one RPC."""
         if self._unwanted:
             unwanted, self._unwanted = self._unwanted, {}
             for peers, ids in unwanted.items():
@@ -54,6 +55,12 @@ class Sending:
             for message in messages:
                 one = Rpc((message,))
                 self._put(peers, one, lane, self._frame_of(one))
+            return
+        if self._pace is not None and len(messages) > self._pace.messages:
+            # Answers to IWANT: as many together as the peer takes at once.
+            for start in range(0, len(messages), self._pace.messages):
+                part = Rpc(messages[start : start + self._pace.messages])
+                self._put(peers, part, lane, self._frame_of(part))
             return
         frame = self._frame_of(rpc)
         if frame:

@@ -4,11 +4,12 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import trio
 
+from dep2p.arguments import as_bytes, check_text
 from dep2p.concurrency.deadlines import DeadlineTimer
 from dep2p.errors import (
     ProtocolError,
@@ -20,7 +21,7 @@ from dep2p.gossipsub.effects import (
     Effect,
     Lane,
     OpenStream,
-    Published,
+    PublishAccepted,
     PublishExpired,
     ResetStream,
     Send,
@@ -37,41 +38,41 @@ from dep2p.gossipsub.events import (
     SetDirect,
     Verdict,
 )
+from dep2p.gossipsub.options import RouterOptions
 from dep2p.gossipsub.params import RPC_OVERHEAD_BYTES, GossipParams
-from dep2p.gossipsub.publish_limits import PublishRate
 from dep2p.gossipsub.router import Router
-from dep2p.gossipsub.rpc import Message as RouterMessage
-from dep2p.gossipsub.rpc import Rpc
-from dep2p.gossipsub.scoring.params import ScoreParams
-from dep2p.gossipsub.scoring.peer_gater import GaterParams
-from dep2p.gossipsub.subscriptions import SubscriptionFilter
+from dep2p.gossipsub.rpc import IHave, PeerInfo, Rpc
+from dep2p.gossipsub.rpc import RpcMessage as RouterMessage
+from dep2p.gossipsub.signing.policy import MessageSigning
 from dep2p.gossipsub.tracing.libp2p_events import TRACE_TYPES, TraceBuffer
 from dep2p.host.interface import Host
 from dep2p.identity import Identity
 from dep2p.limits import Limits
 from dep2p.pubsub.peer_links import PubSubLinks
 from dep2p.pubsub.peers import Neighbours
-from dep2p.pubsub.publisher import Publishing, as_bytes
-from dep2p.pubsub.rpc_sender import Sending
+from dep2p.pubsub.publisher import Publishing
+from dep2p.pubsub.rpc_sender import RpcSender
 from dep2p.pubsub.send_queue import PeerQueue
-from dep2p.pubsub.topic import Topic, TopicState
+from dep2p.pubsub.subscription import Subscription
+from dep2p.pubsub.topic import SharedTopic, Topic
 from dep2p.pubsub.trace_sink import RouterTrace, depths_of
-from dep2p.pubsub.types import Message, OnFull, OnNoPeers, PublishResult, ReliableTopics, TopicStatus
+from dep2p.pubsub.types import OnFull, OnNoPeers, PublishResult, PubSubMessage, ReliableTopics, TopicStatus
 from dep2p.pubsub.validation import Validation
 from dep2p.pubsub.wire_formats import Wire
 from dep2p.traces.schema import Depth
 from dep2p.tracing.event_log import TraceLog
 from dep2p.types import PeerId, RealmId, Rng, parse_peer_id, peer_id_bytes, peer_id_from_bytes
 
-logger = logging.getLogger("dep2p.io")
+logger: logging.Logger = logging.getLogger("dep2p.io")
 
 _AUTHORS_CACHED_MAX: Final = 4_096
+_NAMED_TTL_S: Final = 600.0
 _BUSY_MAX_S: Final = 1.5
-"""So long, of the three heartbeats that tell of a message, a busy node may pass over what it is told."""
+"""Seconds, of the three heartbeats that announce a message, in which a busy node may ignore IHAVE."""
 
 
 def params_from(limits: Limits) -> GossipParams:
-    """The router's parameters as the node's limits want them."""
+    """Return the router's parameters for the node's limits."""
     sent_bytes = limits.message_bytes_max + 1_024 + RPC_OVERHEAD_BYTES
     return GossipParams(
         message_bytes_max=limits.message_bytes_max,
@@ -85,63 +86,60 @@ def params_from(limits: Limits) -> GossipParams:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PubSubNetwork:
+    """One network: its neighbours, its wire and its rules.
+
+    ``realm_id``: None for the public network. In ``options``, ``publish_rate`` is shared with the node's other
+    networks, ``tracing`` keeps the router's events, and `PubSub` sets ``record_of``.
+    """
+
+    neighbours: Neighbours
+    wire: Wire
+    params: GossipParams
+    realm_id: RealmId | None = None
+    options: RouterOptions = field(default_factory=RouterOptions)
+
+
 class PubSub:
     """Pub/sub of one realm, or of the public network. Everything but `run` may be called while `run` runs."""
 
-    def __init__(
-        self,
-        host: Host,
-        identity: Identity,
-        neighbours: Neighbours,
-        wire: Wire,
-        limits: Limits,
-        params: GossipParams,
-        *,
-        rng: Rng,
-        realm_id: RealmId | None = None,
-        scores: ScoreParams | None = None,
-        publish_rate: PublishRate | None = None,
-        gater: GaterParams | None = None,
-        subscription_filter: SubscriptionFilter | None = None,
-        tracing: bool = False,
-    ) -> None:
-        """``publish_rate``: shared with the node's other networks. ``tracing``: keep the router's events."""
-        self.realm_id = realm_id
+    def __init__(self, host: Host, identity: Identity, limits: Limits, network: PubSubNetwork, *, rng: Rng) -> None:
+        wire, params, tracing = network.wire, network.params, network.options.tracing
+        self.realm_id: RealmId | None = network.realm_id
         self.params = params
         self._own = identity.peer_id
+        self._host = host
         self._limits = limits
         self._wire = wire
         self._decode = wire.codec.decode
         self.counters_by_name: Counter[str] = Counter()
-        self.traces = TraceBuffer(limits.pubsub_trace_items_max) if tracing else None
+        self.traces: TraceBuffer | None = TraceBuffer(limits.pubsub_trace_items_max) if tracing else None
         self._router = Router(
             identity.peer_id,
             peer_id_bytes(identity.peer_id),
             params=params,
-            compose=wire.codec.compose,
+            signing=MessageSigning(
+                compose=wire.codec.compose, seqno_start=time.time_ns(), policy=wire.policy, is_external=True
+            ),
             rng=rng,
             now=trio.current_time(),
-            seqno_start=time.time_ns(),
-            policy=wire.policy,
-            external_authentication=True,
-            scores=scores,
-            publish_rate=publish_rate,
-            gater=gater,
-            subscription_filter=subscription_filter,
-            tracing=tracing,
+            options=replace(network.options, record_of=host.signed_record),
         )
         self._trace = RouterTrace(self._router, self.traces)
-        self._topics: dict[str, TopicState] = {}
+        self._topics: dict[str, SharedTopic] = {}
         self._authors: dict[bytes, PeerId] = {}
         self._timer = DeadlineTimer(self._on_time)
+        self._bursts_at_s = float("-inf")
         self._holds: dict[object, None] = {}
-        self.on_handled: Callable[[Message], None] | None = None
+        self._released = trio.lowlevel.ParkingLot()
+        self.on_handled: Callable[[PubSubMessage], None] | None = None
         """Called for each message of others that an app here has handled."""
         self.reliable: ReliableTopics | None = None
         """Publishes reliably; None on the public network."""
         self._busy_since_s = self._busy_until_s = float("-inf")
-        self._links = PubSubLinks(self, host, neighbours, wire, limits, self.counters_by_name)
-        self._sending = Sending(self._links, wire, self._send_dropped)
+        self._links = PubSubLinks(self, host, network.neighbours, wire, limits, self.counters_by_name)
+        self._sending = RpcSender(self._links, wire, self._send_dropped)
         self._send = self._sending.send
         self._publishing = Publishing(self, self._router, self._links, limits, params, self.counters_by_name)
         self._validation = Validation(
@@ -161,7 +159,7 @@ class PubSub:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._validation.run)
                 nursery.start_soon(self._timer.run)
-                self.want_deadline()
+                self.schedule_deadline()
                 await self._links.run(nursery, task_status=task_status)
         finally:
             for state in list(self._topics.values()):
@@ -169,13 +167,13 @@ class PubSub:
             self._topics.clear()
 
     async def drain(self) -> None:
-        """Wait until what was published has been handed to the transport, at most ``Limits.drain_timeout_s``."""
+        """Wait until published messages have gone to the transport, at most ``Limits.drain_timeout_s``."""
         with trio.move_on_after(self._limits.drain_timeout_s):
             while self._links.has_unsent:  # noqa: ASYNC110  (many queues; once in a life)
                 await trio.sleep(0.01)
 
     async def leave_all(self) -> None:
-        """Leave every topic and let the neighbours hear it."""
+        """Leave every topic, and announce that to the neighbours."""
         for state in list(self._topics.values()):
             state.end()
             del self._topics[state.name]
@@ -184,13 +182,23 @@ class PubSub:
 
     def _on_time(self, now: float) -> float | None:
         self.perform(self._router.on_deadline(now), now)
+        if now >= self._bursts_at_s:
+            self._bursts_at_s = now + self.params.heartbeat_interval_s
+            self._announce_bursts()
         return self._router.next_deadline()
 
-    def want_deadline(self) -> None:
-        """The router may want to be called earlier than it did."""
+    def _announce_bursts(self) -> None:
+        """Offer what neighbours may have dropped to them: those in the mesh hear of no messages by gossip."""
+        for peer, by_topic in self._links.take_bursts():
+            self.counters_by_name["bursts_announced"] += 1
+            for topic, ids in by_topic.items():
+                self._send(Send((peer,), Rpc(ihave=(IHave(topic, tuple(ids)),)), Lane.GOSSIP))
+
+    def schedule_deadline(self) -> None:
+        """Schedule the router's deadline, which may be earlier now."""
         deadline = self._router.next_deadline()
         if deadline is not None:
-            self._timer.want(deadline)
+            self._timer.schedule(deadline)
 
     # Topics
 
@@ -203,12 +211,12 @@ class PubSub:
         state = self._topics.get(name)
         if state is None:
             self.handle(Join(name))
-            state = self._topics[name] = TopicState(self, name)
+            state = self._topics[name] = SharedTopic(self, name)
         state.handles += 1
         return Topic(self, state)
 
-    def leave(self, state: TopicState) -> None:
-        """One handle less; with the last one the topic is left."""
+    def leave(self, state: SharedTopic) -> None:
+        """Give up one handle; the last one leaves the topic."""
         state.handles -= 1
         if state.handles == 0 and self._topics.get(state.name) is state:
             state.end()
@@ -231,27 +239,23 @@ class PubSub:
         ]
 
     def topic_names(self) -> list[str]:
-        """Of the joined topics."""
+        """The names of the joined topics."""
         return list(self._topics)
 
     def depths(self) -> list[Depth]:
-        """What waits for neighbours, for snapshots of traces."""
+        """Return the queues to neighbours, for snapshots of traces."""
         return depths_of(self._links.stats())
 
     def has_joined(self, name: str) -> bool:
         """Whether the topic is joined."""
         return name in self._topics
 
-    @property
-    def topics_joined(self) -> int:
-        return len(self._topics)
-
     def peers(self, topic: str | None = None) -> list[PeerId]:
-        """Neighbours, or those of them that are subscribed to a topic."""
+        """List the neighbours, or those of them that are subscribed to a topic."""
         return self._router.peers(topic)
 
     def mesh(self, topic: str) -> list[PeerId]:
-        """Neighbours with which this node exchanges every message of the topic."""
+        """List the neighbours with which this node exchanges every message of the topic."""
         return self._router.mesh(topic)
 
     def scores(self) -> dict[PeerId, float]:
@@ -271,32 +275,87 @@ class PubSub:
         self.handle(SetBlacklist(peer, peer_id_bytes(peer), blocked))
 
     def set_app_score(self, peer: PeerId, value: float) -> None:
-        """The app's own opinion of a neighbour, a part of its score (P5)."""
+        """Set the app's own opinion of a neighbour, a part of its score (P5)."""
         self.handle(SetAppScore(peer, value))
 
     # Publishing
 
     async def publish(
-        self, topic: str, data: bytes, *, wait: bool = True, on_no_peers: OnNoPeers = "error"
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        wait: bool = True,
+        on_no_peers: OnNoPeers = "error",
+        origin: object | None = None,
     ) -> PublishResult:
-        """See :meth:`dep2p.pubsub.topic.Topic.publish`; the topic need not be joined."""
-        if topic in self._validation.by_topic:
-            data = as_bytes(data)
-            await self._validation.judge_own(topic, data, self._own if self._wire.has_signatures else None)
-        return await self._publishing.publish(topic, data, wait=wait, on_no_peers=on_no_peers)
+        """See :meth:`dep2p.pubsub.topic.Topic.publish`; the topic need not be joined.
 
-    def room_found(self) -> None:
-        """For the links: a queue has shrunk."""
-        self._publishing.room_found()
+        ``origin``: the handle that publishes, whose own subscriptions do not get it; None when there is none.
+        """
+        if type(topic) is not str:
+            check_text(topic, "a topic name")
+        if topic in self._validation.by_topic:
+            body = as_bytes(body, "the message")
+            await self._validation.judge_own(topic, body, self._own if self._wire.has_signatures else None)
+        if topic not in self._topics:
+            return await self._publishing.publish(topic, body, wait=wait, on_no_peers=on_no_peers)
+        return await self._publish_joined(topic, body, wait, on_no_peers, origin)
+
+    async def _publish_joined(
+        self, topic: str, body: bytes, wait: bool, on_no_peers: OnNoPeers, origin: object | None
+    ) -> PublishResult:
+        """Publish to a topic that may have subscriptions on this node."""
+        if wait:
+            await self._wait_for_local_readers(topic, origin)
+        if on_no_peers == "error" and self._local_readers(topic, origin):
+            on_no_peers = "ok"
+
+        def deliver_local(published: RouterMessage) -> int:
+            readers = self._local_readers(topic, origin)
+            if readers:
+                message = self.public_message(published, None)
+                self.counters_by_name["messages_delivered_local"] += 1
+                for subscription in readers:
+                    subscription.put_local(message)
+            return len(readers)
+
+        return await self._publishing.publish(
+            topic,
+            body,
+            wait=wait,
+            on_no_peers=on_no_peers,
+            deliver_local=None if self.params.emit_self else deliver_local,  # the router delivers them itself then
+        )
+
+    def has_local_readers(self, topic: str, origin: object | None) -> bool:
+        """Whether a subscription of this node gets what ``origin`` publishes to the topic."""
+        return bool(self._local_readers(topic, origin))
+
+    def _local_readers(self, topic: str, origin: object | None) -> list[Subscription]:
+        state = self._topics.get(topic)
+        if state is None or not state.subscriptions:
+            return []
+        return [one for one in state.subscriptions if origin is None or one.origin is not origin]
+
+    async def _wait_for_local_readers(self, topic: str, origin: object | None) -> None:
+        """Until no subscription with the policy "pause" is full."""
+        while any(one.holds_publishers for one in self._local_readers(topic, origin)):
+            self.counters_by_name["publishes_delayed_local_reader"] += 1
+            await self._released.park()
+
+    def space_found(self) -> None:
+        """Act on a queue that has shrunk. Called by the links."""
+        self._publishing.space_found()
 
     def received_all(self) -> None:
-        """For the links: these were all RPCs of one read."""
+        """Act on the last RPC of one read. Called by the links."""
         self._sending.flush()
 
-    # What neighbours send
+    # From neighbours
 
-    def receive(self, peer: PeerId, payload: bytes) -> None:
-        """For the links: one RPC has come."""
+    def receive(self, peer: PeerId, payload: bytes, *, is_old: bool = False) -> None:
+        """Take one RPC; ``is_old``: on a stream that another one has replaced. Called by the links."""
         now = trio.current_time()
         try:
             rpc = self._decode(payload)
@@ -304,18 +363,25 @@ class PubSub:
             self.malformed(peer, str(error))
             return
         queue = self._links.queue_of(peer)
-        if queue is not None and queue.has_messages:
-            self._spare(queue, rpc)
+        if queue is not None:
+            if queue.has_messages:
+                self._spare(queue, rpc)
+            if rpc.iwant:
+                self.counters_by_name["messages_dropped_by_peer"] += queue.count_dropped(rpc.iwant)
         if rpc.ihave and now < self._busy_until_s and now - self._busy_since_s < _BUSY_MAX_S:
-            # What it tells of is most likely among what waits here; the next heartbeats tell again of what is not.
+            # Most of the announced messages wait here already; the next heartbeats announce the others again.
             self.counters_by_name["ihave_passed_over_busy"] += len(rpc.ihave)
             rpc = replace(rpc, ihave=())
+        if is_old and (rpc.subscriptions or rpc.graft or rpc.prune):
+            # The new stream has said what holds now; messages are as good as ever.
+            self.counters_by_name["rpcs_of_replaced_streams"] += 1
+            rpc = replace(rpc, subscriptions=(), graft=(), prune=())
         effects = self._router.receive(peer, rpc, now)
         if effects:
             self.perform(effects, now)
 
     def _spare(self, queue: PeerQueue, rpc: Rpc) -> None:
-        """What the peer sends or says it has, it need not be sent: most copies of a burst end here."""
+        """Drop messages for a peer that sends or announces them itself: most copies of a burst end here."""
         for message in rpc.messages:
             if queue.discard(message.id):
                 self.counters_by_name["copies_spared"] += 1
@@ -324,12 +390,12 @@ class PubSub:
                 self.counters_by_name["copies_spared"] += 1
 
     def malformed(self, peer: PeerId, detail: str) -> None:
-        """For the links: something that is no RPC has come."""
+        """Act on bytes that are no RPC. Called by the links."""
         self.counters_by_name["rpcs_malformed"] += 1
         self.handle(Malformed(peer, detail))
 
     def judged(self, ticket: int, verdict: Verdict) -> None:
-        """For the validation: a verdict."""
+        """Take a verdict of the validation."""
         now = trio.current_time()
         self.perform(self._router.verdict(ticket, verdict, now), now)
 
@@ -339,21 +405,22 @@ class PubSub:
             self.counters_by_name["receiving_paused"] += 1
             now = trio.current_time()
             if now >= self._busy_until_s + self.params.mcache_windows * self.params.heartbeat_interval_s:
-                # Not sooner: a message told of in three heartbeats must not meet a pause each time.
+                # Not sooner: else a message that three heartbeats announce could meet a pause each time.
                 self._busy_since_s = now
             self._busy_until_s = now + self.params.heartbeat_interval_s
         self._holds[who] = None
         self._links.is_held = True
 
     def release(self, who: object) -> None:
-        """End this hold."""
+        """End the hold of ``who``."""
         self._holds.pop(who, None)
+        self._released.unpark_all()
         if not self._holds and self._links.is_held:
             self._links.is_held = False
             self._links.process_waiting()
 
-    def public_message(self, message: RouterMessage, peer: PeerId | None) -> Message:
-        """As apps see it."""
+    def public_message(self, message: RouterMessage, peer: PeerId | None) -> PubSubMessage:
+        """Return a message in the form for apps."""
         author = message.author
         sender: PeerId | None = None
         if author:
@@ -363,17 +430,17 @@ class PubSub:
                     self._authors.clear()
                 sender = self._authors[author] = peer_id_from_bytes(author)
         seqno = int.from_bytes(message.seqno, "big") if message.seqno else None
-        return Message(message.topic, message.data, sender, seqno, message.id, peer)
+        return PubSubMessage(message.topic, message.data, sender, seqno, message.id, peer)
 
     # Effects
 
     def handle(self, event: Event) -> None:
-        """Tell the router, and do what it wants."""
+        """Give the router an event, and perform its effects."""
         now = trio.current_time()
         self.perform(self._router.handle(event, now), now)
 
     def perform(self, effects: list[Effect], now: float) -> None:
-        """Do what the router wants."""
+        """Perform effects of the router."""
         trace = self._trace
         traced = trace.kinds
         for effect in effects:
@@ -393,7 +460,7 @@ class PubSub:
 
     def _perform_other(self, effect: Effect, now: float) -> None:
         match effect:
-            case Published():
+            case PublishAccepted():
                 self._publishing.published = effect
             case OpenStream(peer):
                 self._links.open(peer)
@@ -402,7 +469,7 @@ class PubSub:
             case Disconnect(peer, reason):
                 self.counters_by_name[f"disconnect_hints_{reason.replace(' ', '_')}"] += 1
                 logger.info("%s is of no use to pub/sub: %s", peer, reason)
-                # As long as the connection lives there is hope: tried on, with pauses of up to half a minute.
+                # While the connection lives the router tries on, with pauses of up to half a minute.
                 self._links.open(peer)
             case PublishExpired(_, message):
                 logger.warning("a publish to %r found no peer in time: dropped", message.topic)
@@ -410,20 +477,27 @@ class PubSub:
                 if peer is not None:
                     self._links.dial(peer)
                 elif info is not None:
-                    self._dial_named(info.peer)
+                    self._dial_named(info)
             case _:
                 pass
 
-    def _dial_named(self, identity: bytes) -> None:
-        """A trusted neighbour that pruned us named this peer: try it where its addresses are known here already.
+    def _dial_named(self, info: PeerInfo) -> None:
+        """Dial a peer that a trusted neighbour named when it pruned us, at the addresses that this node knows.
 
-        What the PRUNE itself says about addresses is not used: member records and discovery bring signed ones.
+        The peer's signed record adds the addresses that it signed. Other addresses of a PRUNE are ignored.
         """
         try:
-            peer = parse_peer_id(peer_id_from_bytes(identity))
+            peer = parse_peer_id(peer_id_from_bytes(info.peer))
         except ValueError:
             self.counters_by_name["px_peers_malformed"] += 1
             return
+        if info.record:
+            try:
+                self._host.add_signed_record(peer, info.record, ttl_s=_NAMED_TTL_S)
+                self.counters_by_name["px_records_taken"] += 1
+            except ProtocolError as error:
+                self.counters_by_name["px_records_refused"] += 1
+                logger.debug("the record of %s that a neighbour passed on does not hold: %s", peer, error)
         self.counters_by_name["px_peers_dialed"] += 1
         self._links.dial(peer)
 
@@ -440,7 +514,7 @@ class PubSub:
         self.handle(SendDropped(peer, rpc))
 
     def gossip_dropped(self, peer: PeerId, rpc: Rpc) -> None:
-        """For the queues: gossip made room for a message."""
+        """Act on gossip that made room for a message. Called by the queues."""
         self._send_dropped(peer, rpc, Lane.GOSSIP)
 
     def _validate(self, validate: Validate) -> None:
@@ -463,35 +537,36 @@ class PubSub:
             subscription.put(message)
 
     def has_seen(self, message_id: bytes) -> bool:
-        """Whether a message was taken, or judged, within the time that is remembered."""
+        """Whether a message was taken, or judged, within the time that the node remembers."""
         return self._router.has_seen(message_id)
 
-    def deliver_direct(self, topic: str, sender: PeerId, seqno: int, message_id: bytes, data: bytes) -> None:
-        """For reliable delivery: a message that its author has sent straight to us. Copies of it are duplicates."""
+    def deliver_direct(self, topic: str, sender: PeerId, seqno: int, message_id: bytes, body: bytes) -> None:
+        """Deliver a message that its author has sent straight to us; copies of it are duplicates. Called by reliable
+        delivery."""
         now = trio.current_time()
         self._router.mark_seen(message_id, now)
-        self._trace.delivered_directly(message_id, topic, data, sender, now)
-        message = Message(topic, data, sender, seqno, message_id, sender)
+        self._trace.delivered_directly(message_id, topic, body, sender, now)
+        message = PubSubMessage(topic, body, sender, seqno, message_id, sender)
         state = self._topics.get(topic)
         self.counters_by_name["messages_delivered_direct"] += 1
         for subscription in tuple(state.subscriptions) if state is not None else ():
             subscription.put(message)
 
     def has_subscription(self, topic: str) -> bool:
-        """Whether anybody here reads the topic."""
+        """Whether this node has a subscription to the topic."""
         state = self._topics.get(topic)
         return state is not None and bool(state.subscriptions)
 
-    def message_handled(self, message: Message) -> None:
-        """For subscriptions: the app came back for the next one."""
+    def message_handled(self, message: PubSubMessage) -> None:
+        """Report that an app came back for the next message. Called by subscriptions."""
         if self.on_handled is not None:
             self.on_handled(message)
 
     def count_lagged(self, policy: OnFull) -> None:
-        """For subscriptions."""
+        """Count a lag. Called by subscriptions."""
         self.counters_by_name[f"messages_dropped_buffer_full_{policy}"] += 1
 
-    # Watching
+    # Counts
 
     def counters(self) -> dict[str, int]:
         """Monotonic counts by name; each drop has its reason in its name."""
@@ -504,7 +579,7 @@ class PubSub:
         return total
 
     def stats(self) -> dict[str, object]:
-        """What is going on now: topics, how full the bounded parts are, and each neighbour's queue."""
+        """The present state: topics, how full the bounded parts are, and each neighbour's queue."""
         return {
             "topics": self.topics(),
             "sizes": self._router.sizes(),

@@ -5,30 +5,30 @@ from typing import Final, Protocol, Self
 
 import trio
 
-from dep2p.pubsub.types import Lagged, Message, OnFull
+from dep2p.pubsub.types import Lagged, OnFull, PubSubMessage
 
 _TASKS_MAX: Final = 1_024
 _ITEMS_PER_STEP: Final = 64
-"""A loop that never waits gives other tasks a turn after so many messages."""
+"""Messages after which a loop that never waits gives other tasks a turn."""
 
 
 class SubscriptionOwner(Protocol):
-    """What a subscription needs of its topic."""
+    """The topic, as a subscription uses it."""
 
     def open_subscription(self, subscription: "Subscription") -> None: ...
 
     def close_subscription(self, subscription: "Subscription") -> None: ...
 
     def subscription_full(self, subscription: "Subscription") -> None:
-        """Policy "pause": hold back the peers."""
+        """Hold back the peers (policy "pause")."""
         ...
 
     def subscription_low(self, subscription: "Subscription") -> None:
-        """There is room again."""
+        """End the hold: there is room again."""
         ...
 
-    def message_handled(self, message: Message) -> None:
-        """The app came back for the next one."""
+    def message_handled(self, message: PubSubMessage) -> None:
+        """Report that the app came back for the next message."""
         ...
 
     def count_lagged(self, policy: OnFull) -> None: ...
@@ -38,31 +38,41 @@ class Subscription:
     """``async with topic.subscribe() as messages: async for message in messages``.
 
     Messages that arrive inside the block are buffered: at most ``buffer_items``, and ``buffer_bytes`` of payload.
-    Iterating gives each :class:`Message`, and a :class:`Lagged` where some were dropped; it ends when the topic is
-    left. Several tasks may iterate: each message goes to one of them.
+    Iterating gives each :class:`PubSubMessage`, and a :class:`Lagged` where some were dropped; it ends when the topic
+    is left. Several tasks may iterate: each message goes to one of them.
     """
 
-    def __init__(self, owner: SubscriptionOwner, buffer_items: int, buffer_bytes: int, on_full: OnFull) -> None:
+    def __init__(
+        self,
+        owner: SubscriptionOwner,
+        buffer_items: int,
+        buffer_bytes: int,
+        on_full: OnFull,
+        *,
+        origin: object | None = None,
+    ) -> None:
+        """``origin``: the handle that subscribes; what is published by it is not put here."""
         if buffer_items < 1 or buffer_bytes < 1:
             raise ValueError("buffer_items and buffer_bytes must be at least 1")
         if on_full not in ("drop_oldest", "drop_newest", "pause"):
             raise ValueError(f'on_full is {on_full!r}: it must be "drop_oldest", "drop_newest" or "pause"')
         self._owner = owner
+        self.origin = origin
         self._items_max = buffer_items
         self._bytes_max = buffer_bytes
         self._on_full: OnFull = on_full
-        self._items: deque[Message | Lagged] = deque()
+        self._items: deque[PubSubMessage | Lagged] = deque()
         self._bytes = 0
         self._messages = 0
         self._lagged = 0  # dropped in front of everything in the buffer
         self._taken = 0
         self._lot = trio.lowlevel.ParkingLot()
-        self._given: dict[trio.lowlevel.Task, Message] = {}
-        """With the app: each task has its message until it comes back for the next one."""
+        self._given: dict[trio.lowlevel.Task, PubSubMessage] = {}
+        """Messages that apps work on: each task has its message until it comes back for the next one."""
         self._is_open = False
         self._is_over = False
         self._is_pausing = False
-        self.lagged_total = 0
+        self.lagged_total: int = 0
         """Messages dropped so far."""
 
     def __len__(self) -> int:
@@ -91,7 +101,7 @@ class Subscription:
         await trio.lowlevel.cancel_shielded_checkpoint()
 
     def close(self) -> None:
-        """End it: what is buffered is still given, then iterating ends. Idempotent."""
+        """End it: the buffered messages still come, then iterating ends. Idempotent."""
         if self._is_over:
             return
         self._is_over = True
@@ -100,9 +110,21 @@ class Subscription:
             self._owner.close_subscription(self)
         self._lot.unpark_all()
 
-    def put(self, message: Message) -> None:
-        """For the router's shell: a message of the topic has come."""
-        size = len(message.data)
+    @property
+    def holds_publishers(self) -> bool:
+        """Whether publishers wait until the app has read half of the buffer (policy "pause")."""
+        return self._is_pausing
+
+    def put_local(self, message: PubSubMessage) -> None:
+        """For the router's shell: a program of this node has published to the topic, and may not have waited."""
+        if self._is_pausing:
+            self._note_gap()
+        else:
+            self.put(message)
+
+    def put(self, message: PubSubMessage) -> None:
+        """Add a message of the topic. Called by the router's shell."""
+        size = len(message.body)
         if self._messages >= self._items_max or (self._messages and self._bytes + size > self._bytes_max):
             if self._on_full == "drop_newest":
                 self._note_gap()
@@ -133,9 +155,9 @@ class Subscription:
     def _drop_oldest(self, size: int) -> None:
         while self._messages >= self._items_max or (self._messages and self._bytes + size > self._bytes_max):
             oldest = self._items.popleft()
-            if isinstance(oldest, Message):
+            if isinstance(oldest, PubSubMessage):
                 self._messages -= 1
-                self._bytes -= len(oldest.data)
+                self._bytes -= len(oldest.body)
                 self._lagged += 1
                 self._count_lagged()
 
@@ -151,8 +173,8 @@ class Subscription:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Message | Lagged:
-        """The next item. Cancelling it loses none."""
+    async def __anext__(self) -> PubSubMessage | Lagged:
+        """Return the next item. Cancelling it loses none."""
         self._taken += 1
         task = trio.lowlevel.current_task()
         if self._given:
@@ -171,10 +193,12 @@ class Subscription:
             count, self._lagged = self._lagged, 0
             return Lagged(count)
         item = self._items.popleft()
-        if isinstance(item, Message):
+        if isinstance(item, PubSubMessage):
             self._messages -= 1
-            self._bytes -= len(item.data)
-            if len(self._given) >= _TASKS_MAX:  # of tasks that ended without coming back: nobody says it was handled
+            self._bytes -= len(item.body)
+            if (
+                len(self._given) >= _TASKS_MAX
+            ):  # messages of tasks that ended without coming back, so that no call reports them as handled
                 del self._given[next(iter(self._given))]
             self._given[task] = item
             if self._is_pausing and self._messages * 2 <= self._items_max and self._bytes * 2 <= self._bytes_max:

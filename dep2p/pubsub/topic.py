@@ -1,36 +1,65 @@
 """A joined topic as apps hold it."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Literal, Self, overload
+from typing import Final, Literal, Protocol, Self, overload
 
 import trio
 
+from dep2p.arguments import checks_arguments, unchecked
 from dep2p.errors import NotInRealmError, TopicNotFoundError
 from dep2p.pubsub.subscription import Subscription
-from dep2p.pubsub.types import Message, OnFull, OnNoPeers, PublishResult, ReliablePublish, TopicValidator, WaitFor
-from dep2p.pubsub.validation import Validator
+from dep2p.pubsub.types import (
+    OnFull,
+    OnNoPeers,
+    PublishResult,
+    PubSubMessage,
+    ReliablePublish,
+    ReliableTopics,
+    TopicValidator,
+    WaitFor,
+)
+from dep2p.pubsub.validation import Validation, Validator
 from dep2p.types import PeerId, RealmId
-
-if TYPE_CHECKING:
-    from dep2p.pubsub.service import PubSub
 
 BUFFER_ITEMS: Final = 16_384
 BUFFER_BYTES: Final = 33_554_432
 
 
-class TopicState:
-    """What all handles of one topic share; the owner of its subscriptions."""
+class TopicNetwork(Protocol):
+    """A network's pub/sub, as its topics use it (`dep2p.pubsub.service.PubSub`)."""
 
-    def __init__(self, pubsub: "PubSub", name: str) -> None:
+    @property
+    def realm_id(self) -> RealmId | None: ...
+    @property
+    def reliable(self) -> ReliableTopics | None: ...
+    @property
+    def validators(self) -> Validation: ...
+    async def publish(
+        self, topic: str, body: bytes, *, wait: bool, on_no_peers: OnNoPeers, origin: object | None
+    ) -> PublishResult: ...
+    def peers(self, topic: str) -> list[PeerId]: ...
+    def mesh(self, topic: str) -> list[PeerId]: ...
+    def scores(self) -> dict[PeerId, float]: ...
+    def leave(self, state: "SharedTopic") -> None: ...
+    def hold(self, who: object) -> None: ...
+    def release(self, who: object) -> None: ...
+    def message_handled(self, message: PubSubMessage) -> None: ...
+    def count_lagged(self, policy: OnFull) -> None: ...
+
+
+class SharedTopic:
+    """The state that all handles of one topic share; the owner of its subscriptions."""
+
+    def __init__(self, pubsub: TopicNetwork, name: str) -> None:
         self._pubsub = pubsub
         self.name = name
         self.handles = 0
         self.critical_peers: tuple[PeerId, ...] | None = None
         self.subscriptions: dict[Subscription, None] = {}
-        self.is_over = False
+        self.is_over: bool = False
 
     def end(self) -> None:
-        """The topic was left: its subscriptions end when they are read empty."""
+        """End all subscriptions of a topic that was left, when they are read empty."""
         self.is_over = True
         for subscription in list(self.subscriptions):
             subscription.close()
@@ -49,20 +78,21 @@ class TopicState:
     def subscription_low(self, subscription: Subscription) -> None:
         self._pubsub.release(subscription)
 
-    def message_handled(self, message: Message) -> None:
+    def message_handled(self, message: PubSubMessage) -> None:
         self._pubsub.message_handled(message)
 
     def count_lagged(self, policy: OnFull) -> None:
         self._pubsub.count_lagged(policy)
 
 
+@checks_arguments
 class Topic:
     """A handle of a joined topic, from ``await node.join(name)``. The last handle that leaves leaves the topic.
 
     Also an async context manager that leaves at its end.
     """
 
-    def __init__(self, pubsub: "PubSub", state: TopicState) -> None:
+    def __init__(self, pubsub: TopicNetwork, state: SharedTopic) -> None:
         self._pubsub = pubsub
         self._state = state
         self._has_left = False
@@ -74,12 +104,12 @@ class Topic:
 
     @property
     def realm_id(self) -> RealmId | None:
-        """None on the public network."""
+        """The realm's id; None on the public network."""
         return self._pubsub.realm_id
 
     @property
     def is_joined(self) -> bool:
-        """False once this handle has left, or the realm was left."""
+        """Whether this handle is joined: false once it has left, or the realm was left."""
         return not self._has_left and not self._state.is_over
 
     def __repr__(self) -> str:
@@ -96,7 +126,7 @@ class Topic:
     @overload
     async def publish(
         self,
-        data: bytes,
+        body: bytes,
         *,
         wait: bool = True,
         on_no_peers: OnNoPeers = "error",
@@ -106,7 +136,7 @@ class Topic:
     @overload
     async def publish(
         self,
-        data: bytes,
+        body: bytes,
         *,
         wait: bool = True,
         reliable: Literal[True],
@@ -114,9 +144,10 @@ class Topic:
         wait_for: WaitFor = "all",
     ) -> ReliablePublish: ...
 
+    @unchecked
     async def publish(
         self,
-        data: bytes,
+        body: bytes,
         *,
         wait: bool = True,
         on_no_peers: OnNoPeers = "error",
@@ -124,12 +155,13 @@ class Topic:
         critical_peers: Sequence[PeerId] | None = None,
         wait_for: WaitFor = "all",
     ) -> PublishResult | ReliablePublish:
-        """Publish ``data``; returns when it is in the bounded queues of the neighbours that carry it on.
+        """Publish ``body``. Returns when it is in the bounded queues of the neighbours that forward it.
 
         With ``wait`` it waits while the publish rate is used up or a neighbour's queue is full; a neighbour that is
         much slower than the others is not waited for, and listed in ``dropped``. Without, it waits for nothing.
-        ``on_no_peers``: what to do while nobody is subscribed: "error" raises NoPeersSubscribedError, "queue" keeps it
-        for a first peer, "ok" publishes to nobody.
+        Subscriptions of other handles on this node get it, too, without the network.
+        ``on_no_peers``: what to do while no peer and no other handle here is subscribed: "error" raises
+        NoPeersSubscribedError, "queue" keeps it for a first peer, "ok" publishes to no peer.
 
         Raises MessageTooLargeError (``Limits.message_bytes_max``), RateLimitedError (``pubsub_publish_per_s``, only
         without ``wait``), NoPeersSubscribedError, PublishRefusedError (a validator of this topic said no),
@@ -147,19 +179,19 @@ class Topic:
             if service is None:
                 raise NotInRealmError("reliable publishing needs a realm: the public network has no acknowledgements")
             peers = critical_peers if critical_peers is not None else self._state.critical_peers
-            return await service.publish(self.name, data, peers, wait_for, wait)
+            return await service.publish(self.name, body, peers, wait_for, wait, origin=self)
         if critical_peers is not None:
             raise ValueError("critical_peers are for a reliable publish: add reliable=True")
-        return await self._pubsub.publish(self._state.name, data, wait=wait, on_no_peers=on_no_peers)
+        return await self._pubsub.publish(self._state.name, body, wait=wait, on_no_peers=on_no_peers, origin=self)
 
     @property
     def critical_peers(self) -> tuple[PeerId, ...] | None:
-        """Who must acknowledge reliable publishes to this topic; None: who is subscribed at that moment."""
+        """The peers that must acknowledge reliable publishes to this topic; None: all that are subscribed then."""
         return self._state.critical_peers
 
     @critical_peers.setter
     def critical_peers(self, peers: Sequence[PeerId] | None) -> None:
-        """Holds for the publishes that follow, by every handle of the topic."""
+        """Set the critical peers of the publishes that follow, by every handle of the topic."""
         self._state.critical_peers = None if peers is None else tuple(peers)
 
     def subscribe(
@@ -169,21 +201,25 @@ class Topic:
         buffer_bytes: int = BUFFER_BYTES,
         on_full: OnFull = "drop_oldest",
     ) -> Subscription:
-        """The messages of others: ``async with topic.subscribe() as messages: async for message in messages``.
+        """Subscribe to the messages of others: ``async with topic.subscribe() as messages: async for message in
+        messages``.
+
+        Others are all members, and the other programs of this node: what this very handle publishes does not come back
+        to it, what another handle of the topic or `Node.publish` publishes does.
 
         ``on_full``: "drop_oldest" and "drop_newest" drop, count and say so by a `Lagged` item; "pause" takes nothing
         more from any neighbour of this network until half of the buffer is read, and loses nothing.
         Raises ``ValueError``, and TopicNotFoundError when this handle has left.
         """
         self._check()
-        return Subscription(self._state, buffer_items, buffer_bytes, on_full)
+        return Subscription(self._state, buffer_items, buffer_bytes, on_full, origin=self)
 
     def peers(self) -> list[PeerId]:
-        """Neighbours that are subscribed."""
+        """List the neighbours that are subscribed."""
         return self._pubsub.peers(self.name)
 
     def mesh(self) -> list[PeerId]:
-        """Neighbours with which every message is exchanged."""
+        """List the neighbours with which this node exchanges every message."""
         return self._pubsub.mesh(self.name)
 
     def scores(self) -> dict[PeerId, float]:

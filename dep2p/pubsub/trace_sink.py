@@ -1,4 +1,4 @@
-"""Where the trace events of one router go: a buffer inside the process, the node's trace, both or neither."""
+"""The ways of one router's trace events: a buffer inside the process, the node's trace, both or neither."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -7,7 +7,7 @@ import trio
 
 from dep2p.gossipsub.effects import Deliver, Effect, Send
 from dep2p.gossipsub.router import Router
-from dep2p.gossipsub.rpc import Message
+from dep2p.gossipsub.rpc import RpcMessage
 from dep2p.gossipsub.tracing.libp2p_events import TRACE_TYPES, DeliverMessage, TraceBuffer
 from dep2p.pubsub.peer_links import NeighbourStats
 from dep2p.traces.schema import Depth
@@ -18,9 +18,10 @@ _AT_ONCE: Final = 2
 
 
 class RouterTrace:
-    """Of one pub/sub network.
+    """The trace of one pub/sub network's router.
 
-    Who performs an effect of one of `kinds` adds it to `pending`, and then the time; it calls `flush` at `pending_max`.
+    The code that performs an effect of one of `kinds` adds it to `pending`, and then the time. At `pending_max` entries
+    it calls `flush`.
     """
 
     def __init__(self, router: Router, buffer: TraceBuffer | None) -> None:
@@ -29,11 +30,11 @@ class RouterTrace:
         self._log: TraceLog | None = None
         self.kinds: Mapping[type, int] = TRACE_TYPES if buffer is not None else {}
         self.pending: list[Effect | float] = []
-        self.pending_max = _AT_ONCE
+        self.pending_max: int = _AT_ONCE
         self.flush: Callable[[], None] = self._flush
 
     def to(self, log: TraceLog | None) -> None:
-        """Give the router's events to a node's trace, which begins with how things are now; None ends that."""
+        """Give the router's events to a node's trace, which begins with the present state; None ends that."""
         self._log = log
         keeps = self._buffer is not None
         rpcs = log is not None and log.rpcs
@@ -49,7 +50,7 @@ class RouterTrace:
                 log.pubsub(event, now)
 
     def _flush(self) -> None:
-        """To both."""
+        """Give the pending events to both."""
         (event, now) = self.pending
         self.pending.clear()
         if self._log is not None:
@@ -58,11 +59,11 @@ class RouterTrace:
             self._buffer.put(event, now)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
     def delivered_directly(self, message_id: bytes, topic: str, data: bytes, sender: PeerId, now: float) -> None:
-        """A message that came past the router: without this, it would count as lost."""
+        """Record a message that came past the router: otherwise it would count as lost."""
         if self._log is not None:
-            self._log.pubsub(DeliverMessage(Message(message_id, b"", b"", topic, data), sender), now)
+            self._log.pubsub(DeliverMessage(RpcMessage(message_id, b"", b"", topic, data), sender), now)
 
 
 def depths_of(neighbours: Sequence[NeighbourStats]) -> list[Depth]:
-    """What waits for each neighbour, where anything does, for snapshots."""
+    """Return the depth of each neighbour's queue that is not empty, for snapshots."""
     return [Depth(f"peer:{one.peer}", one.queued_items, one.queued_bytes) for one in neighbours if one.queued_items]

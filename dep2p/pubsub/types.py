@@ -1,4 +1,4 @@
-"""What pub/sub gives to apps and takes from them."""
+"""The types that apps and pub/sub exchange."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -8,25 +8,25 @@ from dep2p.gossipsub.events import Verdict
 from dep2p.types import PeerId, RealmId
 
 OnFull = Literal["drop_oldest", "drop_newest", "pause"]
-"""What a full subscription buffer does: forget its oldest messages, refuse the newest, or hold back all peers."""
+"""A full subscription buffer: it drops its oldest messages, refuses the newest, or holds back all peers."""
 
 OnNoPeers = Literal["error", "queue", "ok"]
-"""What a publish does while nobody is subscribed: raise NoPeersSubscribedError, wait in a queue, or go to nobody."""
+"""A publish while no peer is subscribed: it raises NoPeersSubscribedError, waits in a queue, or is sent to no peer."""
 
 
 @dataclass(slots=True)
-class Message:
+class PubSubMessage:
     """A message of a topic."""
 
     topic: str
-    data: bytes
+    body: bytes
     sender: PeerId | None
-    """Its author, whose signature holds; None on a network that does not sign."""
+    """The author, whose signature holds; None on a network that does not sign."""
     seqno: int | None
-    """Grows with each message of its author; None on a network that does not sign."""
+    """The author's number for the message, which rises; None on a network that does not sign."""
     id: bytes
     received_from: PeerId | None
-    """The neighbour that sent the first copy; None for this node's own message."""
+    """The neighbour that sent the first copy; None for a message that was published on this very node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +38,20 @@ class Lagged:
 
 @dataclass(frozen=True, slots=True)
 class PublishResult:
-    """What happened to a publish."""
+    """The outcome of a publish."""
 
     id: bytes
     """The message's id, as receivers see it."""
     sent_to: tuple[PeerId, ...]
-    """The neighbours whose queues took it; they carry it on to the others."""
+    """The neighbours whose queues took the message; they forward it to others."""
     queued: bool
-    """It waits for a first peer; sent later, or dropped and counted after ``pending_publish_ttl_s``."""
+    """Whether it waits for a first peer. It is sent later, or dropped and counted after ``pending_publish_ttl_s``."""
     dropped: tuple[PeerId, ...]
-    """Neighbours that did not get it: their queues were full, and they are too slow to be waited for."""
+    """Neighbours that did not get it: their queues were full, and they are too slow."""
     seqno: int | None = None
-    """Grows with each message of this node; None on a network that does not sign."""
+    """This node's number for the message, which rises; None on a network that does not sign."""
+    local_subscriptions: int = 0
+    """Subscriptions of this very node that it was given to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +73,19 @@ class TopicStatus:
 ValidatorVerdict = Verdict | bool | None
 """True and None accept, False rejects."""
 
-TopicValidator = Callable[[Message], ValidatorVerdict] | Callable[[Message], Awaitable[ValidatorVerdict]]
+TopicValidator = Callable[[PubSubMessage], ValidatorVerdict] | Callable[[PubSubMessage], Awaitable[ValidatorVerdict]]
 """Judges a message of others before it is delivered and forwarded. An exception means IGNORE, and is logged."""
 
 WaitFor = Literal["all", "any"]
-"""Which of the critical peers must acknowledge a reliable publish."""
+"""The critical peers that must acknowledge a reliable publish."""
 
 
 class ReliablePublish(Protocol):
-    """A reliable publish: what pub/sub did with it, and the acknowledgements."""
+    """A reliable publish: the result of pub/sub, and the acknowledgements."""
 
     @property
     def result(self) -> PublishResult:
-        """What pub/sub did with it."""
+        """The outcome of its publish over pub/sub."""
         ...
 
     @property
@@ -93,17 +95,26 @@ class ReliablePublish(Protocol):
 
     @property
     def missing(self) -> dict[PeerId, str]:
-        """The critical peers that have not, each with its state or the reason of its failure."""
+        """The critical peers that have not handled it, each with its state or the reason of its failure."""
         ...
 
     async def wait(self) -> None:
-        """Until all (or any) of them have. Raises DeliveryFailedError when that cannot be any more."""
+        """Wait until all (or any) of them have. Raises DeliveryFailedError when that is not possible any more."""
         ...
 
 
 class ReliableTopics(Protocol):
-    """What makes publishes reliable."""
+    """Reliable publishing, as topics use it."""
 
     async def publish(
-        self, topic: str, data: bytes, critical_peers: Sequence[PeerId] | None, wait_for: WaitFor, wait: bool
-    ) -> ReliablePublish: ...
+        self,
+        topic: str,
+        body: bytes,
+        critical_peers: Sequence[PeerId] | None,
+        wait_for: WaitFor,
+        wait: bool,
+        *,
+        origin: object | None = None,
+    ) -> ReliablePublish:
+        """``origin``: the handle that publishes; its own subscriptions do not hear it."""
+        ...

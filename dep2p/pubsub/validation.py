@@ -8,24 +8,29 @@ from typing import Final, Protocol
 
 import trio
 
+from dep2p.concurrency.wait_queue import Sleeper
 from dep2p.errors import PublishRefusedError
 from dep2p.gossipsub.events import Verdict
-from dep2p.gossipsub.rpc import Message as RouterMessage
-from dep2p.pubsub.types import Message, TopicValidator, ValidatorVerdict
+from dep2p.gossipsub.rpc import RpcMessage as RouterMessage
+from dep2p.pubsub.types import PubSubMessage, TopicValidator, ValidatorVerdict
 from dep2p.types import PeerId
 
-logger = logging.getLogger("dep2p.io")
+logger: logging.Logger = logging.getLogger("dep2p.io")
 
 _BATCH_COST: Final = 32
-"""Then other tasks get a turn: some 2 ms."""
+"""The work, counted in signatures, after which other tasks get a turn: some 2 ms."""
 _COST_BYTES: Final = 16_384
-"""So many bytes cost about as much again as a signature."""
+"""Bytes that cost about as much again as a signature."""
 
 
 class Judge(Protocol):
-    """What takes verdicts."""
+    """The receiver of verdicts."""
 
     def judged(self, ticket: int, verdict: Verdict) -> None: ...
+
+    def received_all(self) -> None:
+        """These were all verdicts of one batch."""
+        ...
 
 
 class Validator:
@@ -38,27 +43,30 @@ class Validator:
             raise ValueError("a validator's concurrency must be at least 1 and its timeout_s above 0")
         if not callable(fn):
             raise ValueError(f"a validator must be callable, not {fn!r}")
-        self.fn = fn
-        self.concurrency = concurrency
-        self.timeout_s = timeout_s
-        self.running = 0
+        self.fn: TopicValidator = fn
+        self.concurrency: int = concurrency
+        self.timeout_s: float = timeout_s
+        self.running: int = 0
 
 
 class Validation:
-    """What waits for its verdict. `put` never blocks; `run` is one task, and each async validator at work another."""
+    """The messages that wait for a verdict.
+
+    `put` never blocks; `run` is one task, and each async validator at work another.
+    """
 
     def __init__(
         self,
         judge: Judge,
         counters: Counter[str],
         check_signature: Callable[[RouterMessage], str | None],
-        public_message: Callable[[RouterMessage, PeerId | None], Message],
+        public_message: Callable[[RouterMessage, PeerId | None], PubSubMessage],
         *,
         items_max: int,
         on_held: Callable[[bool], None],
     ) -> None:
-        """``on_held``: called with True when more than half of ``items_max`` is waiting, with False when it is little
-        again."""
+        """``on_held``: called with True when more than half of ``items_max`` is waiting, with False when few are
+        left."""
         self._judge = judge
         self._counters = counters
         self._check_signature = check_signature
@@ -68,7 +76,7 @@ class Validation:
         self._on_held = on_held
         self._is_held = False
         self._waiting: deque[tuple[int, RouterMessage, PeerId, bool]] = deque()
-        self._sleeper: trio.lowlevel.Task | None = None
+        self._sleeper = Sleeper()
         self._nursery: trio.Nursery | None = None
         self._at_work = 0
         self.by_topic: dict[str, list[Validator]] = {}
@@ -82,21 +90,20 @@ class Validation:
         if not self._is_held and len(self) > self._high:
             self._is_held = True
             self._on_held(True)
-        sleeper = self._sleeper
-        if sleeper is not None:
-            self._sleeper = None
-            trio.lowlevel.reschedule(sleeper)
+        if self._sleeper.task is not None:
+            self._sleeper.wake()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with trio.open_nursery() as self._nursery:
             while True:
                 if self._waiting:
                     self._one_batch()
-                    self._let_go()
+                    self._judge.received_all()
+                    self._resume_if_low()
                     await trio.lowlevel.checkpoint()
                 else:
-                    await self._sleep()
+                    await self._sleeper.wait()
 
     def _one_batch(self) -> None:
         cost = 0
@@ -116,29 +123,19 @@ class Validation:
             else:
                 self._judge.judged(ticket, Verdict.ACCEPT)
 
-    def _let_go(self) -> None:
+    def _resume_if_low(self) -> None:
         if self._is_held and len(self) <= self._low:
             self._is_held = False
             self._on_held(False)
 
-    async def _sleep(self) -> None:
-        task = trio.lowlevel.current_task()
-        self._sleeper = task
-
-        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-            self._sleeper = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
-
     # Validators of apps
 
-    async def judge_own(self, topic: str, data: bytes, sender: PeerId | None) -> None:
-        """Ask the topic's validators about a message that is to be published here.
+    async def judge_own(self, topic: str, body: bytes, sender: PeerId | None) -> None:
+        """Ask the topic's validators about a message before this node publishes it.
 
-        It has no id and no seqno yet, and came from nobody. Raises PublishRefusedError unless all of them accept.
+        It has no id and no seqno yet, and came from no neighbour. Raises PublishRefusedError unless all of them accept.
         """
-        message = Message(topic, data, sender, None, b"", None)
+        message = PubSubMessage(topic, body, sender, None, b"", None)
         for validator in list(self.by_topic.get(topic, ())):
             try:
                 verdict = await self._call(message, validator)
@@ -153,7 +150,7 @@ class Validation:
                 )
 
     def _ask(self, ticket: int, message: RouterMessage, peer: PeerId, validators: list[Validator]) -> None:
-        """Sync ones at once; at the first async one the rest goes on in a task of its own."""
+        """Ask sync validators at once; from the first async one on, a task of its own goes on."""
         public = self._public_message(message, peer)
         for number, validator in enumerate(validators):
             try:
@@ -183,7 +180,7 @@ class Validation:
     async def _finish(
         self,
         ticket: int,
-        message: Message,
+        message: PubSubMessage,
         answer: Awaitable[ValidatorVerdict],
         validator: Validator,
         following: list[Validator],
@@ -202,9 +199,10 @@ class Validation:
         finally:
             self._at_work -= 1
         self._judge.judged(ticket, verdict)
-        self._let_go()
+        self._judge.received_all()
+        self._resume_if_low()
 
-    async def _call(self, message: Message, validator: Validator) -> Verdict:
+    async def _call(self, message: PubSubMessage, validator: Validator) -> Verdict:
         answer = validator.fn(message)
         if not inspect.isawaitable(answer):
             return _as_verdict(answer)
@@ -216,7 +214,9 @@ class Validation:
         validator.running += 1
         return await self._await_one(message, answer, validator)
 
-    async def _await_one(self, message: Message, answer: Awaitable[ValidatorVerdict], validator: Validator) -> Verdict:
+    async def _await_one(
+        self, message: PubSubMessage, answer: Awaitable[ValidatorVerdict], validator: Validator
+    ) -> Verdict:
         try:
             with trio.move_on_after(validator.timeout_s):
                 return _as_verdict(await answer)

@@ -1,11 +1,14 @@
-"""Who may do what with which queue of a realm."""
+"""Access to the queues of a realm: which peers may do which operations."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, cast
 
+from msgspec import UNSET, convert
+
 from dep2p.errors import QueueAccessError
+from dep2p.protocols.queues.admin import AccessChange, QueueAccess
 from dep2p.protocols.wire.cbor import decode_bounded
 from dep2p.types import PeerId, RealmId, parse_peer_id
 
@@ -17,9 +20,9 @@ Who = str | tuple[PeerId, ...]
 
 
 class Right(Enum):
-    """What an operation needs."""
+    """A right that an operation on a queue needs."""
 
-    LOOK = "look"
+    DESCRIBE = "describe"
     """Any member: names, counts, options."""
     CREATE = "create"
     PUBLISH = "publish"
@@ -29,38 +32,39 @@ class Right(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Of one queue."""
+    """The peers that have each right on one queue."""
 
     publish: Who = "members"
     consume: Who = "members"
     administer: Who = "members"
 
+    def as_reply(self) -> QueueAccess:
+        """The access as a reply has it."""
+        return QueueAccess(publish=self.publish, consume=self.consume, administer=self.administer)
+
     def as_dict(self) -> dict[str, object]:
-        """Plain values."""
+        """The access as plain values."""
         return {
             name: who if isinstance(who, str) else list(who)
             for name, who in (("publish", self.publish), ("consume", self.consume), ("administer", self.administer))
         }
 
 
-def parse_access(value: object, default: Access) -> Access:
-    """From plain values; what is not given is as in ``default``. Raises ``ValueError``."""
-    if not isinstance(value, dict):
-        raise ValueError("access is no object")
-    given = cast(dict[str, object], value)
-    unknown = [name for name in given if name not in ("publish", "consume", "administer")]
-    if unknown:
-        raise ValueError(f"access has no {unknown[0][:40]!r}: publish, consume and administer are known")
+def parse_access(change: AccessChange, before: Access) -> Access:
+    """The access ``before`` after the change. Raises ``ValueError``."""
+
+    def who(value: object, default: Who) -> Who:
+        return default if value is UNSET else parse_who(value)
+
     return Access(
-        *(
-            parse_who(given[name]) if name in given else getattr(default, name)
-            for name in ("publish", "consume", "administer")
-        )
+        who(change.publish, before.publish),
+        who(change.consume, before.consume),
+        who(change.administer, before.administer),
     )
 
 
 def parse_who(value: object) -> Who:
-    """Raises ``ValueError``."""
+    """Parse a value of a right. Raises ``ValueError``."""
     if isinstance(value, str):
         if value in ("members", "owner"):
             return value
@@ -78,34 +82,34 @@ class Rights:
     def __init__(self, default: Access, create: Who) -> None:
         self.default = default
         self.create = create
-        """Who may make queues here."""
+        """The peers that may make queues here."""
         self._by_queue: dict[tuple[str, str], Access] = {}
         self.save: Callable[[str, object | None], None] = lambda _key, _value: None
-        """Set by the engine: what changes is committed with the next batch."""
+        """Stores a changed definition with the next batch; the engine sets it."""
 
     def restore(self, definitions: Mapping[str, bytes]) -> None:
-        """What was kept, instead of what is known. Raises ``ValueError``, ProtocolError for a damaged definition."""
+        """Replace all known rules by the stored ones. Raises ``ValueError``, ProtocolError for a damaged definition."""
         self._by_queue.clear()
         for key, raw in definitions.items():
             if key.startswith(_PREFIX):
                 namespace, _, name = key[len(_PREFIX) :].partition("/")
                 value = decode_bounded(raw, f"the definition {key}", depth_max=3, entries_max=_PEERS_MAX)
                 try:
-                    self._by_queue[namespace, name] = parse_access(value, self.default)
+                    self._by_queue[namespace, name] = parse_access(convert(value, AccessChange), self.default)
                 except ValueError as error:
                     raise ValueError(f"the store's definition {key[:120]!r} is damaged ({error})") from None
 
     def of(self, namespace: str, name: str) -> Access:
-        """That of a queue."""
+        """The access of a queue."""
         return self._by_queue.get((namespace, name), self.default)
 
     def set(self, namespace: str, name: str, access: Access) -> None:
-        """Change that of a queue."""
+        """Change the access of a queue."""
         self._by_queue[namespace, name] = access
         self.save(f"{_PREFIX}{namespace}/{name}", access.as_dict())
 
     def forget(self, namespace: str, name: str) -> None:
-        """The queue is gone."""
+        """Forget the access of a deleted queue."""
         if self._by_queue.pop((namespace, name), None) is not None:
             self.save(f"{_PREFIX}{namespace}/{name}", None)
 
@@ -115,12 +119,7 @@ class Rights:
         if who != "members" and (isinstance(who, str) or peer not in who):
             raise QueueAccessError(f"the owner of the queue {name!r} does not let {peer} {right.value} there")
 
-    def require_create(
-        self, realm_id: RealmId, peer: PeerId, fields: Mapping[str, object], *, is_there: bool = False
-    ) -> None:
-        """Raises QueueAccessError unless the member may make queues here; and administer one that ``is_there``, if it
-        gives it another access: to make it once more, as programs do at each start, changes nothing else."""
+    def require_create(self, peer: PeerId) -> None:
+        """Raises QueueAccessError unless the member may make queues here."""
         if self.create != "members" and (isinstance(self.create, str) or peer not in self.create):
             raise QueueAccessError(f"this node does not let {peer} make queues: its owner makes them")
-        if is_there and fields.get("access") is not None:
-            self.require(realm_id, str(fields.get("queue")), peer, Right.ADMINISTER)

@@ -1,6 +1,6 @@
-"""What the producers and consumers of a node count, over those that are at work and those that are over.
+"""Counters of a node's producers and consumers: the sums over those at work and those that have ended.
 
-Each counts for itself; it is added up when somebody asks, so that a message costs nothing here.
+Each producer and consumer has its own counters. The sums are made on request, so that a message costs nothing here.
 """
 
 from bisect import bisect_left
@@ -12,37 +12,37 @@ _SWEEP_ITEMS: Final = 64
 
 
 class Durations:
-    """How often something took how long."""
+    """A histogram of durations."""
 
     BOUNDS_S: Final[Sequence[float]] = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(self.BOUNDS_S) + 1)
-        """By the bound up to which it took; the last: longer."""
-        self.sum_s = 0.0
+        self.counts: list[int] = [0] * (len(self.BOUNDS_S) + 1)
+        """The counts by upper bound; the last one: longer."""
+        self.sum_s: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """One more."""
+        """Count a duration."""
         self.counts[bisect_left(self.BOUNDS_S, seconds)] += 1
         self.sum_s += seconds
 
     def update(self, other: "Durations") -> None:
-        """Those of another one, too."""
+        """Add the counts of another one."""
         self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
         self.sum_s += other.sum_s
 
 
 class Handovers:
-    """Of the partitions of exclusive channels, as their consumers see it."""
+    """Durations of handovers of partitions in exclusive channels, as their consumers measure them."""
 
     def __init__(self) -> None:
-        self.given = Durations()
-        """From when one is to hand a partition over until everything is done and its lock is given back."""
-        self.taken = Durations()
-        """From when a partition is allocated to one until it has its lock."""
+        self.given: Durations = Durations()
+        """From the request to hand a partition over until its work is done and its lock is released."""
+        self.taken: Durations = Durations()
+        """From the assignment of a partition until the consumer has its lock."""
 
     def update(self, other: "Handovers") -> None:
-        """Those of another one, too."""
+        """Add the durations of another one."""
         self.given.update(other.given)
         self.taken.update(other.taken)
 
@@ -55,25 +55,25 @@ class Flow(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """It counts nothing more."""
+        """Whether it counts nothing more."""
         ...
 
     def flow_counts(self) -> Mapping[str, int]:
-        """Since it began."""
+        """Return its counts since it began, by name."""
         ...
 
     def flow_values(self) -> Mapping[str, float]:
-        """Of this moment."""
+        """Return its gauges of this moment, by name."""
         ...
 
     @property
     def handovers(self) -> Handovers | None:
-        """If it has partitions of its own."""
+        """The handovers of a consumer that has partitions of its own; else None."""
         ...
 
 
 class FlowCounts:
-    """Of one node."""
+    """The counters of all producers and consumers of one node."""
 
     def __init__(self) -> None:
         self._flows: dict[Flow, None] = {}
@@ -82,7 +82,7 @@ class FlowCounts:
         self._sweep_at = _SWEEP_ITEMS
 
     def add(self, flow: Flow) -> None:
-        """It is at work."""
+        """Add a producer or consumer that begins."""
         if len(self._flows) >= self._sweep_at:
             self._sweep()
             self._sweep_at = max(_SWEEP_ITEMS, 2 * len(self._flows))
@@ -90,7 +90,7 @@ class FlowCounts:
 
     @property
     def live(self) -> int:
-        """How many are remembered each for itself."""
+        """The number of producers and consumers that are remembered one by one."""
         return len(self._flows)
 
     def _sweep(self) -> None:
@@ -101,7 +101,7 @@ class FlowCounts:
                 self._ended_handovers.update(flow.handovers)
 
     def counts(self, kind: str) -> dict[str, int]:
-        """All that the flows of a kind have counted."""
+        """Return the sum of each counter over all producers or consumers, past ones too."""
         self._sweep()
         total = Counter(self._ended.get(kind, {}))
         for flow in self._flows:
@@ -110,7 +110,8 @@ class FlowCounts:
         return dict(total)
 
     def values(self, kind: str) -> dict[str, float]:
-        """What those of a kind have now, added up; of what begins with ``oldest`` the largest."""
+        """Return the sum of each gauge over the producers or consumers at work; the maximum for a name that begins with
+        ``oldest``."""
         total: dict[str, float] = {"at_work": sum(flow.flow_kind == kind and not flow.is_over for flow in self._flows)}
         for flow in self._flows:
             if flow.flow_kind == kind and not flow.is_over:
@@ -120,7 +121,7 @@ class FlowCounts:
         return total
 
     def handovers(self) -> Handovers:
-        """Of all."""
+        """Return the durations of all handovers of this node's consumers."""
         self._sweep()
         total = Handovers()
         total.update(self._ended_handovers)

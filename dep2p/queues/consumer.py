@@ -1,80 +1,87 @@
-"""What a consumer of a queue is, wherever the queue is kept, and the messages that it hands to an app."""
+"""The interface of a consumer, the same for queues of this node and of others, and the messages that it gives to an
+app."""
 
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Self
+from typing import Final, Self, cast
 
 import trio
 
+from dep2p.arguments import WrongTypeError, check_number, checks_arguments, unchecked
 from dep2p.errors import NotInFlightError
-from dep2p.protocols.queues.wire import Result, Settle, Settled
-from dep2p.queues.types import Attributes, Delivery, decode_attributes, message_id
+from dep2p.protocols.queues.wire.frames import DeliveryResult, Settle, Settled
+from dep2p.queues.types import Attributes, MessageDelivery, decode_attributes, message_id
 from dep2p.types import Headers
 
 BATCH_ITEMS: Final = 64
+_DELAY_MAX_MS: Final = 0xFFFF_FFFF
+"""The longest delay of a result in milliseconds: its field in the frame has 32 bits. The broker cuts delays to
+``delay_max_s`` of the queue."""
+_DELAY_MAX_S: Final = _DELAY_MAX_MS / 1000
 
 
 class Consumer(ABC):
     """Takes messages of one channel. For one trio task, except that settling may be done from any.
 
-    A message that was received is *held* until it is settled, its time is over, or the consumer ends. When the
-    consumer ends, or the connection to the queue does, what is held goes to others at once.
+    A message that was received is *held* until it is settled, its time is over, or the consumer ends. When the consumer
+    ends, or the connection to the queue does, held messages go to others at once.
     """
 
     queue: str
     channel: str
     max_in_flight: int
     on_lost: Callable[[], None] | None = None
-    """Called when everything that is held was lost at once: the connection is gone, or the consumer over."""
+    """Called when all held messages were lost at once: the connection is gone, or the consumer is over."""
     on_revoke: Callable[[int], None] | None = None
-    """Of an exclusive one: called with a partition that is to be handed over, or is lost: start nothing more of it, and
-    release what was received and not started."""
+    """Called by an exclusive consumer with a partition that it has to hand over or has lost. Start nothing more of that
+    partition, and release messages that were received and not started."""
     is_exclusive = False
-    """Whether it has partitions of its own, and the messages of a key come one after the other."""
+    """Whether it has partitions of its own, in which the messages of a key come one after the other."""
 
     @abstractmethod
-    async def receive(self, items_max: int = BATCH_ITEMS) -> list[Delivery]:
-        """At least one message, at most ``items_max``.
+    async def receive(self, items_max: int = BATCH_ITEMS) -> list[MessageDelivery]:
+        """Wait for messages: at least one, at most ``items_max``.
 
         Raises QueueConsumerClosedError when the queue or channel was deleted or the consumer closed, and what makes
         a subscription impossible (QueueAccessError, NotMemberError …).
         """
 
     @abstractmethod
-    def settle(self, results: Sequence[Result]) -> list[tuple[int, int, int]]:
-        """Say what became of held messages; returns at once, and gives those that it does not hold.
+    def settle(self, results: Sequence[DeliveryResult]) -> list[tuple[int, int, int]]:
+        """Report the results of held messages. Returns at once, with those that it does not hold.
 
         Results are written soon and not waited for: one that is lost in a crash brings its message again.
         """
 
     @abstractmethod
-    async def confirm(self, results: Sequence[Result]) -> Settled:
-        """The same, and wait until it is durable. With the new time of each touched message."""
+    async def confirm(self, results: Sequence[DeliveryResult]) -> Settled:
+        """Report results, and wait until they are durable. Returns the new time of each touched message, too."""
 
     @abstractmethod
     def holds(self, partition: int, seq: int, epoch: int = 0) -> bool:
         """Whether this consumer has that message, as far as it knows. ``epoch``: that of its delivery."""
 
-    def scope(self, delivery: Delivery) -> trio.CancelScope:
-        """For work on a delivery: ends when it is not this consumer's any more, as far as time tells."""
+    def scope(self, delivery: MessageDelivery) -> trio.CancelScope:
+        """Return a scope for work on a delivery: it ends when the delivery is not this consumer's any more, as far as
+        time tells."""
         return trio.CancelScope(deadline=delivery.deadline_s)
 
-    def limit_s(self, delivery: Delivery) -> float:
-        """Until when a delivery may be worked on whatever is touched, on trio's clock."""
+    def limit_s(self, delivery: MessageDelivery) -> float:
+        """The time on trio's clock until which a delivery may be worked on, whatever is touched."""
         return float("inf")
 
-    def drop(self, delivery: Delivery) -> None:
-        """Nobody works on that delivery any more, and it has no result: its time was over, or it was lost."""
+    def drop(self, delivery: MessageDelivery) -> None:
+        """Stop counting a delivery that has no result: its time was over, or it was lost."""
         return
 
     @abstractmethod
     def set_ready(self, max_in_flight: int) -> None:
-        """How many messages may be held from now on; 0 takes no more. Held ones stay."""
+        """Set the number of messages that may be held; 0 takes no more. Held ones stay."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Give back what is held. Idempotent."""
+        """Release the held messages and close. Idempotent."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -84,22 +91,32 @@ class Consumer(ABC):
             await self.aclose()
 
 
+def _for_frame(delay_s: object, reason: object) -> tuple[int, str]:
+    """Fit a delay and a reason into a frame of results: one that could not be written would end the link for all."""
+    check_number(delay_s, "delay_s")
+    if not isinstance(reason, str):
+        raise WrongTypeError(f"reason must be text (str), not {type(reason).__name__}")
+    delay_ms = round(max(0.0, min(cast(float, delay_s), _DELAY_MAX_S)) * 1000)
+    return delay_ms, reason.encode("utf-8", "replace").decode()  # often an error's text, with arbitrary characters
+
+
+@checks_arguments
 class QueueMessage:
     """A message that a consumer holds. Settle it once: finish, requeue, release or reject."""
 
     __slots__ = ("_attributes", "_consumer", "_delivery", "_scopes", "deadline_s")
 
-    def __init__(self, consumer: Consumer, delivery: Delivery) -> None:
+    def __init__(self, consumer: Consumer, delivery: MessageDelivery) -> None:
         self._consumer = consumer
         self._delivery = delivery
         self._attributes: Attributes | None = None
         self._scopes: list[trio.CancelScope] = []
-        self.deadline_s = delivery.deadline_s
+        self.deadline_s: float = delivery.deadline_s
         """``trio.current_time()`` at which it goes to another consumer."""
 
     @property
     def body(self) -> bytes:
-        """What was published."""
+        """The body, as the producer published it."""
         return self._delivery.body
 
     @property
@@ -109,7 +126,8 @@ class QueueMessage:
 
     @property
     def attempts(self) -> int:
-        """1 at the first delivery. Above it, an earlier delivery came to no good end: it may have been worked on."""
+        """The number of this delivery, from 1. Above 1 an earlier delivery did not finish: the message may have been
+        worked on."""
         return self._delivery.attempts
 
     @property
@@ -136,22 +154,23 @@ class QueueMessage:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """For filters."""
+        """The tags, for filters."""
         return self.attributes.tags
 
     @property
     def priority(self) -> int:
-        """Higher is delivered first."""
+        """The priority; higher ones are delivered first."""
         return self.attributes.priority
 
     @property
     def headers(self) -> Headers:
-        """The app's own."""
+        """The app's own headers."""
         return self.attributes.headers
 
     @property
     def expired(self) -> bool:
-        """Its time is over, or it was lost with its connection: somebody else has it, or will. Stop working on it."""
+        """Whether its time is over, or it was lost with its connection: another consumer gets it. Stop working on
+        it."""
         delivery = self._delivery
         is_held = self._consumer.holds(delivery.partition, delivery.seq, delivery.epoch)
         return trio.current_time() >= self.deadline_s or not is_held
@@ -170,33 +189,36 @@ class QueueMessage:
         return scope
 
     async def finish(self, *, durable: bool = False) -> None:
-        """It is done. With ``durable``, return when it cannot come back. Raises NotInFlightError."""
+        """Report success. With ``durable``, return when the message cannot come back. Raises NotInFlightError."""
         await self._settle(Settle.FINISH, durable=durable)
 
+    @unchecked
     async def requeue(self, delay_s: float = 0.0, reason: str = "") -> None:
-        """It did not work: deliver it again, after ``delay_s``. Raises NotInFlightError."""
+        """Report a failure: deliver the message again, after ``delay_s``. Raises NotInFlightError."""
         await self._settle(Settle.REQUEUE, delay_s, reason)
 
     async def release(self) -> None:
-        """Give it back untried: the attempt does not count. Raises NotInFlightError."""
+        """Release the message: the attempt does not count. Raises NotInFlightError."""
         await self._settle(Settle.RELEASE)
 
+    @unchecked
     async def reject(self, reason: str = "") -> None:
-        """It can never work: to the dead letters at once. Raises NotInFlightError."""
+        """Report that the message can never work: it becomes a dead letter at once. Raises NotInFlightError."""
         await self._settle(Settle.REJECT, reason=reason)
 
     async def touch(self) -> float:
-        """Work goes on: the time begins anew. Returns the new ``deadline_s``. Raises NotInFlightError."""
+        """Begin the message's time anew, while work goes on. Returns the new ``deadline_s``. Raises
+        NotInFlightError."""
         delivery = self._delivery
         self._require_held()
-        settled = await self._consumer.confirm([Result(Settle.TOUCH, delivery.partition, delivery.seq)])
+        settled = await self._consumer.confirm([DeliveryResult(Settle.TOUCH, delivery.partition, delivery.seq)])
         self._refuse(settled.refused)
         left_ms = settled.touched[0][2] if settled.touched else 0
         self.move_deadline(trio.current_time() + left_ms / 1000)
         return self.deadline_s
 
     def move_deadline(self, deadline_s: float) -> None:
-        """It was renewed: it is held until then, and its scopes end then."""
+        """Take a new deadline of a renewed message: its scopes end then."""
         self.deadline_s = deadline_s
         for scope in self._scopes:
             scope.deadline = min(deadline_s, self._consumer.limit_s(self._delivery))
@@ -204,7 +226,10 @@ class QueueMessage:
     async def _settle(self, kind: Settle, delay_s: float = 0.0, reason: str = "", *, durable: bool = False) -> None:
         delivery = self._delivery
         self._require_held()
-        result = Result(kind, delivery.partition, delivery.seq, round(delay_s * 1000), reason)
+        delay_ms = 0
+        if delay_s != 0.0 or reason != "":
+            delay_ms, reason = _for_frame(delay_s, reason)
+        result = DeliveryResult(kind, delivery.partition, delivery.seq, delay_ms, reason)
         if durable:
             self._refuse((await self._consumer.confirm([result])).refused)
         else:
@@ -230,8 +255,8 @@ class Messages:
 
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
-        """For whole batches: `Consumer.receive`, `Consumer.settle`."""
-        self._next: deque[Delivery] = deque()
+        """The consumer, for whole batches: `Consumer.receive`, `Consumer.settle`."""
+        self._next: deque[MessageDelivery] = deque()
 
     def __aiter__(self) -> Self:
         return self
@@ -243,6 +268,6 @@ class Messages:
                 delivery = self._next.popleft()
                 if consumer.holds(delivery.partition, delivery.seq, delivery.epoch):
                     return QueueMessage(consumer, delivery)
-                consumer.drop(delivery)  # its time was over before anybody looked at it
-            # What waits in an exclusive consumer can still be handed over untried.
+                consumer.drop(delivery)  # its time was over before it was received
+            # Messages that wait in an exclusive consumer can still be handed over without an attempt.
             self._next.extend(await consumer.receive(1 if consumer.is_exclusive else BATCH_ITEMS))

@@ -1,6 +1,6 @@
 """A consumer of an exclusive channel: it has partitions of its own while its lease lasts, here or at another member's.
 
-Everything that it decides is in `MemberCore`; this performs it. A `Port` is the way to the keeper.
+`MemberCore` decides; this class performs. A `Port` is the connection to the broker.
 """
 
 import logging
@@ -12,53 +12,53 @@ import trio
 
 from dep2p.errors import Dep2pError, QueueConsumerClosedError, StreamClosedError
 from dep2p.protocols.queues.ordering.consumer_group import Lease
-from dep2p.protocols.queues.ordering.group_member import Beat, Heartbeat, Lost, MemberCore, Revoked, State
-from dep2p.protocols.queues.wire import BATCH_ITEMS_MAX, QueueCode, Result, Settle, Settled
+from dep2p.protocols.queues.ordering.group_member import Beat, Heartbeat, Lost, MemberCore, MemberState, Revoked
+from dep2p.protocols.queues.wire.frames import BATCH_ITEMS_MAX, DeliveryResult, QueueCode, Settle, Settled
 from dep2p.queues.client_metrics import Handovers
 from dep2p.queues.consumer import BATCH_ITEMS, Consumer
-from dep2p.queues.types import Delivery
+from dep2p.queues.types import MessageDelivery
 
-logger = logging.getLogger("dep2p.queues")
+logger: logging.Logger = logging.getLogger("dep2p.queues")
 
 _HEARTBEAT_FIRST_S: Final = 1.0
-"""Until the keeper has told how long leases are."""
+"""Seconds between heartbeats until the broker has said how long leases are."""
 
 
 class PartitionHold(NamedTuple):
-    """A partition that a consumer has."""
+    """A partition that a consumer holds."""
 
     partition: int
     epoch: int
     since_s: float
-    """On trio's clock."""
+    """The time since when it is held, on trio's clock."""
     is_draining: bool
-    """It is to be handed over as soon as what is in work is done."""
+    """Whether the partition is handed over as soon as its work is done."""
 
 
 class Port(Protocol):
-    """The way to the keeper. Everything is sent in order, or is lost with the link."""
+    """The connection to the broker. Everything is sent in order, or is lost with the link."""
 
     def heartbeat(self, beat: Heartbeat) -> bool:
-        """False: there is no link now."""
+        """Send a heartbeat. Returns False when there is no link now."""
         ...
 
     def unlock(self, partition: int, epoch: int) -> None:
-        """Lost without a link: the keeper then learns it from the next heartbeat."""
+        """Release a partition's lock. Without a link the broker learns it from the next heartbeat."""
         ...
 
     def send_results(
-        self, epoch: int, results: Sequence[Result], on_settled: Callable[[Settled | None], None] | None
+        self, epoch: int, results: Sequence[DeliveryResult], on_settled: Callable[[Settled | None], None] | None
     ) -> bool:
-        """Results of one partition. ``on_settled`` is called when they are durable, or with None when the link was
-        lost before that was known. False: there is no link now."""
+        """Send results of one partition. ``on_settled`` is called when they are durable, or with None when the link was
+        lost before that was known. Returns False when there is no link now."""
         ...
 
     def ready(self, max_in_flight: int) -> None:
-        """So many may be held."""
+        """Set the number of messages that may be held."""
         ...
 
     async def leave(self) -> None:
-        """Nothing is in work any more; close."""
+        """Leave the channel, when nothing is in work any more."""
         ...
 
 
@@ -67,7 +67,7 @@ class _Open:
 
     __slots__ = ("deadline_s", "delivery", "is_lost", "scopes")
 
-    def __init__(self, delivery: Delivery) -> None:
+    def __init__(self, delivery: MessageDelivery) -> None:
         self.delivery = delivery
         self.deadline_s = delivery.deadline_s
         self.is_lost = False
@@ -81,27 +81,29 @@ class ExclusiveConsumer(Consumer):
     own time. A handler that ignores that cannot be stopped, but its result is refused (LOCK_LOST).
     """
 
+    max_in_flight: int
+
     is_exclusive = True
 
     def __init__(self, port: Port, queue: str, channel: str, member: bytes, max_in_flight: int) -> None:
         self.queue = queue
         self.channel = channel
         self.member = member
-        """Its name among the channel's consumers."""
+        """The member's name among the channel's consumers."""
         self.max_in_flight = max_in_flight
         self.on_assigned: Callable[[], None] | None = None
-        """Called after each word of the keeper's."""
+        """Called after each lease of the broker."""
         self.counters: Counter[str] = Counter()
-        self.handovers = Handovers()
+        self.handovers: Handovers = Handovers()
         self._revoked_at: dict[int, float] = {}
         self.error: Dep2pError | None = None
-        self.core = MemberCore()
+        self.core: MemberCore = MemberCore()
         self._port = port
         self._open: dict[tuple[int, int], _Open] = {}
-        self._inbox: deque[Delivery] = deque()
+        self._inbox: deque[MessageDelivery] = deque()
         self._leases: deque[Lease] = deque()
-        self._results: dict[tuple[int, int], list[Result]] = {}
-        """By partition and epoch: to be sent."""
+        self._results: dict[tuple[int, int], list[DeliveryResult]] = {}
+        """Results to send, by partition and epoch."""
         self._confirming: dict[tuple[int, int], list[Callable[[Settled | None], None]]] = {}
         self._arrived = trio.lowlevel.ParkingLot()
         self._idle = trio.lowlevel.ParkingLot()
@@ -113,10 +115,10 @@ class ExclusiveConsumer(Consumer):
 
     # For the app
 
-    async def receive(self, items_max: int = BATCH_ITEMS) -> list[Delivery]:
+    async def receive(self, items_max: int = BATCH_ITEMS) -> list[MessageDelivery]:
         await trio.lowlevel.checkpoint()
         while True:
-            taken: list[Delivery] = []
+            taken: list[MessageDelivery] = []
             now = trio.current_time()
             while self._inbox and len(taken) < items_max:
                 delivery = self._inbox.popleft()
@@ -130,11 +132,11 @@ class ExclusiveConsumer(Consumer):
                 raise self.error.with_traceback(None)
             await self._arrived.park()
 
-    def settle(self, results: Sequence[Result]) -> list[tuple[int, int, int]]:
+    def settle(self, results: Sequence[DeliveryResult]) -> list[tuple[int, int, int]]:
         return self._take_results(results, None)
 
     def _take_results(
-        self, results: Sequence[Result], groups: dict[tuple[int, int], None] | None
+        self, results: Sequence[DeliveryResult], groups: dict[tuple[int, int], None] | None
     ) -> list[tuple[int, int, int]]:
         refused: list[tuple[int, int, int]] = []
         closed: list[tuple[int, int]] = []
@@ -162,7 +164,7 @@ class ExclusiveConsumer(Consumer):
         self._step()
         return refused
 
-    async def confirm(self, results: Sequence[Result]) -> Settled:
+    async def confirm(self, results: Sequence[DeliveryResult]) -> Settled:
         groups: dict[tuple[int, int], None] = {}
         refused = self._take_results(results, groups)
         if not groups:
@@ -179,7 +181,7 @@ class ExclusiveConsumer(Consumer):
         for group in groups:
             if group in self._results:
                 self._confirming.setdefault(group, []).append(on_settled)
-            else:  # it had to be sent at once, in front of an UNLOCK
+            else:  # it was sent at once, in front of an UNLOCK
                 on_settled(Settled(0, [], []))
         self._flush()
         await done.wait()
@@ -209,8 +211,9 @@ class ExclusiveConsumer(Consumer):
             and epoch in (0, open_.delivery.epoch)
         )
 
-    def scope(self, delivery: Delivery) -> trio.CancelScope:
-        """For work on a delivery: ends at the lease's end, with the loss of the partition, or with its time."""
+    def scope(self, delivery: MessageDelivery) -> trio.CancelScope:
+        """Return a scope for work on a delivery: it ends with the lease, with the loss of the partition, or with the
+        message's time."""
         scope = trio.CancelScope(deadline=min(delivery.deadline_s, self.core.lease_end))
         open_ = self._open.get((delivery.partition, delivery.seq))
         if open_ is None or open_.is_lost or open_.delivery.epoch != delivery.epoch:
@@ -219,10 +222,10 @@ class ExclusiveConsumer(Consumer):
             open_.scopes.append(scope)
         return scope
 
-    def limit_s(self, delivery: Delivery) -> float:
+    def limit_s(self, delivery: MessageDelivery) -> float:
         return self.core.lease_end
 
-    def drop(self, delivery: Delivery) -> None:
+    def drop(self, delivery: MessageDelivery) -> None:
         key = (delivery.partition, delivery.seq)
         open_ = self._open.get(key)
         if open_ is not None and open_.delivery.epoch == delivery.epoch:
@@ -231,30 +234,30 @@ class ExclusiveConsumer(Consumer):
             self._step()
 
     def partitions(self) -> dict[int, PartitionHold]:
-        """What it has now."""
+        """Return the partitions that it holds now."""
         return {
-            partition: PartitionHold(partition, hold.epoch, hold.since, hold.state is not State.HELD)
+            partition: PartitionHold(partition, hold.epoch, hold.since, hold.state is not MemberState.HELD)
             for partition, hold in self.core.holds.items()
-            if hold.state in (State.HELD, State.DRAINING, State.RECONNECTED)
+            if hold.state in (MemberState.HELD, MemberState.DRAINING, MemberState.RECONNECTED)
         }
 
     flow_kind = "consumer"
 
     @property
     def is_over(self) -> bool:
-        """Nothing more comes."""
+        """Whether nothing more comes."""
         return self.error is not None
 
     def flow_counts(self) -> dict[str, int]:
-        """Since it began."""
+        """Return its counts since it began."""
         return dict(self.counters)
 
     def flow_values(self) -> dict[str, float]:
-        """Of this moment."""
+        """Return the gauges of this moment: the number of partitions."""
         return {"partitions": len(self.partitions())}
 
     def lease_s_left(self) -> float:
-        """0 or less: nothing may be worked on."""
+        """Seconds that are left of the lease. At 0 or less nothing may be worked on."""
         return self.core.lease_end - trio.current_time()
 
     def set_ready(self, max_in_flight: int) -> None:
@@ -262,14 +265,14 @@ class ExclusiveConsumer(Consumer):
         self._port.ready(max_in_flight)
 
     async def drain(self) -> None:
-        """Take nothing more, give back what waits unreceived, and return when nothing is in work here."""
+        """Take nothing more, release messages that wait unreceived, and return when nothing is in work here."""
         self.set_ready(0)
         while self.error is None:
             for delivery in reversed(self._inbox):
                 self._open.pop((delivery.partition, delivery.seq), None)
                 self.core.closed(delivery.partition, delivery.epoch)
                 self._results.setdefault((delivery.partition, delivery.epoch), []).append(
-                    Result(Settle.RELEASE, delivery.partition, delivery.seq)
+                    DeliveryResult(Settle.RELEASE, delivery.partition, delivery.seq)
                 )
             self._inbox.clear()
             self._flush()
@@ -278,11 +281,12 @@ class ExclusiveConsumer(Consumer):
             await self._idle.park()
 
     async def aclose(self) -> None:
-        """What waits unreceived was not tried; what is held goes to others at once: nobody may work on it any more."""
+        """Close. Messages that wait here are released without an attempt. Messages that the app holds go to other
+        consumers at once: no handler may work on them any more."""
         if self.error is None:
             for delivery in reversed(self._inbox):
                 self._results.setdefault((delivery.partition, delivery.epoch), []).append(
-                    Result(Settle.RELEASE, delivery.partition, delivery.seq)
+                    DeliveryResult(Settle.RELEASE, delivery.partition, delivery.seq)
                 )
             self._flush()
             self._is_leaving = True
@@ -291,7 +295,7 @@ class ExclusiveConsumer(Consumer):
         await trio.lowlevel.checkpoint()
 
     def close(self, error: Dep2pError) -> None:
-        """It is over."""
+        """End with an error."""
         if self.error is not None:
             return
         self.error = error
@@ -308,7 +312,7 @@ class ExclusiveConsumer(Consumer):
     # Life
 
     async def run(self) -> None:
-        """Heartbeats, results and time, until it is closed."""
+        """Send heartbeats and results, and keep time, until it is closed."""
         with self._scope:
             beat_at = 0.0
             while True:
@@ -327,21 +331,22 @@ class ExclusiveConsumer(Consumer):
                 await trio.lowlevel.checkpoint()
 
     def _expire(self, now: float) -> None:
-        """Deliveries whose time is over are others' by now; their handlers were cancelled by their scopes."""
+        """Drop deliveries whose time is over: other consumers have them by now, and their scopes have cancelled the
+        handlers."""
         for key in [key for key, open_ in self._open.items() if open_.deadline_s <= now]:
             delivery = self._open.pop(key).delivery
             self.core.closed(delivery.partition, delivery.epoch)
 
-    # From the keeper
+    # From the broker
 
     def linked(self) -> None:
-        """There is a link, a first or a new one."""
+        """Act on a link: the first, or a new one."""
         self._is_linked = True
         self._flush()
         self._beat()
 
     def link_lost(self) -> None:
-        """Locks and lease stay; results that were not sent are sent over the next link."""
+        """Act on a lost link. Locks and lease stay; unsent results go over the next link."""
         self._lose_link()
         if self._is_leaving:
             return
@@ -356,18 +361,18 @@ class ExclusiveConsumer(Consumer):
                 call(None)
 
     def lease_arrived(self, lease: Lease) -> None:
-        """What the keeper says."""
+        """Take a lease that the broker sent."""
         self._leases.append(lease)
         self._step()
 
-    def arrived(self, deliveries: Sequence[Delivery]) -> None:
-        """Messages."""
+    def arrived(self, deliveries: Sequence[MessageDelivery]) -> None:
+        """Take messages."""
         now = trio.current_time()
         for delivery in deliveries:
             partition, epoch = delivery.partition, delivery.epoch
             if self.core.epoch_of(partition, now) == epoch:
                 before = self._open.get((partition, delivery.seq))
-                if before is not None:  # its time was over at the keeper
+                if before is not None:  # its time was over at the broker
                     self.core.closed(partition, before.delivery.epoch)
                     self._lose(before)
                 self._open[partition, delivery.seq] = _Open(delivery)
@@ -376,21 +381,23 @@ class ExclusiveConsumer(Consumer):
                 continue
             self.counters["deliveries_not_taken"] += 1
             hold = self.core.holds.get(partition)
-            if hold is not None and hold.epoch == epoch and hold.state is not State.ENDING:
-                # It is being handed over: this one was not tried.
-                self._results.setdefault((partition, epoch), []).append(Result(Settle.RELEASE, partition, delivery.seq))
+            if hold is not None and hold.epoch == epoch and hold.state is not MemberState.ENDING:
+                # The partition is being handed over: release the message without an attempt.
+                self._results.setdefault((partition, epoch), []).append(
+                    DeliveryResult(Settle.RELEASE, partition, delivery.seq)
+                )
                 self._wake.set()
         self._arrived.unpark_all()
 
     # Inside
 
     def _step(self) -> None:
-        """Perform what the core decides; never inside of itself."""
+        """Perform what the core decides; not reentrant."""
         if self._is_stepping or self.error is not None:
             return
         self._is_stepping = True
         core = self.core
-        is_told = bool(self._leases)
+        is_notified = bool(self._leases)
         try:
             while self._leases or core.effects:
                 if self._leases:
@@ -419,7 +426,7 @@ class ExclusiveConsumer(Consumer):
             self._is_stepping = False
         if not self._open:
             self._idle.unpark_all()
-        if is_told and self.on_assigned is not None:
+        if is_notified and self.on_assigned is not None:
             self.on_assigned()
 
     def _extend(self) -> None:
@@ -437,10 +444,10 @@ class ExclusiveConsumer(Consumer):
         for delivery in reversed(self._take_from_inbox(partition)):
             del self._open[partition, delivery.seq]
             self._results.setdefault((partition, delivery.epoch), []).append(
-                Result(Settle.RELEASE, partition, delivery.seq)
+                DeliveryResult(Settle.RELEASE, partition, delivery.seq)
             )
             self.core.closed(partition, delivery.epoch)
-        self._tell_revoked(partition)
+        self._notify_revoked(partition)
 
     def _lost(self, lost: Lost) -> None:
         self.counters["partitions_lost"] += 1
@@ -453,22 +460,22 @@ class ExclusiveConsumer(Consumer):
         self.counters["results_dropped_late"] += len(self._results.pop((lost.partition, lost.epoch), ()))
         for call in self._confirming.pop((lost.partition, lost.epoch), ()):
             call(None)
-        self._tell_revoked(lost.partition)
+        self._notify_revoked(lost.partition)
 
     def _lose(self, open_: _Open) -> None:
         open_.is_lost = True
-        # Its handler is cancelled now; one that does not say that it has ended (`drop`) counts as ended a while later.
+        # Its handler is cancelled now. A handler that does not report its end (`drop`) counts as ended a while later.
         open_.deadline_s = min(open_.deadline_s, trio.current_time() + (self.core.heartbeat_s or _HEARTBEAT_FIRST_S))
         for scope in open_.scopes:
             scope.cancel()
 
-    def _take_from_inbox(self, partition: int) -> list[Delivery]:
+    def _take_from_inbox(self, partition: int) -> list[MessageDelivery]:
         taken = [each for each in self._inbox if each.partition == partition]
         if taken:
             self._inbox = deque(each for each in self._inbox if each.partition != partition)
         return taken
 
-    def _tell_revoked(self, partition: int) -> None:
+    def _notify_revoked(self, partition: int) -> None:
         if self.on_revoke is not None:
             try:
                 self.on_revoke(partition)

@@ -1,4 +1,4 @@
-"""Where a node keeps its queues, and what holds for those whose maker says nothing else."""
+"""Settings of a node's queues: the store, and defaults for queues whose maker sets none."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,20 +24,21 @@ class QueueSettings:
     defaults: QueueOptions = field(default_factory=QueueOptions)
     """Options of a queue whose maker gives no other."""
     access: Access = field(default_factory=Access)
-    """Of a realm's queue whose maker gives no other."""
+    """Access to a realm's queue whose maker names no other."""
     create: Who = "members"
-    """Who may make queues of a realm on this node."""
+    """The peers that may make queues of a realm on this node."""
 
     standby: bool = False
-    """The store, in PostgreSQL, is shared with other nodes that are set up so, too: one of them keeps the queues, and
-    another one takes over when it is gone. See docs/howto/takeover.md."""
+    """The store, in PostgreSQL, is shared with other nodes that are set up so, too: one of them is the broker of the
+    queues, and another one takes over when it is gone. See docs/howto/failover.md."""
 
     def shared_stores(self, peer: str) -> SharedStores:
-        """The store of a set of nodes, as this one sees it. Raises ``ValueError`` unless it is in PostgreSQL."""
+        """The store of a failover group, as this one sees it. Raises ``ValueError`` unless it is in PostgreSQL."""
         return open_shared(self.store, self.sync, peer)
 
     def make_store(self, data_dir: Path | None) -> QueueStore:
-        """Not opened yet. Raises ``ValueError`` for an address that no backend knows, StoreError without its driver."""
+        """Make the store, which is not opened yet. Raises ``ValueError`` for an address that no backend knows,
+        StoreError without its driver."""
         if self.store == "memory" or (self.store == "auto" and data_dir is None):
             return MemoryStore()
         if self.store == "auto" and data_dir is not None:

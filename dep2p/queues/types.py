@@ -1,13 +1,25 @@
-"""What goes into queues and comes out of them."""
+"""Messages of queues on their way in and out: attributes, ids, deliveries, options of consumers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from functools import lru_cache
-from typing import Final, NamedTuple, cast
+from typing import Annotated, Final, NamedTuple
 
-from dep2p.errors import ProtocolError
+from msgspec import Meta, Struct, ValidationError, convert, field
+
+from dep2p.arguments import WrongTypeError
+from dep2p.errors import (
+    HeadersTooLargeError,
+    MessageTooLargeError,
+    NotMemberError,
+    PeerNotFoundError,
+    ProtocolError,
+    RequestTimeoutError,
+    StreamClosedError,
+)
 from dep2p.protocols.queues.message import NewMessage
-from dep2p.protocols.queues.wire import WireMessage
+from dep2p.protocols.queues.wire.frames import ATTRIBUTES_BYTES_MAX, WireMessage
 from dep2p.protocols.wire.cbor import decode_bounded, encode_canonical
 from dep2p.types import Headers
 
@@ -15,24 +27,57 @@ _SEQ_BITS: Final = 40
 _SEQ_MASK: Final = (1 << _SEQ_BITS) - 1
 _TAGS_MAX: Final = 32
 _HEADERS_MAX: Final = 64
+_PRIORITY_MAX: Final = 255
+_DELAY_MAX_S: Final = 10 * 365 * 86_400.0
+
+UNREACHABLE_ERRORS: Final = (NotMemberError, PeerNotFoundError, RequestTimeoutError, StreamClosedError)
+"""The node is not there now; another try may reach it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """What a message has besides its body."""
+    """The attributes of a message: all but its body."""
 
     key: str = ""
     tags: tuple[str, ...] = ()
     priority: int = 0
-    headers: Headers = field(default_factory=dict[str, object])
+    headers: Headers = dataclass_field(default_factory=dict[str, object])
     delay_ms: int = 0
-    """On the way in only."""
+    """Only on the way in."""
+
+
+_Number = Annotated[int, Meta(ge=0, lt=1 << 53)]
+
+
+class _AttributeFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Attributes as they go over the wire."""
+
+    key: str = field(name="k", default="")
+    tags: Annotated[tuple[str, ...], Meta(max_length=_TAGS_MAX)] = field(name="t", default=())
+    priority: _Number = field(name="p", default=0)
+    headers: Headers = field(name="h", default_factory=dict[str, object])
+    delay_ms: _Number = field(name="d", default=0)
 
 
 NO_ATTRIBUTES: Final = Attributes()
 
 
-class Delivery(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscribeOptions:
+    """How a consumer takes messages. ``from_start``, ``filter`` and ``exclusive`` are for a new channel."""
+
+    max_in_flight: int = 1
+    """Messages that the consumer may hold without a result."""
+    bytes_max: int | None = None
+    """About the bytes of the bodies of held messages; None: the broker's bound."""
+    from_start: bool = False
+    filter: str = ""
+    exclusive: bool = False
+    of_distributed: bool = False
+    """Whether the queue is a shard: then its controller makes the channel."""
+
+
+class MessageDelivery(NamedTuple):
     """A message as a consumer gets it."""
 
     partition: int
@@ -40,16 +85,21 @@ class Delivery(NamedTuple):
     attempts: int
     published_us: int
     deadline_s: float
-    """``trio.current_time()`` at which it is not this consumer's any more."""
+    """The time, by ``trio.current_time()``, from which it is not this consumer's any more."""
     attributes: bytes
-    """As `encode_attributes` made them; mostly nobody looks at them."""
+    """Encoded by `encode_attributes`; decoded when an app asks for them."""
     body: bytes
     epoch: int = 0
-    """In an exclusive channel: under which lock of its partition it was delivered."""
+    """In an exclusive channel: the epoch of the partition's lock when it was delivered."""
+
+
+def node_names(nodes: Sequence[str]) -> list[str]:
+    """Convert node names to the form of requests between nodes: "self", the node that is asked, is "home" there."""
+    return ["home" if each == "self" else each for each in nodes]
 
 
 def message_id(partition: int, seq: int) -> str:
-    """The id of a message as people and programs see it: 16 hex digits."""
+    """Return the public id of a message: 16 hex digits."""
     return f"{(partition << _SEQ_BITS) | seq:016x}"
 
 
@@ -62,7 +112,10 @@ def parse_message_id(text: str) -> tuple[int, int]:
 
 
 def encode_attributes(attributes: Attributes) -> bytes:
-    """As they go over the wire; nothing for what is at its default."""
+    """Encode attributes for the wire; those at their defaults are left out.
+
+    Raises MessageTooLargeError for more than 16,384 bytes, ``ValueError`` for values that no consumer could read.
+    """
     fields: dict[str, object] = {}
     if attributes.key:
         fields["k"] = attributes.key
@@ -74,7 +127,45 @@ def encode_attributes(attributes: Attributes) -> bytes:
         fields["h"] = attributes.headers
     if attributes.delay_ms:
         fields["d"] = attributes.delay_ms
-    return encode_canonical(fields) if fields else b""
+    if not fields:
+        return b""
+    try:
+        encoded = encode_canonical(fields)
+        if attributes.headers or attributes.tags:
+            decode_attributes(encoded)  # refuse values that a consumer could not read
+    except MessageTooLargeError:
+        raise
+    except UnicodeEncodeError:
+        raise ValueError(
+            "key, tags and headers must be text that UTF-8 can encode: one holds half of a surrogate pair"
+        ) from None
+    except Exception as error:  # cbor2 raises errors of many types, by the value
+        raise ValueError(f"the key, tags and headers of a message cannot be encoded: {error}") from error
+    if len(encoded) > ATTRIBUTES_BYTES_MAX:
+        raise HeadersTooLargeError(
+            f"key, tags and headers of {len(encoded)} bytes together: at most {ATTRIBUTES_BYTES_MAX} are allowed; "
+            "put the rest into the body"
+        )
+    return encoded
+
+
+def encode_options(
+    *,
+    key: str = "",
+    tags: Sequence[str] = (),
+    priority: int = 0,
+    delay_s: float = 0.0,
+    headers: Headers | None = None,
+) -> bytes:
+    """Encode the attributes of a message with these options (`MessageOptions`). Raises what `encode_attributes`
+    raises."""
+    if not 0 <= delay_s <= _DELAY_MAX_S:
+        raise ValueError(f"delay_s is {delay_s}: it is 0 to {_DELAY_MAX_S:g}")
+    if not 0 <= priority <= _PRIORITY_MAX:
+        raise ValueError(f"a priority of {priority}: it is 0 to {_PRIORITY_MAX}")
+    if len(tags) > _TAGS_MAX:
+        raise ValueError(f"{len(tags)} tags: at most {_TAGS_MAX} are allowed")
+    return encode_attributes(Attributes(key, tuple(tags), priority, dict(headers or {}), round(delay_s * 1000)))
 
 
 def decode_attributes(raw: bytes) -> Attributes:
@@ -82,35 +173,39 @@ def decode_attributes(raw: bytes) -> Attributes:
     if not raw:
         return NO_ATTRIBUTES
     fields = decode_bounded(raw, "a message's attributes", depth_max=4, entries_max=_HEADERS_MAX)
-    if not isinstance(fields, dict):
-        raise ProtocolError("a message's attributes are no map")
-    given = cast(dict[object, object], fields)
-    if not all(name in ("k", "t", "p", "h", "d") for name in given):
-        raise ProtocolError("a message has unknown attributes")
-    key, tags, priority = given.get("k", ""), given.get("t", []), given.get("p", 0)
-    headers, delay_ms = given.get("h", {}), given.get("d", 0)
-    if (
-        not isinstance(key, str)
-        or not isinstance(tags, list)
-        or len(cast(list[object], tags)) > _TAGS_MAX
-        or not all(isinstance(tag, str) for tag in cast(list[object], tags))
-        or not _is_number(priority)
-        or not _is_number(delay_ms)
-        or not isinstance(headers, dict)
-        or not all(isinstance(name, str) for name in cast(dict[object, object], headers))
-    ):
-        raise ProtocolError("a message's attributes are malformed")
-    return Attributes(
-        key,
-        tuple(cast(Sequence[str], tags)),
-        cast(int, priority),
-        cast(Headers, headers),
-        cast(int, delay_ms),
-    )
+    try:
+        given = convert(fields, _AttributeFields)
+    except ValidationError as error:
+        raise ProtocolError(f"a message's attributes are malformed: {error}") from None
+    return Attributes(given.key, given.tags, given.priority, given.headers, given.delay_ms)
+
+
+def readable_attributes(raw: bytes) -> Attributes:
+    """Decode the attributes of a stored message, for lists and for tasks that several messages share; damaged ones
+    count as none."""
+    try:
+        return decode_attributes(raw)
+    except ProtocolError:
+        return NO_ATTRIBUTES
+
+
+def check_messages(messages: Sequence[WireMessage]) -> None:
+    """Check messages before they go into a batch with messages of others.
+
+    Raises `WrongTypeError` for anything but bytes, MessageTooLargeError for more attributes than a frame takes.
+    """
+    for attributes, body in messages:
+        if type(body) is not bytes or type(attributes) is not bytes:
+            wrong = body if type(body) is not bytes else attributes
+            raise WrongTypeError(f"body and attributes of a message must be bytes, not {type(wrong).__name__}")
+        if len(attributes) > ATTRIBUTES_BYTES_MAX:
+            raise HeadersTooLargeError(
+                f"a message with {len(attributes)} bytes of attributes: at most {ATTRIBUTES_BYTES_MAX} are allowed"
+            )
 
 
 def new_messages(messages: Sequence[WireMessage]) -> list[NewMessage]:
-    """What the core takes. Raises :class:`ProtocolError`."""
+    """Convert messages for the core. Raises :class:`ProtocolError`."""
     return [
         NewMessage(body, *_for_core(attributes)) if attributes else NewMessage(body) for attributes, body in messages
     ]
@@ -121,7 +216,3 @@ def _for_core(raw: bytes) -> tuple[bytes, str, int, float]:
     attributes = decode_attributes(raw)
     kept = encode_attributes(replace(attributes, delay_ms=0)) if attributes.delay_ms else raw
     return kept, attributes.key, attributes.priority, attributes.delay_ms / 1000
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53

@@ -1,1 +1,1 @@
-"""Realm membership in use: key files, handshakes, the member table."""
+"""Membership of a realm in use: credentials, handshakes, member links."""

@@ -2,17 +2,20 @@
 
 import base64
 import binascii
+import glob
 import hashlib
 import json
 import logging
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Self, cast
+from typing import Final, Self
 
+from dep2p.encoding.decoded import are_texts, is_array, is_map
 from dep2p.errors import ProtocolError, RealmFileError, RealmSecretError
 from dep2p.protocols.realm.keys import PSK_BYTES, RealmKeys, derive_keys, stretch_passphrase
 from dep2p.protocols.realm.member_record import ADDRS_MAX, fitting_addrs
@@ -27,6 +30,8 @@ _FILE_FORMAT: Final = "dep2p-realm-v1"
 _FILE_BYTES_MAX: Final = 65_536
 _INVITE_CHARACTERS_MAX: Final = 8_192
 _CHECKSUM_BYTES: Final = 8
+LEFTOVER_S: Final = 60.0
+"""A temporary file of this age has no writer any more: writing one takes milliseconds."""
 _NAME, _PSK, _ADDRS = 1, 2, 3
 
 _logger = logging.getLogger("dep2p.realm")
@@ -34,7 +39,7 @@ _logger = logging.getLogger("dep2p.realm")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Realm:
-    """A private group: a name for people and a secret that all members hold. Never shows the secret.
+    """A private group: a human-readable name and a secret that all members hold. Never shows the secret.
 
     Two realms are equal when their secrets are; the name is only a label, and other members may use another one.
     """
@@ -85,7 +90,7 @@ class Realm:
     def from_passphrase(cls, passphrase: str, name: str) -> Self:
         """The realm of a passphrase: same passphrase and same name, same realm. Takes some 0.4 s and 128 MiB.
 
-        The passphrase is stretched with scrypt (n 2^17, r 8, p 1), salted with the name. Anyone who sees the realm id
+        The passphrase is stretched with scrypt (n 2^17, r 8, p 1), salted with the name. Anyone who learns the realm id
         can try guesses against it, so a short one is refused. Raises :class:`RealmSecretError`.
         """
         if len(passphrase.strip()) < PASSPHRASE_CHARACTERS_MIN:
@@ -102,7 +107,8 @@ class Realm:
     # Files
 
     def to_file_bytes(self) -> bytes:
-        """What a realm file holds: JSON with name, secret and bootstrap addresses. Handle like a password."""
+        """Return the contents of a realm file: JSON with name, secret and bootstrap addresses. Handle them like a
+        password."""
         document = {
             "format": _FILE_FORMAT,
             "name": self.name,
@@ -118,25 +124,24 @@ class Realm:
         if len(data) > _FILE_BYTES_MAX:
             raise RealmFileError(f"{source} has {len(data)} bytes: no realm file is that large. {advice}")
         try:
-            document = cast(object, json.loads(data))
+            document: object = json.loads(data)
         except (ValueError, RecursionError):
             raise RealmFileError(f"{source} is not JSON, so it is no realm file. {advice}") from None
-        if not isinstance(document, dict):
+        if not is_map(document):
             raise RealmFileError(f"{source} is not a JSON object, so it is no realm file. {advice}")
-        fields = cast(dict[str, object], document)
+        fields = document
         if fields.get("format") != _FILE_FORMAT:
             raise RealmFileError(
                 f"{source} has format {_shortened(fields.get('format'))}, not {_FILE_FORMAT!r}: it is no realm file, "
                 "or one of a newer dep2p. Upgrade dep2p, or check that it is the right file."
             )
         name, psk, bootstrap = fields.get("name"), fields.get("psk"), fields.get("bootstrap", [])
-        if not isinstance(name, str) or not isinstance(psk, str) or not isinstance(bootstrap, list):
+        if not isinstance(name, str) or not isinstance(psk, str) or not is_array(bootstrap):
             raise RealmFileError(f"{source} lacks a name, a psk or a list bootstrap. {advice}")
-        addrs = cast(list[object], bootstrap)
-        if len(addrs) > ADDRS_MAX or not all(isinstance(addr, str) for addr in addrs):
+        if not are_texts(bootstrap, ADDRS_MAX):
             raise RealmFileError(f"{source}: bootstrap is not a list of at most {ADDRS_MAX} multiaddrs. {advice}")
         try:
-            return cls(name, base64.b64decode(psk, validate=True), tuple(cast(list[str], addrs)))
+            return cls(name, base64.b64decode(psk, validate=True), tuple(bootstrap))
         except (binascii.Error, ValueError):
             # RealmSecretError, too. No detail: it could show a part of the secret.
             raise RealmFileError(f"{source} has a malformed name or psk. {advice}") from None
@@ -175,6 +180,7 @@ class Realm:
         temporary = ""
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            remove_leftovers(path.parent, path.name, older_than_s=LEFTOVER_S)
             descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)  # 0600
             with os.fdopen(descriptor, "wb") as file:
                 file.write(self.to_file_bytes())
@@ -228,15 +234,29 @@ class Realm:
         except ValueError:
             raise RealmFileError(typo) from None
         payload, checksum = raw[:-_CHECKSUM_BYTES], raw[-_CHECKSUM_BYTES:]
-        # Also refuses a changed last character whose spare bits nobody reads: one invite has one text.
+        # Also refuses a changed last character whose spare bits are not read: one invite has one text.
         if checksum != _checksum(payload) or _invite_text(payload) != compact:
             raise RealmFileError(typo)
         return _decode_invite(payload)
 
 
+def remove_leftovers(directory: Path, name: str | None = None, *, older_than_s: float = 0.0) -> None:
+    """Delete the temporary files of killed writers: each holds a realm's secret.
+
+    ``name``: of the realm file that they were to become; None for any. ``older_than_s`` spares the file of a writer
+    that is at work. Raises ``OSError``.
+    """
+    for leftover in directory.glob(f".{'*.realm' if name is None else glob.escape(name)}.*.tmp"):
+        try:
+            if time.time() - leftover.stat(follow_symlinks=False).st_mtime >= older_than_s:
+                leftover.unlink()
+        except FileNotFoundError:
+            continue  # its writer has finished
+
+
 @dataclass(frozen=True, slots=True)
 class Invite:
-    """What an invite holds."""
+    """The content of an invite."""
 
     realm: Realm
     addrs: tuple[str, ...]
@@ -249,13 +269,12 @@ def _decode_invite(payload: bytes) -> Invite:
         decoded = decode_bounded(payload, "invite", depth_max=2, entries_max=64)
     except ProtocolError:
         raise RealmFileError(unusable) from None
-    if not isinstance(decoded, dict):
+    if not is_map(decoded):
         raise RealmFileError(unusable)
-    fields = cast(dict[object, object], decoded)
-    name, psk, addrs = fields.get(_NAME), fields.get(_PSK), fields.get(_ADDRS)
-    if not isinstance(name, str) or not isinstance(psk, bytes) or not isinstance(addrs, list):
+    name, psk, addrs = decoded.get(_NAME), decoded.get(_PSK), decoded.get(_ADDRS)
+    if not isinstance(name, str) or not isinstance(psk, bytes) or not is_array(addrs):
         raise RealmFileError(unusable)
-    texts = [addr for addr in cast(list[object], addrs) if isinstance(addr, str)]
+    texts = [addr for addr in addrs if isinstance(addr, str)]
     try:
         realm = Realm(name, psk, fitting_addrs(texts))
     except RealmSecretError:

@@ -1,8 +1,13 @@
-"""When to try a handshake: on new connections, on discovered peers, and again when something may have changed."""
+"""When to try a handshake: on new connections, on discovered peers, and again when something may have changed.
+
+A refusal holds for as long as it says and no longer. While the connection lives the handshake is tried again: when the
+peer said, or after a back-off. Only a verdict ends that, which the peer itself can undo by a handshake of its own.
+"""
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import trio
@@ -18,26 +23,44 @@ from dep2p.errors import (
     StreamClosedError,
 )
 from dep2p.host.interface import Connection, PeerDiscovered
+from dep2p.protocols.timing.backoff import Backoff
 from dep2p.realm.handshakes import Handshakes
-from dep2p.types import PeerId
+from dep2p.types import PeerId, Rng
 
-DELAYS_S: Final = (0.0, 2.0, 8.0)
-"""Before each try on one connection: at once, after 2 s, after 10 s. A peer may join the realm a moment later."""
-AGAIN_DELAYS_S: Final = (0.1, 2.0, 8.0)
+ABSENT_DELAYS_S: Final = (2.0, 8.0)
+"""Before a peer that is not in the realm is asked again. It may join a moment later; later on it asks by itself."""
+REPEAT: Final = Backoff(first_s=2.0, max_s=60.0)
+"""Waits after refusals, time-outs and ended streams, unless the peer says a longer one."""
+PROTOCOL_REPEAT: Final = Backoff(first_s=30.0, max_s=600.0)
+"""Waits after a peer broke the protocol: an older or newer node, which a restart may mend."""
+RETRY_AFTER_MAX_S: Final = 600.0
+"""The longest wait that a peer can ask for: the realm needs its members, whatever one of them says."""
+AGAIN_DELAY_S: Final = 0.1
+AGAIN_FAILURES_MAX: Final = 3
+"""So many tries to prove anew may fail, then the connection counts as verified no more; the tries go on."""
 AGAIN_PER_CONNECTION_MAX: Final = 20
-"""In an hour."""
+"""In an hour; the next one waits until the hour is over."""
 AGAIN_WINDOW_S: Final = 3_600.0
 DIALING_MAX: Final = 4
 DISCOVERED_MAX: Final = 64
-STRANGERS_MAX: Final = 1_024
-STRANGER_PAUSE_S: Final = 600.0
+PAUSED_PEERS_MAX: Final = 1_024
+NON_MEMBER_PAUSE_S: Final = 600.0
 UNREACHABLE_PAUSE_S: Final = 30.0
 
 _logger = logging.getLogger("dep2p.realm")
 
 
+@dataclass(frozen=True, slots=True)
+class HandshakeRefusal:
+    """A handshake that does not succeed for now: with whom, why, and when it is tried again (by the clock of trio)."""
+
+    peer: PeerId
+    reason: str
+    retry_at: float
+
+
 class Connector(Protocol):
-    """What seeking needs of the membership."""
+    """The membership, as the scheduler uses it."""
 
     def verified_connection(self, peer: PeerId) -> Connection | None: ...
 
@@ -48,17 +71,23 @@ class Connector(Protocol):
     def link_refused(self, connection: Connection, *, is_gone: bool) -> None: ...
 
 
-class Seeking:
-    """Decides when to try; `Handshakes` does it."""
+class HandshakeScheduler:
+    """Decides when to try a handshake; `Handshakes` does it."""
 
-    def __init__(self, connector: Connector, handshakes: Handshakes, own: PeerId, counts: Counter[str]) -> None:
+    def __init__(
+        self, connector: Connector, handshakes: Handshakes, own: PeerId, counts: Counter[str], *, rng: Rng
+    ) -> None:
         self._connector = connector
         self._handshakes = handshakes
         self._own = own
         self._counts = counts
+        self._rng = rng
         self._pause_until: dict[PeerId, float] = {}
         self._pending: dict[PeerId, None] = {}
-        self._sought: dict[int, None] = {}
+        self._in_handshake: dict[int, trio.Event] = {}
+        """Set when the connection ends, by connection."""
+        self._refusals: dict[int, HandshakeRefusal] = {}
+        """Those on live connections, by connection."""
         self._again: dict[int, tuple[float, int]] = {}
         """Start of the current hour, and tries in it, by connection."""
         self._nursery: trio.Nursery | None = None
@@ -70,61 +99,106 @@ class Seeking:
         for _ in range(DIALING_MAX):
             nursery.start_soon(self._dial_discovered)
 
-    async def seek(self, connection: Connection) -> None:
-        """Try the handshake on a connection, at most three times; failures are known by their counters."""
-        if connection.id not in self._sought:
-            self._sought[connection.id] = None
-            try:
-                await self._try(connection, DELAYS_S, again=False)
-            finally:
-                del self._sought[connection.id]
+    def refusals(self) -> list[HandshakeRefusal]:
+        """The handshakes on live connections that do not succeed for now, oldest first."""
+        return list(self._refusals.values())
 
-    def prove_again(self, connection: Connection) -> None:
+    async def try_handshake(self, connection: Connection) -> None:
+        """Try the handshake on a connection until there is a verdict or the connection ends."""
+        if connection.id not in self._in_handshake:
+            await self._run(connection, 0.0, again=False, on_lasting=lambda: None)
+
+    def reauthenticate(self, connection: Connection) -> None:
         """The peer does not count us, or we doubt it: do the handshake anew, soon."""
+        if self._nursery is None or connection.is_closed or connection.id in self._in_handshake:
+            return
         now = trio.current_time()
         since, tries = self._again.get(connection.id, (now, 0))
         if now - since > AGAIN_WINDOW_S:
             since, tries = now, 0
-        if self._nursery is None or connection.is_closed or tries >= AGAIN_PER_CONNECTION_MAX:
-            return
-        if connection.id not in self._sought:
-            self._again[connection.id] = (since, tries + 1)
-            self._nursery.start_soon(self._prove_again, connection)
+        delay_s = AGAIN_DELAY_S if tries < AGAIN_PER_CONNECTION_MAX else since + AGAIN_WINDOW_S - now
+        self._again[connection.id] = (since, tries + 1)
+        self._nursery.start_soon(self._reauthenticate, connection, delay_s)
 
     def disconnected(self, connection: Connection) -> None:
         """Forget a connection."""
         self._again.pop(connection.id, None)
+        self._refusals.pop(connection.id, None)
+        ended = self._in_handshake.get(connection.id)
+        if ended is not None:
+            ended.set()
 
-    async def _prove_again(self, connection: Connection) -> None:
-        if connection.id in self._sought:
-            return
-        self._sought[connection.id] = None
+    async def _reauthenticate(self, connection: Connection, delay_s: float) -> None:
+        def unverify() -> None:
+            self._connector.link_refused(connection, is_gone=True)
+
+        if connection.id not in self._in_handshake and not await self._run(
+            connection, delay_s, again=True, on_lasting=unverify
+        ):
+            unverify()
+
+    async def _run(
+        self, connection: Connection, delay_s: float, *, again: bool, on_lasting: Callable[[], None]
+    ) -> bool:
+        self._in_handshake[connection.id] = ended = trio.Event()
         try:
-            if not await self._try(connection, AGAIN_DELAYS_S, again=True):
-                self._connector.link_refused(connection, is_gone=True)
+            return await self._try(connection, delay_s, ended, again=again, on_lasting=on_lasting)
         finally:
-            del self._sought[connection.id]
+            del self._in_handshake[connection.id]
+            self._refusals.pop(connection.id, None)
 
-    async def _try(self, connection: Connection, delays_s: Sequence[float], *, again: bool) -> bool:
-        for delay_s in delays_s:
+    async def _try(
+        self,
+        connection: Connection,
+        delay_s: float,
+        ended: trio.Event,
+        *,
+        again: bool,
+        on_lasting: Callable[[], None],
+    ) -> bool:
+        """Try until there is a verdict. ``on_lasting`` is called when the failures do not look like passing ones."""
+        failures = absences = 0
+        while True:
             if delay_s:
-                await trio.sleep(delay_s)
+                with trio.move_on_after(delay_s):
+                    await ended.wait()
             if connection.is_closed:
                 return False
             try:
                 await self._handshakes.settle(connection, again=again)
                 return True
-            except ProtocolNotSupportedError:
+            except (ProtocolNotSupportedError, NotMemberError):
                 self._counts["not_in_realm"] += 1
-            except (StreamClosedError, RequestTimeoutError, RateLimitedError, OverloadedError) as error:
-                _logger.debug("realm handshake with %s did not end: %s", connection.peer, error)
-            except (NotMemberError, NotInRealmError) as error:
-                _logger.info("no realm handshake with %s: %s", connection.peer, error)
+                if absences == len(ABSENT_DELAYS_S):
+                    return False
+                delay_s = ABSENT_DELAYS_S[absences]
+                absences += 1
+                continue
+            except NotInRealmError:
                 return False
             except Dep2pError as error:
-                _logger.warning("realm handshake with %s broke the protocol: %s", connection.peer, error)
-                return False
-        return False
+                failures += 1
+                delay_s = self._retry_delay_s(error, failures)
+                self._note_refusal(connection, error, failures, delay_s)
+            if failures == AGAIN_FAILURES_MAX:
+                on_lasting()
+
+    def _retry_delay_s(self, error: Dep2pError, failures: int) -> float:
+        if isinstance(error, RateLimitedError):
+            asked_s = min(error.retry_after_ms / 1000, RETRY_AFTER_MAX_S)
+            return max(asked_s, REPEAT.after(failures)) * (1.0 + 0.1 * self._rng.random())
+        if isinstance(error, OverloadedError | RequestTimeoutError | StreamClosedError):
+            return REPEAT.jittered(failures, self._rng)
+        return PROTOCOL_REPEAT.jittered(failures, self._rng)
+
+    def _note_refusal(self, connection: Connection, error: Dep2pError, failures: int, delay_s: float) -> None:
+        if connection.is_closed:
+            return
+        self._counts["handshake_retries"] += 1
+        # The first one is common while nodes start and stop: the second is worth a line, and then each tenth.
+        level = logging.WARNING if failures == 2 or failures % 10 == 0 else logging.DEBUG
+        _logger.log(level, "no realm handshake with %s: %s; trying again in %.0f s", connection.peer, error, delay_s)
+        self._refusals[connection.id] = HandshakeRefusal(connection.peer, str(error), trio.current_time() + delay_s)
 
     def discovered(self, event: PeerDiscovered) -> None:
         """A discovery source named a peer: dial it, unless it is known, was tried lately, or too many are waiting."""
@@ -150,7 +224,7 @@ class Seeking:
             except NotInRealmError:
                 return
             except NotMemberError:
-                self._pause(event.peer, STRANGER_PAUSE_S)
+                self._pause(event.peer, NON_MEMBER_PAUSE_S)
             except Dep2pError as error:
                 _logger.debug("discovered %s, but: %s", event.peer, error)
                 self._pause(event.peer, UNREACHABLE_PAUSE_S)
@@ -159,6 +233,6 @@ class Seeking:
 
     def _pause(self, peer: PeerId, pause_s: float) -> None:
         self._pause_until.pop(peer, None)
-        if len(self._pause_until) >= STRANGERS_MAX:
+        if len(self._pause_until) >= PAUSED_PEERS_MAX:
             del self._pause_until[next(iter(self._pause_until))]
         self._pause_until[peer] = trio.current_time() + pause_s

@@ -1,4 +1,4 @@
-"""What messaging needs to know of a realm's membership; implemented by `Membership` and by fakes in tests."""
+"""A realm's membership as messaging sees it; implemented by `Membership` and by fakes in tests."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class MemberEvent:
 
 
 class RealmGate(Protocol):
-    """Who may talk in a realm at this moment."""
+    """The peers that may talk in a realm at this moment."""
 
     @property
     def realm_id(self) -> RealmId: ...
@@ -27,15 +27,15 @@ class RealmGate(Protocol):
         ...
 
     def features(self, connection: Connection) -> frozenset[str]:
-        """What the peer offered in its handshake, for example "zstd"; empty when not verified."""
+        """Return the features that the peer offered in its handshake, for example "zstd"; empty when not verified."""
         ...
 
     def verified_connection(self, peer: PeerId) -> Connection | None:
-        """A live verified connection to the peer, or None."""
+        """Return the live verified connection to the peer that is to be used, or None."""
         ...
 
     async def connect(self, peer: PeerId, addrs: Sequence[str] = (), *, timeout_s: float | None = None) -> Connection:
-        """A verified connection: an existing one, or by dialing and the handshake.
+        """Return a verified connection: an existing one, or one made by dialing and the handshake.
 
         Raises PeerNotFoundError, NotMemberError or RequestTimeoutError.
         """
@@ -43,6 +43,13 @@ class RealmGate(Protocol):
 
     def subscribe_unverified(self, on_lost: Callable[[Connection], None]) -> Callable[[], None]:
         """Call ``on_lost`` when a live connection stops being verified (member left, record expired).
+
+        Returns a function that ends it.
+        """
+        ...
+
+    def subscribe_verified(self, on_verified: Callable[[Connection], None]) -> Callable[[], None]:
+        """Call ``on_verified`` for each connection on which a peer proves itself, and when one is preferred to others.
 
         Returns a function that ends it.
         """

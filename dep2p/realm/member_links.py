@@ -27,20 +27,20 @@ from dep2p.protocols.realm.messages import (
     decode_members,
     members_protocol,
 )
+from dep2p.protocols.timing.backoff import Backoff
 from dep2p.protocols.wire.frame import Frame, FrameDecoder, FrameType, decode_error, encode_error
-from dep2p.types import PeerId, RealmId
+from dep2p.types import RealmId
 
 LINKS_PER_CONNECTION_MAX: Final = 2
 GOSSIP_UNSENT_BYTES_MAX: Final = 1_048_576
-"""Gossip to a peer that reads too slowly is dropped from here on; the next sync makes up for it."""
-_REOPEN_INITIAL_S: Final = 1.0
-_REOPEN_MAX_S: Final = 30.0
+"""Unsent bytes from which on gossip to a peer that reads too slowly is dropped; the next sync makes up for it."""
+_REOPEN: Final = Backoff(first_s=1.0, max_s=30.0)
 
 _logger = logging.getLogger("dep2p.realm")
 
 
 class LinkOwner(Protocol):
-    """What links need of the membership that they belong to."""
+    """The membership that links belong to, as they use it."""
 
     def is_verified(self, connection: Connection) -> bool: ...
 
@@ -48,25 +48,25 @@ class LinkOwner(Protocol):
         """Wait until our own handshake on the connection, if any, has a verdict."""
         ...
 
-    def link_opened(self, link: int, peer: PeerId) -> None: ...
+    def link_opened(self, link: int, connection: Connection) -> None: ...
 
     def link_closed(self, link: int, connection: Connection) -> None: ...
 
     def link_message(self, link: int, message: MembersMessage) -> list[SendFrames]:
-        """Act on a message; gives the replies, for the same link."""
+        """Act on a message; return the replies, for the same link."""
         ...
 
     def link_refused(self, connection: Connection, *, is_gone: bool) -> None:
-        """The peer says that we are not verified, or (``is_gone``) that it is not in the realm."""
+        """Note that the peer says that we are not verified, or (``is_gone``) that it is not in the realm."""
         ...
 
 
 @dataclass(slots=True)
-class _Link:
+class _MemberLink:
     stream: ByteStream
     scope: trio.CancelScope
     error: Dep2pError | None = None
-    """Why our side ends it; None when the peer does."""
+    """The reason for which our side ends the link; None when the peer ends it."""
 
 
 class MemberLinks:
@@ -78,7 +78,7 @@ class MemberLinks:
         self._counts = counts
         self._owner = owner
         self._numbers = itertools.count(1)
-        self._links: dict[int, _Link] = {}
+        self._links: dict[int, _MemberLink] = {}
         self._kept: dict[int, trio.Event] = {}
         self._one_ended = trio.Event()
 
@@ -105,7 +105,7 @@ class MemberLinks:
             del self._kept[connection.id]
 
     async def _keep(self, connection: Connection) -> None:
-        delay_s = _REOPEN_INITIAL_S
+        failures = 0
         while self._owner.is_verified(connection):
             started = trio.current_time()
             try:
@@ -118,12 +118,12 @@ class MemberLinks:
                 _logger.debug("members stream with %s: %s", connection.peer, error)
             if not self._owner.is_verified(connection):
                 return
-            if trio.current_time() - started > _REOPEN_MAX_S:
-                delay_s = _REOPEN_INITIAL_S
+            if trio.current_time() - started > _REOPEN.max_s:
+                failures = 0
+            failures += 1
             wake = self._kept[connection.id] = trio.Event()
-            with trio.move_on_after(delay_s):
+            with trio.move_on_after(_REOPEN.after(failures)):
                 await wake.wait()
-            delay_s = min(_REOPEN_MAX_S, 2 * delay_s)
 
     async def serve(self, stream: ByteStream) -> None:
         """Serve a members stream that a peer opened."""
@@ -167,8 +167,8 @@ class MemberLinks:
             link.scope.cancel()
 
     async def say_and_end(self, frame: bytes, connections: Sequence[Connection], *, timeout_s: float) -> None:
-        """Last words: written on every link, and on a new one for each connection without, then wait for the peers to
-        end these streams, which they do when they have read them."""
+        """Write last words on every link, and on a new one for each connection without, then wait until the peers end
+        these streams, which they do when they have read them."""
         with trio.move_on_after(timeout_s):
             async with trio.open_nursery() as nursery:
                 for connection in connections:
@@ -201,10 +201,10 @@ class MemberLinks:
 
     async def _run(self, stream: ByteStream) -> None:
         number = next(self._numbers)
-        link = self._links[number] = _Link(stream, trio.CancelScope())
+        link = self._links[number] = _MemberLink(stream, trio.CancelScope())
         connection = stream.connection
         try:
-            self._owner.link_opened(number, connection.peer)
+            self._owner.link_opened(number, connection)
             with link.scope:
                 try:
                     await self._read(number, stream)

@@ -5,12 +5,14 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
 import trio
 
 from dep2p.errors import (
+    Dep2pError,
     NotInRealmError,
     NotMemberError,
     PeerNotFoundError,
@@ -18,48 +20,60 @@ from dep2p.errors import (
     RequestTimeoutError,
     StreamClosedError,
 )
-from dep2p.host.interface import Connection, Host, HostEvent, PeerConnected, PeerDisconnected
+from dep2p.host.interface import (
+    Connection,
+    ConnectionPreferred,
+    Host,
+    HostEvent,
+    PeerConnected,
+    PeerDisconnected,
+    PeerDiscovered,
+)
 from dep2p.identity import Identity
 from dep2p.limits import Limits
 from dep2p.protocols.realm.anti_entropy import SendFrames
-from dep2p.protocols.realm.handshake import auth_protocol
+from dep2p.protocols.realm.dialable import link_scope
 from dep2p.protocols.realm.member_table import (
     AddrsChanged,
     ClockObserved,
     CloseLink,
-    KeepConnected,
     LeaveRequested,
-    LetGo,
     LinkClosed,
     LinkOpened,
-    Member,
     MemberChanged,
     MembershipEnded,
     MemberTable,
     MessageReceived,
     PeerUnverified,
     PeerVerified,
+    ProbePeer,
+    RealmMember,
     RecordsLoaded,
+    ReleasePeer,
+    RetainPeer,
     TableEffect,
     TableEvent,
 )
 from dep2p.protocols.realm.messages import MembersMessage, encode_records, members_protocol
-from dep2p.realm.connection_interest import unwant, unwant_all, want
+from dep2p.protocols.realm.own_record import OwnRecord
+from dep2p.protocols.realm.record_store import UNPROVED_PER_INTRODUCER_MAX, RecordStore, StoredRecord
 from dep2p.realm.credentials import Realm
-from dep2p.realm.handshake_scheduler import Seeking
+from dep2p.realm.handshake_responder import FEATURES, RealmResponder
+from dep2p.realm.handshake_scheduler import HandshakeScheduler
 from dep2p.realm.handshakes import Handshakes
 from dep2p.realm.interface import MemberEvent
 from dep2p.realm.member_links import MemberLinks
 from dep2p.realm.records_file import load_records, save_records
 from dep2p.types import PeerId, RealmId, Rng, parse_peer_id
 
-FEATURES: Final = ("zstd",)
 TICK_S: Final = 15.0
 """How often the wall clock and the listen addresses are looked at."""
 UNLINKED_S: Final = 30.0
 """After this long without a members stream from the peer that dialed, it has to prove itself again."""
 SAVE_INTERVAL_S: Final = 5.0
 LEAVE_TIMEOUT_S: Final = 2.0
+PROBLEMS_MAX: Final = 8
+"""Peers that `problems` names one by one."""
 _BOOTSTRAP_TTL_S: Final = 365 * 86_400.0
 _LOAD_BATCH: Final = 32
 
@@ -67,49 +81,57 @@ _logger = logging.getLogger("dep2p.realm")
 _T = TypeVar("_T")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembershipOptions:
+    """Options of a membership.
+
+    ``records_path``: where the member table is kept between runs; None for nowhere. ``rng`` makes the nonces: give one
+    only to tests, None is the system's. ``features``: what this node offers in handshakes. ``responder``: answers the
+    handshakes of all realms of the host, so its memberships share one; None makes one for this membership alone.
+    """
+
+    records_path: Path | None = None
+    rng: Rng | None = None
+    wall_clock_s: Callable[[], float] = time.time
+    features: Sequence[str] = FEATURES
+    responder: RealmResponder | None = None
+
+
 class Membership:
     """This node's membership of one realm; implements ``RealmGate``. One use: run it once."""
 
     def __init__(
-        self,
-        realm: Realm,
-        host: Host,
-        identity: Identity,
-        limits: Limits,
-        *,
-        records_path: Path | None = None,
-        rng: Rng | None = None,
-        wall_clock_s: Callable[[], float] = time.time,
-        features: Sequence[str] = FEATURES,
+        self, realm: Realm, host: Host, identity: Identity, limits: Limits, options: MembershipOptions | None = None
     ) -> None:
-        """``records_path``: where the member table is kept between runs, None for nowhere. ``rng`` makes the nonces:
-        give one only to tests, the default is the system's. ``features``: what this node offers in handshakes."""
+        options = options or MembershipOptions()
+        features = options.features
         self.realm = realm
         self._host = host
         self._limits = limits
-        self._records_path = records_path
-        self._wall_clock_s = wall_clock_s
-        rng = random.SystemRandom() if rng is None else rng
+        self._records_path = options.records_path
+        self._wall_clock_s = options.wall_clock_s
+        rng = random.SystemRandom() if options.rng is None else options.rng
         self._counts: Counter[str] = Counter()
         self._table = MemberTable(
-            identity.peer_id,
-            realm.keys,
-            identity.sign,
+            OwnRecord(identity.peer_id, realm.keys, identity.sign, features=features),
+            RecordStore(identity.peer_id, realm.keys, records_max=limits.members_per_realm_max),
             members_max=limits.members_per_realm_max,
             rng=rng,
-            features=features,
+        )
+        self._responder = options.responder or RealmResponder(
+            host, identity.peer_id, limits, rng=rng, features=features
         )
         self._handshakes = Handshakes(
             realm.keys,
-            identity.peer_id,
             limits,
+            responder=self._responder,
             features=features,
             rng=rng,
             counts=self._counts,
             on_verified=self._on_verified,
         )
         self._links = MemberLinks(realm.realm_id, limits, self._counts, self)
-        self._seeking = Seeking(self, self._handshakes, identity.peer_id, self._counts)
+        self._handshake_scheduler = HandshakeScheduler(self, self._handshakes, identity.peer_id, self._counts, rng=rng)
         self._verified = self._handshakes.verified
         self._nursery: trio.Nursery | None = None
         self._scope = trio.CancelScope()
@@ -119,30 +141,55 @@ class Membership:
         self._wake = trio.Event()
         self._armed_at = 0.0
         self._addrs: tuple[str, ...] = ()
+        self._retained: dict[PeerId, None] = {}
         self._saved_version = 0
         self._subscribers: dict[int, Callable[[MemberEvent], None]] = {}
         self._loss_subscribers: dict[int, Callable[[Connection], None]] = {}
         self._verified_subscribers: dict[int, Callable[[Connection], None]] = {}
         self._subscriptions = 0
+        self._introduced: dict[int, None] = {}
+        """Live connections whose peer has proved itself once: the realm is no secret to it."""
+        host.restrict(self._protocols_part, self)
 
     # RealmGate
+
+    @property
+    def _is_running(self) -> bool:
+        return self._nursery is not None and not self._is_leaving
 
     @property
     def realm_id(self) -> RealmId:
         """The realm's public id."""
         return self.realm.realm_id
 
+    @property
+    def _protocols_part(self) -> str:
+        """The part of a protocol's id that is in those of this realm and in no other."""
+        return f"/{self.realm_id}/"
+
+    def is_open(self, connection: Connection) -> bool:
+        """For the host: whether this realm's protocols show on the connection."""
+        return connection.id in self._introduced
+
     def is_verified(self, connection: Connection) -> bool:
-        """Whether the peer has proved itself on this connection and is still a member. One dict lookup."""
-        return connection.id in self._verified
+        """Whether the peer has proved itself on this connection and is still a member. One dict lookup.
+
+        This node needs no proof from itself.
+        """
+        return connection.id in self._verified or (connection is self._host.loopback and self._is_running)
 
     def features(self, connection: Connection) -> frozenset[str]:
-        """What the peer offered in its handshake; empty when not verified."""
+        """Return the features that the peer offered in its handshake; empty when not verified."""
         entry = self._verified.get(connection.id)
         return frozenset() if entry is None else entry.features
 
     def verified_connection(self, peer: PeerId) -> Connection | None:
-        """The oldest live verified connection to the peer."""
+        """The live verified connection to the peer that is to be used: the newest, unless an older one is preferred.
+
+        For this node's own id: its connection to itself.
+        """
+        if peer == self._host.peer_id:
+            return self._host.loopback if self._is_running else None
         return self._handshakes.connection(peer)
 
     async def connect(self, peer: PeerId, addrs: Sequence[str] = (), *, timeout_s: float | None = None) -> Connection:
@@ -152,7 +199,7 @@ class Membership:
         PeerNotFoundError, NotMemberError (also for a peer that is not in the realm at all), RequestTimeoutError, or
         NotInRealmError when this membership does not run.
         """
-        if self._nursery is None or self._is_leaving:
+        if not self._is_running:
             raise NotInRealmError(f"this node is not in the realm {self.realm.name!r}")
         limit_s = self._limits.dial_timeout_s + self._limits.handshake_timeout_s if timeout_s is None else timeout_s
         with trio.move_on_after(limit_s):
@@ -164,19 +211,20 @@ class Membership:
         return self._subscribe(self._loss_subscribers, on_lost)
 
     def subscribe_verified(self, on_verified: Callable[[Connection], None]) -> Callable[[], None]:
-        """Call ``on_verified`` for each connection on which the peer proves itself, at once and undamped.
+        """Call ``on_verified`` for each connection on which the peer proves itself, at once and undamped; and again
+        when a verified one is preferred to others of the peer.
 
         Returns a function that ends it.
         """
         return self._subscribe(self._verified_subscribers, on_verified)
 
-    # What apps ask
+    # For apps
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[RealmMember]:
         """All other members, also those that left lately."""
         return self._table.members()
 
-    def member(self, peer: PeerId) -> Member | None:
+    def member(self, peer: PeerId) -> RealmMember | None:
         """One other member."""
         return self._table.member(peer)
 
@@ -184,12 +232,30 @@ class Membership:
         """Call ``on_event`` for each member event; it must not block. Returns a function that ends it."""
         return self._subscribe(self._subscribers, on_event)
 
+    def problems(self) -> tuple[str, ...]:
+        """Why connected peers are not verified although this node tries, a sentence for each; at most eight."""
+        now = trio.current_time()
+        refusals = self._handshake_scheduler.refusals()
+        texts = [
+            f"no realm handshake with {refusal.peer}: {refusal.reason}; "
+            f"it is tried again in {max(0.0, refusal.retry_at - now):.0f} s"
+            for refusal in refusals[:PROBLEMS_MAX]
+        ]
+        more = len(refusals) - len(texts)
+        texts += [f"the same with {more} more peers"] if more else []
+        texts += [
+            f"{peer} brought records of {UNPROVED_PER_INTRODUCER_MAX} members that this node never met; no more are "
+            "taken from it until some of them prove themselves"
+            for peer in self._table.full_introducers()[:PROBLEMS_MAX]
+        ]
+        return tuple(texts)
+
     def counters(self) -> dict[str, int]:
         """Monotonic counts, by name."""
-        return dict(self._counts + self._table.counts)
+        return dict(self._counts + self._table.counts + self._responder.counts_for(self.realm_id))
 
     async def leave(self) -> None:
-        """Tell every verified member that this node leaves, wait until they know (at most some seconds), then end
+        """Notify every verified member that this node leaves, wait until they know (at most some seconds), then end
         everything of this realm; `run` returns. The kept member table is deleted. Cancelling it ends the realm at once.
         """
         if self._nursery is None or self._is_leaving:
@@ -198,9 +264,9 @@ class Membership:
         self._is_leaving = True
         self._has_left = True
         try:
-            self._host.remove_stream_handler(auth_protocol(self.realm_id))
+            self._responder.remove(self.realm_id)
             self._handshakes.use(None)
-            # Who proves us a member this very moment must hear it too.
+            # A peer whose handshake is in progress must hear it too.
             with trio.move_on_after(LEAVE_TIMEOUT_S):
                 await self._handshakes.all_over()
             self._feed(ClockObserved(self._wall_clock_s()))
@@ -230,14 +296,14 @@ class Membership:
                     self._nursery = nursery
                     self._handshakes.use(nursery)
                     await self._begin()
-                    host.set_stream_handler(auth_protocol(self.realm_id), self._handshakes.serve)
+                    self._responder.add(self._handshakes)
                     host.set_stream_handler(members_protocol(self.realm_id), self._links.serve)
                     unsubscribe = host.subscribe(self._on_host_event)
                     nursery.start_soon(self._tick)
                     nursery.start_soon(self._save_now_and_then)
-                    self._seeking.start(nursery)
+                    self._handshake_scheduler.start(nursery)
                     for connection in host.connections():
-                        nursery.start_soon(self._seeking.seek, connection)
+                        nursery.start_soon(self._handshake_scheduler.try_handshake, connection)
                     task_status.started()
                     await trio.sleep_forever()
         finally:
@@ -249,9 +315,9 @@ class Membership:
     async def _begin(self) -> None:
         self._feed(ClockObserved(self._wall_clock_s()))
         if self._records_path is not None:
-            envelopes = await trio.to_thread.run_sync(self._load, self._records_path)
-            for at in range(0, len(envelopes), _LOAD_BATCH):
-                self._feed(RecordsLoaded(tuple(envelopes[at : at + _LOAD_BATCH])))
+            records = await trio.to_thread.run_sync(self._load, self._records_path)
+            for at in range(0, len(records), _LOAD_BATCH):
+                self._feed(RecordsLoaded(tuple(records[at : at + _LOAD_BATCH])))
                 await trio.lowlevel.checkpoint()
         self._saved_version = self._table.version
         self._look_at_addrs()
@@ -263,17 +329,21 @@ class Membership:
                 continue
             if peer != self._host.peer_id:
                 self._host.add_addrs(peer, [addr], ttl_s=_BOOTSTRAP_TTL_S)
-                want(self._host, self.realm_id, peer)
+                self._retain(peer)
 
     def _end(self) -> None:
         host = self._host
         self._nursery = None
         self._handshakes.use(None)
-        host.remove_stream_handler(auth_protocol(self.realm_id))
+        self._responder.remove(self.realm_id)
+        self._introduced.clear()
+        host.restrict(self._protocols_part, None)
         host.remove_stream_handler(members_protocol(self.realm_id))
         for entry in list(self._verified.values()):
             self._unverify(entry.connection)
-        unwant_all(host, self.realm_id)
+        self._notify(self._loss_subscribers, host.loopback)
+        for peer in list(self._retained):
+            self._release(peer)
         path = self._records_path
         if path is None:
             return
@@ -281,7 +351,7 @@ class Membership:
             if self._has_left:
                 path.unlink(missing_ok=True)
             elif self._table.version != self._saved_version:
-                save_records(path, self._table.envelopes())
+                save_records(path, self._table.stored())
         except OSError as error:
             self._note_save_failure(path, error)
 
@@ -291,14 +361,13 @@ class Membership:
             if verified is not None:
                 await trio.lowlevel.checkpoint()
                 return verified
-            member = self._table.member(peer)
-            known = [*addrs, *(() if member is None else member.addrs)]
+            known = [*addrs, *self._table.dialable_addrs(peer)]
             connection = await self._host.dial(peer, list(dict.fromkeys(known)))
             try:
                 await self._handshakes.settle(connection)
             except StreamClosedError:
                 continue  # the connection ended meanwhile: once more with a new one
-            except ProtocolNotSupportedError:
+            except (ProtocolNotSupportedError, NotMemberError):
                 raise NotMemberError(f"{peer} is not in the realm {self.realm.name!r}") from None
             if connection.id in self._verified:
                 return connection
@@ -316,7 +385,7 @@ class Membership:
             self._feed(ClockObserved(self._wall_clock_s()))
             self._perform(self._table.on_deadline(now))
             self._look_at_addrs()
-            self._prove_unlinked_again(now)
+            self._reauthenticate_unlinked(now)
 
     def _look_at_addrs(self) -> None:
         addrs = tuple(self._host.listen_addrs())
@@ -324,7 +393,7 @@ class Membership:
             self._addrs = addrs
             self._feed(AddrsChanged(addrs))
 
-    def _prove_unlinked_again(self, now: float) -> None:
+    def _reauthenticate_unlinked(self, now: float) -> None:
         """A peer that dialed opens the members stream; one that does not may be in the realm no more."""
         for entry in list(self._verified.values()):
             connection = entry.connection
@@ -332,7 +401,7 @@ class Membership:
                 entry.unlinked_since = now
             elif now - entry.unlinked_since > UNLINKED_S:
                 entry.unlinked_since = now
-                self._seeking.prove_again(connection)
+                self._handshake_scheduler.reauthenticate(connection)
 
     async def _save_now_and_then(self) -> None:
         path = self._records_path
@@ -344,7 +413,7 @@ class Membership:
             if version != self._saved_version:
                 try:
                     # Not abandoned when cancelled: two writers of one file would be worse than a short wait.
-                    await trio.to_thread.run_sync(save_records, path, self._table.envelopes())
+                    await trio.to_thread.run_sync(save_records, path, self._table.stored())
                     self._saved_version = version
                 except OSError as error:
                     self._note_save_failure(path, error)
@@ -354,37 +423,42 @@ class Membership:
             _logger.warning("cannot write the member records %s (%s): trying on, in silence", path, error.strerror)
         self._counts["save_failures"] += 1
 
-    def _load(self, path: Path) -> list[bytes]:
+    def _load(self, path: Path) -> list[StoredRecord]:
         return load_records(path, records_max=self._limits.members_per_realm_max)
 
-    # What the host, the handshakes and the links tell
+    # Calls of the host, the handshakes and the links
 
     def _on_host_event(self, event: HostEvent) -> None:
         match event:
             case PeerConnected():
                 # The side that dialed begins; the other one would only double the work.
                 if event.connection.direction == "outbound" and self._nursery is not None:
-                    self._nursery.start_soon(self._seeking.seek, event.connection)
+                    self._nursery.start_soon(self._handshake_scheduler.try_handshake, event.connection)
             case PeerDisconnected():
-                self._seeking.disconnected(event.connection)
+                self._handshake_scheduler.disconnected(event.connection)
                 self._unverify(event.connection)
-            case _:
-                self._seeking.discovered(event)
+                self._introduced.pop(event.connection.id, None)
+            case ConnectionPreferred():
+                if event.connection.id in self._verified:
+                    self._notify(self._verified_subscribers, event.connection)
+            case PeerDiscovered():
+                self._handshake_scheduler.discovered(event)
 
     def _on_verified(self, connection: Connection) -> None:
+        self._introduced[connection.id] = None
         self._host.protect(connection, self.realm_id)
         self._feed(PeerVerified(connection.id, connection.peer))
         if connection.direction == "outbound" and self._nursery is not None:
             self._nursery.start_soon(self._links.keep, connection)
-        self._tell(self._verified_subscribers, connection)
+        self._notify(self._verified_subscribers, connection)
 
     async def wait_for_attempt(self, connection: Connection) -> None:
-        """For `MemberLinks`."""
+        """For `MemberLinks`, and for the host before it says that it does not speak a protocol."""
         await self._handshakes.wait_for_attempt(connection)
 
-    def link_opened(self, link: int, peer: PeerId) -> None:
+    def link_opened(self, link: int, connection: Connection) -> None:
         """For `MemberLinks`."""
-        self._feed(LinkOpened(link, peer))
+        self._feed(LinkOpened(link, connection.peer, link_scope(connection.remote_addr)))
 
     def link_closed(self, link: int, connection: Connection) -> None:
         """For `MemberLinks`."""
@@ -406,7 +480,7 @@ class Membership:
         """For `MemberLinks`."""
         self._unverify(connection)
         if not is_gone and not self._is_leaving:
-            self._seeking.prove_again(connection)
+            self._handshake_scheduler.reauthenticate(connection)
 
     # Effects
 
@@ -425,18 +499,41 @@ class Membership:
                 case SendFrames():
                     self._links.send(effect)
                 case MemberChanged():
-                    self._tell(self._subscribers, MemberEvent(effect.kind, effect.peer))
+                    self._notify(self._subscribers, MemberEvent(effect.kind, effect.peer))
                 case MembershipEnded():
                     for entry in list(self._verified.values()):
                         if entry.connection.peer == effect.peer:
                             self._unverify(entry.connection)
                 case CloseLink():
                     self._links.end(effect.link, effect.error)
-                case KeepConnected():
+                case RetainPeer():
                     self._host.add_addrs(effect.peer, effect.addrs, ttl_s=effect.ttl_s)
-                    want(self._host, self.realm_id, effect.peer)
-                case LetGo():
-                    unwant(self._host, self.realm_id, effect.peer)
+                    self._retain(effect.peer)
+                case ReleasePeer():
+                    self._release(effect.peer)
+                case ProbePeer():
+                    if self._nursery is not None:
+                        self._nursery.start_soon(self._probe, effect)
+
+    async def _probe(self, probe: ProbePeer) -> None:
+        """One dial of a member that never proved itself here; success shows as a verified connection."""
+        self._counts["probes"] += 1
+        try:
+            with trio.move_on_after(self._limits.dial_timeout_s + self._limits.handshake_timeout_s):
+                connection = await self._host.dial(probe.peer, probe.addrs)
+                await self._handshakes.settle(connection)
+        except Dep2pError as error:
+            self._counts["probes_failed"] += 1
+            _logger.debug("%s is not met: %s", probe.peer, error)
+
+    def _retain(self, peer: PeerId) -> None:
+        """The realm needs a connection to the peer."""
+        self._retained[peer] = None
+        self._host.keep_connected(peer, self.realm_id)
+
+    def _release(self, peer: PeerId) -> None:
+        if self._retained.pop(peer, peer) is None:
+            self._host.forget(peer, self.realm_id)
 
     def _unverify(self, connection: Connection) -> None:
         if self._verified.pop(connection.id, None) is None:
@@ -447,14 +544,14 @@ class Membership:
             self._links.end(link, NotMemberError("not a member any more"))
         if not connection.is_closed:
             self._counts["unverified_live"] += 1
-            self._tell(self._loss_subscribers, connection)
+            self._notify(self._loss_subscribers, connection)
 
-    def _tell(self, subscribers: dict[int, Callable[[_T], None]], what: _T) -> None:
+    def _notify(self, subscribers: dict[int, Callable[[_T], None]], what: _T) -> None:
         for on_event in list(subscribers.values()):
             try:
                 on_event(what)
             except Exception:
-                # An app's mistake must not end the realm for everybody.
+                # An app's mistake must not end the realm for other subscribers.
                 self._counts["subscriber_failures"] += 1
                 _logger.exception("a subscriber to member events failed")
 

@@ -1,1 +1,1 @@
-"""sessions."""
+"""Ordered sessions on trio."""

@@ -1,4 +1,4 @@
-"""The server's end of ordered sessions, for apps: what a handler pushes into and answers requests on."""
+"""The server's end of ordered sessions, for apps: a handler pushes into it and answers requests on it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 import trio
 
+from dep2p.arguments import as_bytes
 from dep2p.concurrency.deadline_heap import DueTimes
 from dep2p.errors import (
     Dep2pError,
@@ -28,11 +29,11 @@ from dep2p.protocols.wire.frame import Frame
 from dep2p.sessions.trace_events import SessionTrace
 from dep2p.types import PeerId
 
-logger = logging.getLogger("dep2p.io")
+logger: logging.Logger = logging.getLogger("dep2p.io")
 
 _YIELD_BYTES: Final = 65_536
 _PUSH_BYTES: Final = 128
-"""What a push counts besides its data towards giving others a turn."""
+"""Bytes that a push counts for besides its data, until the pushing task lets others run."""
 _NEVER: Final = float("inf")
 
 Place = Literal["before", "after"]
@@ -42,7 +43,7 @@ SessionRequestHandler = Callable[["SessionRequest"], Awaitable[bytes]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SessionEntry:
-    """What serves the sessions of one name."""
+    """The handlers and options for sessions of one name."""
 
     name: str
     fn: SessionHandler
@@ -51,49 +52,49 @@ class SessionEntry:
 
 
 class SessionRequest:
-    """A request of the client, to be answered once: by `respond` or `fail`."""
+    """A request of the client. Answer it once: by `respond` or `fail`."""
 
-    __slots__ = ("data", "deadline_s", "request_id", "session")
+    __slots__ = ("body", "deadline_s", "request_id", "session")
 
     def __init__(self, session: Session, asked: Asked) -> None:
-        self.session = session
-        self.request_id = asked.request_id
-        self.data = asked.data
-        self.deadline_s = asked.deadline
+        self.session: Session = session
+        self.request_id: int = asked.request_id
+        self.body: bytes = asked.data
+        self.deadline_s: float = asked.deadline
         """Trio time at which the client gets TIMEOUT."""
 
-    async def before(self, data: bytes) -> None:
-        """A push in front of the response; see `Session.bind`."""
-        await self.session.bind(self.request_id, data, "before")
+    async def before(self, body: bytes) -> None:
+        """Push in front of the response; see `Session.bind`."""
+        await self.session.bind(self.request_id, body, "before")
 
-    async def after(self, data: bytes) -> None:
-        """A push behind the response; at once when that has been sent."""
-        await self.session.bind(self.request_id, data, "after")
+    async def after(self, body: bytes) -> None:
+        """Push behind the response; at once when that has been sent."""
+        await self.session.bind(self.request_id, body, "after")
 
-    async def respond(self, data: bytes) -> None:
-        """Answer it; see `Session.respond`."""
-        await self.session.respond(self.request_id, data)
+    async def respond(self, body: bytes) -> None:
+        """Answer the request; see `Session.respond`."""
+        await self.session.respond(self.request_id, body)
 
     async def fail(self, text: str) -> None:
-        """Answer it by an error: the client's `request` raises HandlerError with this text."""
+        """Answer by an error: the client's `request` raises HandlerError with this text."""
         await self.session.fail(self.request_id, text)
 
 
 class Reserved:
-    """A number of the sequence whose content comes later; what is pushed meanwhile waits behind it."""
+    """A number of the sequence whose content comes later; later pushes wait behind it."""
 
     __slots__ = ("_session", "seq")
 
     def __init__(self, session: Session, seq: int) -> None:
         self._session = session
-        self.seq = seq
+        self.seq: int = seq
 
-    def fill(self, data: bytes) -> None:
-        """The content. Raises LocalProtocolError when it was filled or its time is over, and what `push` raises."""
-        self._session.fill(self.seq, PUSH, data)
+    def fill(self, body: bytes) -> None:
+        """Set the content. Raises LocalProtocolError when it was filled or its time is over, and what `push` raises."""
+        self._session.fill(self.seq, PUSH, body)
 
     def skip(self, reason: str) -> None:
-        """There is none: the client's iteration raises SessionGapError with the reason, once, and goes on."""
+        """Leave the number empty: the client's iteration raises SessionGapError with the reason, once, and goes on."""
         self._session.fill(self.seq, SKIP, cut_text(reason))
 
 
@@ -105,24 +106,24 @@ class Session:
     """
 
     def __init__(
-        self, core: ServerSession, entry: SessionEntry, peer: PeerId, data: bytes, counters: Counter[str], due: DueTimes
+        self, core: ServerSession, entry: SessionEntry, peer: PeerId, body: bytes, counters: Counter[str], due: DueTimes
     ) -> None:
         self.core = core
         self.entry = entry
         self.peer = peer
         """The transport-authenticated client."""
-        self.name = core.name
-        self.id = core.session_id.hex()
-        """Names the session in this process; see `Sessions.find`."""
-        self.data = data
-        """What the client said when it opened the session."""
-        self.opened_at_s = trio.current_time()
-        self.scope = trio.CancelScope()
-        """The handler's."""
+        self.name: str = core.name
+        self.id: str = core.session_id.hex()
+        """The session's name in this process; see `Sessions.find`."""
+        self.body = body
+        """The client's data at opening."""
+        self.opened_at_s: float = trio.current_time()
+        self.scope: trio.CancelScope = trio.CancelScope()
+        """The scope of the handler."""
         self.armed_at = _NEVER
         self.link: SessionLink | None = None
-        self.over = trio.Event()
-        """Set when nothing more can be pushed, and the client has everything or never will."""
+        self.over: trio.Event = trio.Event()
+        """Set when nothing more can be pushed, and the client has everything or will never get it."""
         self.trace: SessionTrace | None = None
         self._counters = counters
         self._due = due
@@ -139,22 +140,22 @@ class Session:
 
     # Pushing
 
-    async def push(self, data: bytes) -> int:
-        """Push ``data`` and give its number; waits while the session keeps as much as it may.
+    async def push(self, body: bytes) -> int:
+        """Push ``body`` and return its number; waits while the session holds as much as it may.
 
-        It is kept until the client has handled it, whatever becomes of the connection. Raises SessionClosedError
+        The session keeps it until the client has handled it, over any number of connections. Raises SessionClosedError
         (SessionFailedError when the client has not had everything), MessageTooLargeError.
         """
-        if type(data) is not bytes:
-            data = _as_bytes(data)
+        if type(body) is not bytes:
+            body = as_bytes(body, "a push")
         if self._turn.locked():
-            return await self._wait(lambda: self.core.push(data))
-        seq = self.core.push(data)
+            return await self._wait(lambda: self.core.push(body))
+        seq = self.core.push(body)
         if not seq:
-            return await self._wait(lambda: self.core.push(data))
+            return await self._wait(lambda: self.core.push(body))
         if self.link is not None:
             self.link.pulled.wake()
-        self._burst_bytes += len(data) + _PUSH_BYTES
+        self._burst_bytes += len(body) + _PUSH_BYTES
         if self._burst_bytes > _YIELD_BYTES:
             self._burst_bytes = 0
             await trio.lowlevel.checkpoint()
@@ -162,9 +163,9 @@ class Session:
             await trio.lowlevel.checkpoint_if_cancelled()
         return seq
 
-    def push_nowait(self, data: bytes) -> int:
+    def push_nowait(self, body: bytes) -> int:
         """Push without waiting. Raises SessionFullError (nothing was pushed) and what `push` raises."""
-        seq = 0 if self._turn.locked() else self.core.push(_as_bytes(data))
+        seq = 0 if self._turn.locked() else self.core.push(as_bytes(body, "a push"))
         if not seq:
             stats = self.core.sender
             raise SessionFullError(
@@ -182,16 +183,16 @@ class Session:
             return self.core.sender.reserve(now())
 
         seq = await self._wait(take)
-        self._due.want(self)
+        self._due.schedule(self)
         return Reserved(self, seq)
 
-    def fill(self, seq: int, kind: int, data: bytes) -> None:
+    def fill(self, seq: int, kind: int, body: bytes) -> None:
         """See `Reserved`."""
-        self.core.fill(seq, kind, data)
+        self.core.fill(seq, kind, body)
         self._wake()
 
     async def _wait(self, take: Callable[[], int], line: trio.StrictFIFOLock | None = None) -> int:
-        """Stand in line until ``take`` gives something; responses have a line of their own."""
+        """Wait in line until ``take`` returns a number; responses have a line of their own."""
         async with line or self._turn:
             while True:
                 taken = take()
@@ -206,30 +207,30 @@ class Session:
 
     # Requests
 
-    async def bind(self, request_id: int, data: bytes, place: Place) -> None:
-        """A push that goes directly before or after the response to a request, be it open or still to come.
+    async def bind(self, request_id: int, body: bytes, place: Place) -> None:
+        """Bind a push to a request, open or still to come: it goes directly before or after the response.
 
         One ``after`` an answered request is pushed at once. Raises AlreadyRespondedError for one ``before`` it,
         SessionFullError over ``bound_items_max``, and what `push` raises. A binding whose request does not come within
         ``binding_timeout_s`` is dropped (counted, logged) or pushed, by ``binding_expired``.
         """
         kind = BEFORE if place == "before" else AFTER
-        data = _as_bytes(data)
-        await self._wait(lambda: self.core.bind(kind, request_id, data, trio.current_time()), self._response_turn)
-        self._due.want(self)
+        body = as_bytes(body, "a push")
+        await self._wait(lambda: self.core.bind(kind, request_id, body, trio.current_time()), self._response_turn)
+        self._due.schedule(self)
 
-    async def respond(self, request_id: int, data: bytes) -> None:
-        """Answer a request, with what is bound to it around the response; waits until there is room for all of it.
+    async def respond(self, request_id: int, body: bytes) -> None:
+        """Answer a request, with the pushes bound to it around the response. Waits until there is room for all of them.
 
         Raises AlreadyRespondedError (also when its deadline has passed), ``ValueError`` for a request that has not
         come, and what `push` raises.
         """
-        data = _as_bytes(data)
-        await self._wait(lambda: self.core.respond(request_id, RESPONSE, data), self._response_turn)
+        body = as_bytes(body, "a push")
+        await self._wait(lambda: self.core.respond(request_id, RESPONSE, body), self._response_turn)
         self._ended(request_id)
 
     async def fail(self, request_id: int, text: str) -> None:
-        """Answer a request by an error; what is bound to it goes all the same."""
+        """Answer a request by an error; the pushes bound to it go all the same."""
         body = encode_failure(ErrorCode.HANDLER_FAILED, text)
         await self._wait(lambda: self.core.respond(request_id, FAILURE_KIND, body), self._response_turn)
         self._ended(request_id)
@@ -298,12 +299,12 @@ class Session:
 
     @property
     def is_attached(self) -> bool:
-        """Its client is connected at this moment."""
+        """Whether its client is connected at this moment."""
         return self.link is not None
 
     @property
     def close_reason(self) -> str | None:
-        """Why it is over; None while it lives."""
+        """The reason why it is over; None while it lives."""
         return self.core.closed
 
     async def wait_closed(self) -> None:
@@ -311,19 +312,19 @@ class Session:
         await self.over.wait()
 
     def end(self, reason: str = "") -> None:
-        """Nothing more is pushed; the client gets what is under way, and then its iteration ends."""
+        """End it: nothing more can be pushed. The client gets the pushes under way, and then its iteration ends."""
         self.core.end(reason)
         self._wake()
-        self._due.want(self)
+        self._due.schedule(self)
 
     def stats(self) -> dict[str, object]:
-        """The seed's queue statistics and more, plain values."""
+        """Return statistics of the session's queues (docs/reference/control-api.md) as plain values."""
         return {"peer": self.peer, "role": "server", **self.core.stats()}
 
-    # What the service calls
+    # For the service
 
     def attach(self, link: SessionLink, resume: Resume) -> None:
-        """A link of the client begins; one that it had before is over. Raises ProtocolError."""
+        """Begin a link of the client; an earlier one is over. Raises ProtocolError."""
         earlier, self.link = self.link, None
         if earlier is not None:
             self._counters["links_taken_over"] += 1
@@ -338,7 +339,7 @@ class Session:
         self._settle()
 
     def detach(self, link: SessionLink) -> None:
-        """The link is over."""
+        """End a link."""
         if self.link is link:
             self.link = None
             self.core.detach(trio.current_time())
@@ -347,7 +348,7 @@ class Session:
             self._settle()
 
     def handle(self, frames: list[Frame]) -> None:
-        """Frames of the attached link. Raises ProtocolError."""
+        """Take frames of the attached link. Raises ProtocolError."""
         core = self.core
         try:
             if core.handle(frames, trio.current_time()):
@@ -368,10 +369,10 @@ class Session:
                 self._settle()
 
     def collect(self, bytes_max: int) -> list[bytes]:
-        """What is to be written."""
+        """Return the bytes to write next."""
         pieces = self.core.collect(bytes_max, trio.current_time())
         if pieces:
-            self._due.want(self)
+            self._due.schedule(self)
             if self.trace is not None:
                 self.trace.written(self.core)
         return pieces
@@ -380,7 +381,7 @@ class Session:
         return self.core.next_deadline()
 
     def on_deadline(self, now: float) -> None:
-        """The time of something is over."""
+        """Act on deadlines."""
         core = self.core
         given_up = core.on_deadline(now)
         if given_up:
@@ -395,7 +396,7 @@ class Session:
         self._settle()
 
     def _stop_expired(self) -> None:
-        """Handlers of requests whose time is over, or that the client has given up."""
+        """Cancel handlers of requests whose time is over, or that the client has given up."""
         expired = self.core.expired_requests
         for request_id in expired:
             scope = self._request_scopes.pop(request_id, None)
@@ -404,7 +405,7 @@ class Session:
         expired.clear()
 
     def close(self, reason: str, *, failed: bool = False) -> None:
-        """It is over now."""
+        """End it now."""
         self.core.close(reason, failed=failed)
         self._settle()
 
@@ -412,7 +413,7 @@ class Session:
         core = self.core
         if core.closed is None:
             self._wake()
-            self._due.want(self)
+            self._due.schedule(self)
         elif not self.over.is_set():
             if self.trace is not None:
                 self.trace.end(failed=core.failed, position=core.sender.last_seq, reason=core.closed)
@@ -420,13 +421,3 @@ class Session:
             self._room.unpark_all()
             self._request_lot.unpark_all()
             self._due.forget(self)
-
-
-def _as_bytes(data: object) -> bytes:
-    if isinstance(data, bytes):
-        return data
-    if isinstance(data, bytearray):
-        return bytes(data)
-    if type(data) is memoryview:
-        return data.tobytes()
-    raise TypeError(f"a push must be bytes, not {type(data).__name__}")

@@ -4,10 +4,13 @@ import logging
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 
 import trio
 
+from dep2p.arguments import as_bytes
+from dep2p.concurrency.contained import run_contained
 from dep2p.concurrency.deadline_heap import DueTimes
 from dep2p.errors import (
     Dep2pError,
@@ -23,28 +26,29 @@ from dep2p.errors import (
 )
 from dep2p.host.interface import ByteStream, Connection, Host
 from dep2p.limits import Limits
-from dep2p.links.pull_link import SessionLink
+from dep2p.links.fairness import Fairness
+from dep2p.links.pull_link import LinkCalls, SessionLink
 from dep2p.protocols.sessions.client import ClientSession
 from dep2p.protocols.sessions.options import SessionOptions
 from dep2p.protocols.sessions.resume_token import decode_token
 from dep2p.protocols.sessions.server import ServerSession
-from dep2p.protocols.sessions.wire import NAME_BYTES_MAX, SESSION_ID_BYTES, Resume, decode_resume
+from dep2p.protocols.sessions.wire import SESSION_ID_BYTES, Resume, decode_resume
 from dep2p.protocols.wire.frame import Frame, FrameType
-from dep2p.protocols.wire.payload import check_name
+from dep2p.protocols.wire.payload import check_body, check_name
 from dep2p.realm.interface import RealmGate
-from dep2p.sessions.client_session import OpenSession
+from dep2p.sessions.client_session import OpenSession, SessionContext
 from dep2p.sessions.server_session import Session, SessionEntry, SessionHandler, SessionRequestHandler
 from dep2p.sessions.trace_events import SessionTrace
 from dep2p.tracing.event_log import TraceLog
 from dep2p.types import PeerId, RealmId, Rng, peer_id_bytes
 
-logger = logging.getLogger("dep2p.io")
+logger: logging.Logger = logging.getLogger("dep2p.io")
 
 _RESUME: Final = int(FrameType.RESUME)
 _CLOSED_KEPT: Final = 64
-"""Sessions that are over and still told of in `stats`."""
+"""Sessions that are over and still in `stats`."""
 _LINKS_PER_PEER: Final = 2
-"""Streams of one peer for each session it may have: more appear for a moment when it reconnects."""
+"""Streams of one peer for each session that it may have: it has more for a moment when it reconnects."""
 
 
 def session_protocol(realm_id: RealmId) -> str:
@@ -52,14 +56,15 @@ def session_protocol(realm_id: RealmId) -> str:
     return f"/dep2p/app/{realm_id}/session/1.0.0"
 
 
-class SessionRegistry:
-    """What serves which names; one for all realms of a node."""
+class SessionHandlers:
+    """The registry of session handlers, by name; one for all realms of a node."""
 
     def __init__(self) -> None:
         self._entries: dict[tuple[RealmId | None, str], SessionEntry] = {}
 
     def serve(self, realm_id: RealmId | None, entry: SessionEntry) -> Callable[[], None]:
-        """Register; gives a function that undoes it: sessions in progress go on. Raises ``ValueError``."""
+        """Register a handler; return a function that removes it, while sessions in progress go on. Raises
+        ``ValueError``."""
         check_name(entry.name)
         if not callable(entry.fn):
             raise ValueError(f"the handler of sessions {entry.name!r} is not callable: {entry.fn!r}")
@@ -75,11 +80,11 @@ class SessionRegistry:
         return unregister
 
     def find(self, realm_id: RealmId, name: str) -> SessionEntry | None:
-        """That of this realm, or of every realm."""
+        """Return the handler of this realm, or of every realm."""
         return self._entries.get((realm_id, name)) or self._entries.get((None, name))
 
     def names(self, realm_id: RealmId) -> list[str]:
-        """What is served in a realm."""
+        """List the names with a handler in a realm."""
         return [name for realm, name in self._entries if realm in (None, realm_id)]
 
 
@@ -87,9 +92,19 @@ class SessionService:
     """The sessions of one realm. Everything but `run` may be called while `run` runs in another task."""
 
     def __init__(
-        self, host: Host, gate: RealmGate, realm_id: RealmId, limits: Limits, registry: SessionRegistry, *, rng: Rng
+        self,
+        host: Host,
+        gate: RealmGate,
+        realm_id: RealmId,
+        limits: Limits,
+        registry: SessionHandlers,
+        *,
+        rng: Rng,
+        fairness: Fairness | None = None,
     ) -> None:
-        self.protocol = session_protocol(realm_id)
+        """``fairness``: that of the node, which all its realms share."""
+        self._fairness = fairness or Fairness()
+        self.protocol: str = session_protocol(realm_id)
         self._host = host
         self._gate = gate
         self._realm_id = realm_id
@@ -98,6 +113,7 @@ class SessionService:
         self._rng = rng
         self._counters: Counter[str] = Counter()
         self._due = DueTimes()
+        self._context = SessionContext(gate, self.protocol, limits, self._counters, self._due, rng)
         self._served: dict[tuple[PeerId, bytes], Session] = {}
         self._opened: dict[OpenSession, None] = {}
         self._links: dict[SessionLink, None] = {}
@@ -107,7 +123,7 @@ class SessionService:
         self._trace_log: TraceLog | None = None
 
     def trace_to(self, log: TraceLog | None) -> None:
-        """Give what happens from now on to a trace; None ends that."""
+        """Write events to this trace from now on; None ends that."""
         self._trace_log = log
         for session in self._served.values():
             session.trace = None if log is None else SessionTrace(log, session.id, session.peer, "in", session.core)
@@ -118,7 +134,10 @@ class SessionService:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled."""
-        unsubscribe = self._gate.subscribe_unverified(self._on_unverified)
+        unsubscribe = (
+            self._gate.subscribe_unverified(self._on_unverified),
+            self._gate.subscribe_verified(self._on_verified),
+        )
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -127,7 +146,8 @@ class SessionService:
                 await self._due.run()
         finally:
             self._nursery = None
-            unsubscribe()
+            for each in unsubscribe:
+                each()
             self._host.remove_stream_handler(self.protocol)
             for session in list(self._served.values()):
                 session.close("this node has left the realm or stopped", failed=bool(session.core.sender.unhandled))
@@ -135,7 +155,7 @@ class SessionService:
                 opened.stop()
 
     async def drain(self) -> None:
-        """Refuse new sessions from now on, and wait until connected clients have received what was pushed."""
+        """Refuse new sessions from now on, and wait until connected clients have received their pushes."""
         self._is_draining = True
         while any(  # noqa: ASYNC110  (happens once in a life)
             session.is_attached and session.core.sender.received < session.core.sender.last_seq
@@ -151,21 +171,33 @@ class SessionService:
             if opened.link is not None and opened.link.connection.id == connection.id:
                 opened.link.lose_membership()
 
+    def _on_verified(self, connection: Connection) -> None:
+        """A newer connection: a session that is opened from here resumes on it, since the older one may be dead."""
+        for opened in self._opened:
+            link = opened.link
+            if (
+                link is not None
+                and opened.peer == connection.peer
+                and link.connection.is_superseded
+                and link.connection.id != connection.id
+            ):
+                link.end(StreamClosedError("the peer has a newer connection"), abort=True)
+
     # Serving
 
     def find(self, session_id: str) -> Session:
-        """The session that is served here under this id. Raises SessionNotFoundError."""
+        """Return the session that is served here under this id. Raises SessionNotFoundError."""
         for session in self._served.values():
             if session.id == session_id:
                 return session
         raise SessionNotFoundError(f"no session {session_id!r} is served here")
 
     def served(self, name: str | None = None) -> list[Session]:
-        """Those that live, oldest first; of one name when given."""
+        """List the live sessions, oldest first; of one name when given."""
         return [session for session in self._served.values() if name is None or session.name == name]
 
     def opened(self) -> list[OpenSession]:
-        """Those that this node has opened, oldest first."""
+        """List the sessions that this node has opened, oldest first."""
         return list(self._opened)
 
     async def _accept(self, stream: ByteStream) -> None:
@@ -177,7 +209,7 @@ class SessionService:
             self._counters["links_refused_per_peer_max"] += 1
             stream.reset()
         else:
-            nursery.start_soon(self._serve_link, stream)
+            nursery.start_soon(run_contained, partial(self._serve_link, stream), "a session link")
 
     async def _serve_link(self, stream: ByteStream) -> None:
         attached: list[Session] = []
@@ -206,9 +238,8 @@ class SessionService:
             self._gate,
             self._limits,
             self._counters,
-            collect=collect,
-            on_frames=on_frames,
-            on_end=on_end,
+            LinkCalls(collect, on_frames, on_end),
+            fairness=self._fairness,
         )
         self._links[link] = None
         try:
@@ -226,11 +257,11 @@ class SessionService:
             link.end(StreamClosedError(f"the session is over: {session.core.closed}"))
 
     def _resume(self, link: SessionLink, frame: Frame) -> Session | None:
-        """The session of a link's first frame; None when it is refused. Raises ProtocolError."""
+        """Return the session of a link's first frame; None when it is refused. Raises ProtocolError."""
         if frame.type != _RESUME or frame.flags:
             raise ProtocolError(f"frame type 0x{frame.type:02x} before RESUME")
         resume = decode_resume(frame.payload)
-        key = (link.peer, resume.session_id)  # another peer's session is not found, and stays as it is
+        key = (link.peer, resume.session_id)  # a peer cannot find another peer's session, which stays as it is
         session = self._served.get(key)
         if session is None:
             session = self._create(link, resume)
@@ -251,7 +282,11 @@ class SessionService:
         elif entry is None:
             code, refusal = ErrorCode.NO_HANDLER, NoHandlerError(f"no sessions {resume.name[:200]!r} are served here")
         elif len(self._served) >= self._limits.sessions_max or of_peer >= self._limits.sessions_per_peer_max:
-            refusal = OverloadedError(f"{len(self._served)} sessions are served here, {of_peer} of this peer: no more")
+            self._fairness.ledger.refuse(link.peer, "sessions")
+            refusal = OverloadedError(
+                f"{len(self._served)} sessions are served here, {of_peer} of them yours, and no more are taken "
+                "(sessions_max, sessions_per_peer_max): try again when some have ended"
+            )
         nursery = self._nursery
         if entry is None or refusal is not None or nursery is None:
             self._counters[f"refused_{code.name.lower()}"] += 1
@@ -264,11 +299,11 @@ class SessionService:
             session.trace = SessionTrace(self._trace_log, session.id, session.peer, "in", core)
         self._served[(link.peer, resume.session_id)] = session
         self._counters["opened"] += 1
-        nursery.start_soon(self._run_session, session)
+        nursery.start_soon(run_contained, partial(self._run_session, session), f"the session {session.name!r}")
         return session
 
     async def _run_session(self, session: Session) -> None:
-        """The handler's task, and the session's end."""
+        """Run the handler's task, and end the session."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch, session)
@@ -289,7 +324,8 @@ class SessionService:
         session.end(reason)
 
     async def _call(self, session: Session) -> str:
-        """The handler; why it failed, or "". Inside the nursery, which would put its errors into a group."""
+        """Call the handler; return the reason of its failure, or "". It runs inside the nursery, which would group its
+        errors."""
         try:
             await session.entry.fn(session)
         except HandlerError as error:
@@ -303,12 +339,12 @@ class SessionService:
         return ""
 
     async def _watch(self, session: Session) -> None:
-        """A handler that does not notice the end must not stay for ever."""
+        """Cancel a handler that does not notice the end: it must not stay forever."""
         await session.over.wait()
         if session.core.failed:
             self._counters["failed"] += 1
             logger.warning(
-                "session %s (%s) of %s failed: %s", session.id, session.name, session.peer, session.core.closed
+                "session %s (%r) of %s failed: %s", session.id, session.name, session.peer, session.core.closed
             )
         if session.link is not None:
             self._end_if_over(session, session.link)
@@ -335,14 +371,14 @@ class SessionService:
         self,
         peer: PeerId,
         name: str,
-        data: bytes = b"",
+        body: bytes = b"",
         *,
         token: str | None = None,
         options: SessionOptions | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[OpenSession, None]:
         """See `Sessions.open`."""
-        session = await self.start(peer, name, data, token=token, options=options, timeout_s=timeout_s)
+        session = await self.start(peer, name, body, token=token, options=options, timeout_s=timeout_s)
         try:
             yield session
             await session.aclose()
@@ -353,24 +389,24 @@ class SessionService:
         self,
         peer: PeerId,
         name: str,
-        data: bytes = b"",
+        body: bytes = b"",
         *,
         token: str | None = None,
         options: SessionOptions | None = None,
         timeout_s: float | None = None,
     ) -> OpenSession:
-        """Like `open`, for whoever ends it by `OpenSession.aclose` or `detach` itself."""
+        """Like `open`, for a caller that ends it by `OpenSession.aclose` or `detach` itself."""
         nursery = self._nursery
         if nursery is None:
             raise StreamClosedError("sessions are not running")
         check_name(name)
-        if len(name.encode()) > NAME_BYTES_MAX:
-            raise ValueError(f"the name {name[:80]!r} is too long")
+        body = as_bytes(body, "the opening body")
+        check_body(body, self._limits.message_bytes_max)
         if len(self._opened) >= self._limits.sessions_max:
             raise OverloadedError(f"this node has {len(self._opened)} sessions open: raise sessions_max in [limits]")
         options = options or SessionOptions.of(self._limits)
-        core = self._core(peer, name, bytes(data), token, options)
-        session = OpenSession(core, peer, self._gate, self.protocol, self._limits, self._counters, self._due, self._rng)
+        core = self._core(peer, name, body, token, options)
+        session = OpenSession(core, peer, self._context)
         if self._trace_log is not None:
             session.trace = SessionTrace(self._trace_log, session.id, peer, "out", core)
         self._opened[session] = None
@@ -383,19 +419,19 @@ class SessionService:
             raise
         return session
 
-    def _core(self, peer: PeerId, name: str, data: bytes, token: str | None, options: SessionOptions) -> ClientSession:
+    def _core(self, peer: PeerId, name: str, body: bytes, token: str | None, options: SessionOptions) -> ClientSession:
         if token is None:
-            return ClientSession(self._rng.randbytes(SESSION_ID_BYTES), name, options, data=data)
+            return ClientSession(self._rng.randbytes(SESSION_ID_BYTES), name, options, data=body)
         place = decode_token(token)
         if place.server != peer_id_bytes(peer) or place.name != name:
             raise SessionTokenError(f"the token is of a session {place.name!r} with another peer, or of another name")
         if any(each.core.session_id == place.session_id for each in self._opened):
             raise SessionTokenError("the session of this token is open in this node already")
-        return ClientSession(place.session_id, name, options, data=data, epoch=place.epoch, handled=place.handled)
+        return ClientSession(place.session_id, name, options, data=body, epoch=place.epoch, handled=place.handled)
 
     async def _run_opened(self, session: OpenSession) -> None:
         try:
-            await session.run()
+            await run_contained(session.run, f"the session {session.name!r}", session.failed_internally)
         finally:
             del self._opened[session]
             core = session.core
@@ -405,7 +441,7 @@ class SessionService:
             self._counters["early_dropped"] += core.receiver.early_dropped
             self._closed.append(session.stats())
 
-    # Telling
+    # Reporting
 
     def counters(self) -> dict[str, int]:
         """Monotonic counts by name."""
@@ -433,7 +469,7 @@ class SessionService:
             yield {**stats, "is_over": True}
 
     def stats(self) -> object:
-        """What is going on now."""
+        """Return counts of this moment."""
         return {"served": len(self._served), "opened": len(self._opened), "names": self._registry.names(self._realm_id)}
 
 
@@ -442,7 +478,7 @@ __all__ = [
     "Session",
     "SessionEntry",
     "SessionHandler",
-    "SessionRegistry",
+    "SessionHandlers",
     "SessionRequestHandler",
     "SessionService",
     "session_protocol",

@@ -1,4 +1,4 @@
-"""Events of ordered sessions, at either end. Pushes are told by runs: what one write or one read was about."""
+"""Events of ordered sessions, at either end. Pushes are recorded in runs: those of one write or one read."""
 
 from typing import Final
 
@@ -13,12 +13,12 @@ _REASON_CHARS_MAX: Final = 200
 
 
 class SessionTrace:
-    """Of one session, while a trace is on. Session ids are the same at both ends."""
+    """The trace events of one session, while a trace is on. Session ids are the same at both ends."""
 
     def __init__(
         self, log: TraceLog, session_id: str, peer: PeerId, side: str, core: ServerSession | ClientSession
     ) -> None:
-        """``side``: ``out`` at the client, ``in`` at the server. What was before is not told."""
+        """``side``: ``out`` at the client, ``in`` at the server. Earlier events are not recorded."""
         self._log = log
         self._of = (session_id, peer, side)
         self._is_over = False
@@ -38,21 +38,21 @@ class SessionTrace:
         count: int | None = None,
         reason: str | None = None,
     ) -> None:
-        """A change."""
+        """Record a change of the session's state."""
         log = self._log
         text = reason[:_REASON_CHARS_MAX] if reason else None
         # Epochs are 64 bits without a sign; columns have one.
         signed = None if epoch is None else epoch - (1 << 64) if epoch >> 63 else epoch
-        log.put(schema.Session(V, log.node, 0, log.t_us(), *self._of, state, signed, position, count, text))
+        log.put(schema.SessionTraceEvent(V, log.node, 0, log.t_us(), *self._of, state, signed, position, count, text))
 
     def end(self, *, failed: bool, position: int, reason: str | None) -> None:
-        """It is over; told once."""
+        """Record the end, once."""
         if not self._is_over:
             self._is_over = True
             self.put("failed" if failed else "closed", position=position, reason=reason)
 
     def written(self, core: ServerSession) -> None:
-        """After the server's core was asked for what is to be written."""
+        """Record pushes that the server's core has given to the writer."""
         sender = core.sender
         if sender.retransmitted_items > self._again:
             count, self._again = sender.retransmitted_items - self._again, sender.retransmitted_items
@@ -62,14 +62,14 @@ class SessionTrace:
             self.put("sent", position=sender.last_sent, count=count)
 
     def acknowledged(self, core: ServerSession) -> None:
-        """After frames of the client: what its app has handled."""
+        """Record acknowledgements: the pushes that the client's app has handled."""
         handled = core.sender.handled
         if handled > self._handled:
             count, self._handled = handled - self._handled, handled
             self.put("acknowledged", position=handled, count=count)
 
     def read(self, core: ClientSession) -> None:
-        """After frames of the server: what is here in order."""
+        """Record pushes that came from the server, in order."""
         received = core.receiver.received
         if received > self._received:
             self.put("received", position=received, count=received - self._received)

@@ -1,1 +1,1 @@
-"""Where queues and outboxes are kept: memory, SQLite, PostgreSQL, Redis."""
+"""The stores of queues and outboxes: contracts, commit loop, memory, and a package per database."""

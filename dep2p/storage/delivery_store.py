@@ -1,4 +1,4 @@
-"""What reliable delivery keeps: messages that are on their way, and which ones of other senders were handled.
+"""The store of reliable delivery: messages on their way, and the handled messages of other senders.
 
 One `DeliveryStore` for a node, shared by its realms: in memory, or SQLite in the data directory, where a message is
 accepted only when it is on disk. Decision: docs/decisions/0012-reliable-delivery.md.
@@ -9,9 +9,10 @@ import itertools
 import os
 import sqlite3
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from dep2p.errors import StoreError, StoreFullError, StoreLockedError
 from dep2p.protocols.delivery.wire import as_ranges
@@ -29,15 +30,15 @@ class OutboxRow(NamedTuple):
     created_us: int
     """Unix microseconds."""
     name: str
-    """For people; it is in ``head`` too."""
+    """For displays; it is in ``head`` too."""
     topic: str
-    """Of a message for a topic; empty for a direct one."""
+    """The topic of a message; empty for a direct one."""
     head: bytes
     flags: int
     body: bytes
 
 
-class LaneRow(NamedTuple):
+class SendWindowRow(NamedTuple):
     """The numbering of one receiver."""
 
     epoch: bytes
@@ -45,7 +46,7 @@ class LaneRow(NamedTuple):
 
 
 class InboxRow(NamedTuple):
-    """What was handled of one sender's numbering."""
+    """The handled messages of one sender, by its numbering."""
 
     epoch: bytes
     floor: int
@@ -60,57 +61,87 @@ class DeliveryBatch:
     added: list[OutboxRow] = field(default_factory=list[OutboxRow])
     removed: list[tuple[str, str, int]] = field(default_factory=list[tuple[str, str, int]])
     """(realm, peer, number)."""
-    lanes: dict[tuple[str, str], LaneRow] = field(default_factory=dict[tuple[str, str], LaneRow])
+    windows: dict[tuple[str, str], SendWindowRow] = field(default_factory=dict[tuple[str, str], SendWindowRow])
     """By (realm, peer)."""
     inboxes: dict[tuple[str, str], InboxRow] = field(default_factory=dict[tuple[str, str], InboxRow])
     """By (realm, peer)."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write: a numbering is written with a message."""
+        return not (self.added or self.removed or self.inboxes)
+
+    @property
+    def groups(self) -> list[int]:
+        """The groups: each message may fail without the others."""
+        return [1] * len(self.added)
+
+    def part(self, positions: Sequence[int]) -> "DeliveryBatch":
+        """Return a batch with the messages at these positions, and nothing else."""
+        added = [self.added[position] for position in positions]
+        return DeliveryBatch(
+            added=added, windows={(row.realm, row.peer): self.windows[row.realm, row.peer] for row in added}
+        )
+
 
 @dataclass(slots=True)
 class StoredDelivery:
-    """What a realm had at the last commit."""
+    """The state of a realm at the last commit."""
 
     rows: list[OutboxRow] = field(default_factory=list[OutboxRow])
     """By peer and number, rising."""
-    lanes: dict[str, LaneRow] = field(default_factory=dict[str, LaneRow])
+    windows: dict[str, SendWindowRow] = field(default_factory=dict[str, SendWindowRow])
     inboxes: dict[str, InboxRow] = field(default_factory=dict[str, InboxRow])
 
 
 class DeliveryStore(Protocol):
-    """Blocking; used by one thread at a time."""
+    """A store of reliable delivery. It blocks; one thread at a time uses it."""
 
     @property
     def is_durable(self) -> bool:
-        """Whether it outlives the process."""
+        """Whether the store outlives the process."""
+        ...
+
+    @property
+    def location(self) -> str:
+        """The place of the store, human-readable."""
         ...
 
     def load(self, realm: str) -> StoredDelivery:
-        """What is kept of a realm. Raises StoreError."""
+        """Return the state of a realm. Raises StoreError."""
         ...
 
     def commit(self, batch: DeliveryBatch) -> None:
         """Write all of it, durable on return, or nothing. Raises StoreError, StoreFullError."""
         ...
 
+    def check(self, batch: DeliveryBatch) -> None:
+        """Raise what `commit` of the batch would raise; write nothing."""
+        ...
+
     def close(self) -> None:
-        """Give everything back."""
+        """Close the store."""
         ...
 
 
 class MemoryDeliveryStore:
-    """Keeps nothing beyond the process: the service's own tables are all there is."""
+    """A store that keeps nothing beyond the process: the service's own tables are the only state."""
 
     is_durable = False
+    location = "memory"
 
     def load(self, realm: str) -> StoredDelivery:
-        """Nothing."""
+        """Return an empty state."""
         return StoredDelivery()
 
     def commit(self, batch: DeliveryBatch) -> None:
-        """Nothing to do."""
+        """Do nothing."""
+
+    def check(self, batch: DeliveryBatch) -> None:
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 _SCHEMA: Final = """
@@ -152,6 +183,7 @@ class SqliteDeliveryStore:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.location: str = str(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
@@ -173,7 +205,7 @@ class SqliteDeliveryStore:
         db.execute("pragma journal_mode=wal")
         db.execute("pragma synchronous=full")
         db.execute("pragma wal_autocheckpoint=4000")
-        db.execute("begin immediate")  # takes the lock now, for as long as it is open
+        db.execute("begin immediate")  # takes the lock, for as long as the file is open
         version = db.execute("pragma user_version").fetchone()[0]
         if version > SCHEMA_VERSION:
             db.execute("rollback")
@@ -184,7 +216,7 @@ class SqliteDeliveryStore:
         for statement in _SCHEMA.split(";"):
             if statement.strip():
                 db.execute(statement)
-        if version == 1:  # it kept what was rejected among what is done
+        if version == 1:  # that version kept rejected numbers among the done ones
             db.execute("alter table inboxes add column rejected blob not null default x''")
         db.execute(f"pragma user_version={SCHEMA_VERSION}")
         db.execute("commit")
@@ -203,7 +235,7 @@ class SqliteDeliveryStore:
         return StoreError(f"the outbox {self.path}: {error}")
 
     def load(self, realm: str) -> StoredDelivery:
-        """What is kept of a realm."""
+        """Return the state of a realm."""
         found = StoredDelivery()
         try:
             for row in self._db.execute(
@@ -215,7 +247,7 @@ class SqliteDeliveryStore:
             for peer, epoch, next_number in self._db.execute(
                 "select peer, epoch, next_number from lanes where realm = ?", (realm,)
             ):
-                found.lanes[peer] = LaneRow(epoch, next_number)
+                found.windows[peer] = SendWindowRow(epoch, next_number)
             for peer, epoch, floor, done, rejected in self._db.execute(
                 "select peer, epoch, floor, done, rejected from inboxes where realm = ?", (realm,)
             ):
@@ -229,18 +261,25 @@ class SqliteDeliveryStore:
         return found
 
     def commit(self, batch: DeliveryBatch) -> None:
-        """One transaction."""
+        """Write the batch in one transaction."""
+        self._write(batch, "commit")
+
+    def check(self, batch: DeliveryBatch) -> None:
+        """Write the batch in one transaction that is undone."""
+        self._write(batch, "rollback")
+
+    def _write(self, batch: DeliveryBatch, end: Literal["commit", "rollback"]) -> None:
         db = self._db
         try:
             db.execute("begin immediate")
             try:
-                # Removed first: what ends was accepted by an earlier batch, and its number may be used anew.
+                # Removals come first: an earlier batch accepted those messages, and their numbers may be used anew.
                 self._remove(batch.removed)
                 self._add(batch.added)
-                if batch.lanes:
+                if batch.windows:
                     db.executemany(
                         "insert or replace into lanes values(?,?,?,?)",
-                        [(*key, row.epoch, row.next_number) for key, row in batch.lanes.items()],
+                        [(*key, row.epoch, row.next_number) for key, row in batch.windows.items()],
                     )
                 if batch.inboxes:
                     db.executemany(
@@ -250,24 +289,26 @@ class SqliteDeliveryStore:
                             for key, row in batch.inboxes.items()
                         ],
                     )
-                db.execute("commit")
+                db.execute(end)
             except BaseException:
                 with contextlib.suppress(sqlite3.Error):
                     db.execute("rollback")
                 raise
+        except (sqlite3.DataError, sqlite3.InterfaceError, sqlite3.ProgrammingError):
+            raise  # an error of one row: the journal finds it, and writes the others
         except sqlite3.Error as error:
             raise self._explain(error) from error
 
-    # Many rows in one statement: Python gives the interpreter away and asks for it again at each.
+    # Many rows in one statement: Python releases and takes the interpreter's lock at each.
 
     def _remove(self, removed: list[tuple[str, str, int]]) -> None:
-        by_lane: dict[tuple[str, str], list[int]] = {}
+        by_window: dict[tuple[str, str], list[int]] = {}
         for realm, peer, number in removed:
-            by_lane.setdefault((realm, peer), []).append(number)
-        for lane, numbers in by_lane.items():
+            by_window.setdefault((realm, peer), []).append(number)
+        for window, numbers in by_window.items():
             for low, high in as_ranges(numbers):
                 self._db.execute(
-                    "delete from outbox where realm=? and peer=? and number between ? and ?", (*lane, low, high)
+                    "delete from outbox where realm=? and peer=? and number between ? and ?", (*window, low, high)
                 )
 
     def _add(self, added: list[OutboxRow]) -> None:
@@ -278,12 +319,12 @@ class SqliteDeliveryStore:
             at += count
 
     def limit_pages(self, pages: int) -> int:
-        """Cap the file at so many pages, at least what it has now, as a full disk would; gives the cap before."""
+        """Cap the file at so many pages, at least its present ones, as a full disk would. Returns the cap before."""
         before = int(self._db.execute("pragma max_page_count").fetchone()[0])
         self._db.execute(f"pragma max_page_count={pages or 1}")
         return before
 
     def close(self) -> None:
-        """Also folds the log into the file."""
+        """Close the file; this folds the log into it."""
         with contextlib.suppress(sqlite3.Error):
             self._db.close()

@@ -1,4 +1,4 @@
-"""A queue store by its address; the drivers of servers are imported only when they are asked for."""
+"""Makes a queue store from its address. It imports the drivers of servers only when they are needed."""
 
 import re
 from typing import Final
@@ -10,11 +10,11 @@ from dep2p.storage.shared_store import SharedStores
 from dep2p.storage.sqlite.store import Sync
 
 _RAW: Final = re.compile(r"[/?#\[\]\s@]|:.*:|%(?![0-9a-fA-F]{2})")
-"""What cannot stand in a user's name or password as it is."""
+"""Characters that must be encoded in a user's name or password."""
 
 
 def open_url(url: str, sync: Sync) -> QueueStore:
-    """A store on a server, not opened.
+    """Make a store on a server, which is not opened.
 
     Raises ``ValueError`` for an unknown scheme or a malformed address (whose text may hold a password and is never
     shown), StoreError without its driver.
@@ -39,7 +39,7 @@ def open_url(url: str, sync: Sync) -> QueueStore:
 
 
 def open_shared(url: str, sync: Sync, peer: str) -> SharedStores:
-    """The same store, shared by several nodes, as the node ``peer`` sees it; not connected.
+    """Make the same store, shared by several nodes, as the node ``peer`` sees it; not connected.
 
     Raises ``ValueError`` for any other kind of store, or a malformed address; StoreError without its driver.
     """
@@ -58,12 +58,12 @@ def open_shared(url: str, sync: Sync, peer: str) -> SharedStores:
 
 
 def _check_address(scheme: str, url: str) -> None:
-    """Drivers quote what they cannot parse, with the password in it: so they never get to see such an address."""
+    """Refuse addresses that a driver would quote in its errors, with the password in them."""
     rest = url.partition("://")[2]
     who, at, where = rest.rpartition("@")
     try:
         is_right = not (at and _RAW.search(who)) and urlsplit(f"{scheme}://{where}").port != 0
-    except ValueError:  # the port
+    except ValueError:  # reading the port checks it
         is_right = False
     if not is_right:
         raise ValueError(

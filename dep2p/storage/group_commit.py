@@ -1,50 +1,92 @@
-"""Group commit: whatever came while one batch was written is the next one. No linger timer; one worker thread.
+"""Group commit: changes that come while one batch is written are the next batch. No linger timer; one worker thread.
 
-Why and how fast: docs/decisions/0015-queue-stores.md.
+The queues and reliable delivery use it. Reasons and figures: docs/decisions/0015-queue-stores.md.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Final, Generic, Protocol, Self, TypeVar
 
 import trio
 
+from dep2p.concurrency.wait_queue import Sleeper
 from dep2p.errors import NotOwnerError, StoreError, StoreFullError, StoreUnknownError
-from dep2p.protocols.queues.records import StoreBatch
-from dep2p.storage.queue_store import QueueStore
+from dep2p.protocols.timing.backoff import Backoff
 from dep2p.storage.writer_thread import WriterThread
 
-logger = logging.getLogger("dep2p.storage")
+logger: logging.Logger = logging.getLogger("dep2p.storage")
 
-_RETRY_FIRST_S: Final = 0.1
-_RETRY_MAX_S: Final = 5.0
+BACKOFF: Final = Backoff(first_s=0.1, max_s=5.0)
 _HANGS_S: Final = 5.0
-"""A commit that takes longer is said."""
+"""A commit that takes longer is logged."""
 _SLOW_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 T = TypeVar("T")
 
 
-class BatchOwner(Protocol):
-    """Who has what is to be written (`QueueBook` is one). Every method is called on the trio thread."""
+class Batch(Protocol):
+    """Changes that are written in one atomic step."""
+
+    @property
+    def is_empty(self) -> bool: ...
+
+    @property
+    def groups(self) -> Sequence[int]:
+        """The number of rows of each message, or run of messages, that may fail without the others."""
+        ...
+
+    def part(self, positions: Sequence[int]) -> Self:
+        """Return a batch with the groups at these positions, and nothing else."""
+        ...
+
+
+B = TypeVar("B", bound=Batch)
+B_contra = TypeVar("B_contra", bound=Batch, contravariant=True)
+
+
+class BatchStore(Protocol[B_contra]):
+    """Takes batches. Every method blocks and is called in one thread at a time."""
+
+    @property
+    def location(self) -> str: ...
+
+    def commit(self, batch: B_contra, /) -> None:
+        """Write all of it, durable on return, or nothing. Raises StoreError."""
+        ...
+
+    def check(self, batch: B_contra, /) -> None:
+        """Raise what `commit` of the batch would raise; write nothing."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class BatchOwner(Protocol[B]):
+    """The owner of changes to write, such as `QueueRegistry`. Every method is called on the trio thread."""
 
     @property
     def has_changes(self) -> bool: ...
 
-    def take_changes(self, *, with_publishes: bool = True) -> StoreBatch: ...
-
-    def committed(self, batch: StoreBatch) -> None: ...
-
-    def uncertain(self, batch: StoreBatch, error: Exception) -> None:
-        """Whether it was written is not known: the same batch is committed again until that is certain."""
+    def take_changes(self, *, with_publishes: bool = True) -> B:
+        """Return all changes; without ``with_publishes`` no new messages."""
         ...
 
-    def failed(self, batch: StoreBatch, error: Exception, *, publishes: "list[int] | None" = None) -> None: ...
+    def committed(self, batch: B, /) -> None: ...
+
+    def uncertain(self, batch: B, error: Exception, /) -> None:
+        """Report that it is not known whether the batch was written: the same batch is committed again until that is
+        certain."""
+        ...
+
+    def failed(self, batch: B, error: Exception, /, *, publishes: list[int] | None = None) -> None:
+        """Report that a batch was not written. ``publishes``: the positions of the groups to give up (all by default);
+        the rest of the batch goes into the next one."""
+        ...
 
 
-class GroupCommit:
+class GroupCommit(Generic[B]):
     """Writes an owner's batches to its store, one after the other, in a worker thread of its own.
 
     ``before``: called before a batch is taken when there is nothing to write yet, and while one is written: what it
@@ -53,8 +95,8 @@ class GroupCommit:
 
     def __init__(
         self,
-        store: QueueStore,
-        owner: BatchOwner,
+        store: BatchStore[B],
+        owner: BatchOwner[B],
         *,
         before: Callable[[], None] = lambda: None,
         after: Callable[[], None] = lambda: None,
@@ -62,100 +104,73 @@ class GroupCommit:
     ) -> None:
         self.store = store
         self._writer = WriterThread("dep2p.commit")
-        store.on_wait = self._writer.tell_waiting
         self.counters: Counter[str] = Counter()
         self.commit_seconds: Counter[float] = Counter()
-        """How many commits took at most so long; the rest is under infinity."""
-        self.problem = ""
-        """What is wrong with the store now, for people; "" when it is well."""
+        """Commits by upper bound of their seconds; the rest is under infinity."""
+        self.problem: str = ""
+        """The present problem of the store, human-readable; "" when it works."""
         self._owner = owner
         self._before = before
         self._after = after
         self._is_busy = is_busy
         self._limiter = trio.CapacityLimiter(1)
         self._kicked = trio.Event()
-        self._asleep: trio.lowlevel.Task | None = None
-        self.is_kicked = False
+        self._sleeper = Sleeper()
+        self.is_kicked: bool = False
         self._done = trio.Event()
         self._is_writing = False
         self._started_s = 0.0
         self._is_closed = False
         self._is_full = False
-        self._doubtful: StoreBatch | None = None
-        """The store went away while it wrote this one; it goes before all others."""
+        self._doubtful: B | None = None
+        """The batch that the store was writing when it went away; it goes before all others."""
 
     def kick(self) -> None:
-        """There is something to write. Cheap: call it for every change."""
+        """Ask for a commit. Cheap: call it for every change."""
         if not self.is_kicked:
             self.is_kicked = True
-            task, self._asleep = self._asleep, None
-            if task is not None:
-                trio.lowlevel.reschedule(task)
+            self._sleeper.wake()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled; `aclose` writes what is left. Raises NotOwnerError when another node has the store."""
+        """Write until cancelled; `aclose` writes the rest. Raises NotOwnerError when another node owns the store."""
         task_status.started()
-        retry_s = _RETRY_FIRST_S
+        failures = 0
         while True:
-            if not self.is_kicked and not self._is_due:  # what `before` has changed in a commit is due without a kick
+            if not self.is_kicked and not self._is_due:  # changes by `before` need no kick
                 await self._rest()
             self.is_kicked = False
             if not self._is_due:  # else it is called while that is written
                 self._before()
             if not self._is_due:
-                self._tell_done()
+                self._notify_done()
                 continue
             if await self._write_one():
-                retry_s = _RETRY_FIRST_S
-                # Who waited for it has a step each (in any order, hence two turns): what they publish and finish now
-                # goes together with what is handed out now, in one commit instead of two.
+                failures = 0
+                # Tasks that waited for the commit get a step each (in any order, hence two turns). Their publishes and
+                # results go with the new deliveries into one commit instead of two.
                 await trio.lowlevel.checkpoint()
                 await trio.lowlevel.checkpoint()
             else:
-                # What must not be lost (acknowledgements, attempts) stays in line; it is tried again for ever.
+                # What must not be lost (acknowledgements, attempts) stays in line; it is tried again forever.
                 self.kick()
-                await trio.sleep(retry_s)
-                retry_s = min(retry_s * 2, _RETRY_MAX_S)
+                failures += 1
+                await trio.sleep(BACKOFF.after(failures))
 
     @property
-    def trouble(self) -> str:
-        """`problem`, or that a disk or server does not answer: there is no error yet then."""
+    def error_text(self) -> str:
+        """Return `problem`, or that a disk or server does not answer: there is no error yet then."""
         took_s = trio.current_time() - self._started_s if self._is_writing else 0.0
         if self.problem or took_s < _HANGS_S:
             return self.problem
-        return f"{self.store.place} does not answer: a commit has been under way for {took_s:.0f} s"
+        return f"{self.store.location} does not answer: a commit has been under way for {took_s:.0f} s"
 
     @property
     def _is_due(self) -> bool:
         return self._doubtful is not None or self._owner.has_changes
 
     async def _rest(self) -> None:
-        """Until there is something to write; the store does meanwhile what can wait."""
-        wait_s = self.store.tidy_in_s()
-        while not self.is_kicked:
-            with trio.move_on_after(float("inf") if wait_s is None else wait_s):
-                await self._sleep()
-                return
-            try:
-                with trio.CancelScope(shield=True):
-                    await self.read(self.store.tidy)
-                wait_s = self.store.tidy_in_s()
-                self._is_well()
-            except NotOwnerError:
-                raise
-            except StoreError as error:
-                self.counters["tidies_failed"] += 1
-                self._is_ill(error)
-                wait_s = _RETRY_MAX_S
-
-    async def _sleep(self) -> None:
-        self._asleep = trio.lowlevel.current_task()
-
-        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-            self._asleep = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
+        """Wait until there are changes to write."""
+        await self._sleeper.wait()
 
     async def _write_one(self) -> bool:
         owner = self._owner
@@ -186,7 +201,7 @@ class GroupCommit:
             else:
                 self.counters["commits_failed"] += 1
                 self._is_full = isinstance(error, StoreFullError) and not is_alone
-                self._is_ill(error)
+                self.note_error(error)
                 if isinstance(error, StoreUnknownError):
                     self._doubtful = batch
                     self.counters["commits_in_doubt"] += 1
@@ -197,44 +212,58 @@ class GroupCommit:
         self._is_writing = False
         self._after()
         if not self.is_kicked and not self._is_due:
-            self._tell_done()
+            self._notify_done()
         return may_go_on
 
-    def _is_ill(self, error: StoreError) -> None:
+    def note_error(self, error: StoreError) -> None:
         if self.problem != str(error):
             self.problem = str(error)
             logger.error("%s", error)
 
-    def _is_well(self) -> None:
+    def note_health(self) -> None:
         if self.problem:
             logger.info("the store works again")
             self.problem = ""
 
-    def _count(self, batch: StoreBatch, took_s: float) -> None:
-        self._is_well()
+    def _count(self, batch: B, took_s: float) -> None:
+        self.note_health()
         if took_s >= _HANGS_S:
-            logger.warning("a commit took %.1f s: everybody waited for %s", took_s, self.store.place)
+            logger.warning("a commit took %.1f s: all callers waited for %s", took_s, self.store.location)
         if not batch.is_empty:
             self.counters["commits"] += 1
-            self.counters["messages_committed"] += len(batch.appends)
+            self.counters["messages_committed"] += sum(batch.groups)
             self._time(took_s)
 
-    async def _commit(self, batch: StoreBatch) -> None:
+    async def _commit(self, batch: B) -> None:
         try:
             self._limiter.acquire_on_behalf_of_nowait(self)
         except trio.WouldBlock:
             await self._limiter.acquire_on_behalf_of(self)
         try:
             if self._is_busy():
-                await self._writer.run(partial(self.store.commit, batch), self._before)
+                await self._writer.run(partial(self._commit_to_store, batch), self._before)
             else:
                 self._before()
-                await self._writer.run(partial(self.store.commit, batch))
+                await self._writer.run(partial(self._commit_to_store, batch))
         finally:
             self._limiter.release_on_behalf_of(self)
 
-    async def _save_what_can_be(self, batch: StoreBatch, error: StoreError) -> bool:
-        """One bad publish must not fail its neighbours; a full disk must not stop acknowledgements."""
+    def _commit_to_store(self, batch: B) -> None:
+        """Write a batch. Raises only StoreError: any other error comes from an item of the batch, which the store
+        cannot encode. It must not end the commits of all others."""
+        try:
+            self.store.commit(batch)
+        except StoreError:
+            raise
+        except Exception as error:
+            logger.exception("a batch could not be encoded for the store")
+            unwritable = StoreError(f"this message cannot be written: {type(error).__name__}: {error}")
+            unwritable.is_about_batch = True
+            raise unwritable from error
+
+    async def _save_what_can_be(self, batch: B, error: StoreError) -> bool:
+        """Write the batch without its bad publishes: one bad publish must not fail others, and a full disk must not
+        stop acknowledgements."""
         bad = list(range(len(batch.groups)))
         if batch.groups and not isinstance(error, StoreFullError) and error.is_about_batch:
             bad = await self._find_bad(batch)
@@ -246,25 +275,13 @@ class GroupCommit:
         self.kick()
         return bool(bad)
 
-    async def _find_bad(self, batch: StoreBatch) -> list[int]:
-        """Which publishes cannot be written: tried by halves, in a step that is undone each time."""
-        starts: list[int] = []
-        at = 0
-        for count in batch.groups:
-            starts.append(at)
-            at += count
-
-        def rows(positions: list[int]) -> StoreBatch:
-            part = StoreBatch()
-            for position in positions:
-                part.appends += batch.appends[starts[position] : starts[position] + batch.groups[position]]
-                part.groups.append(batch.groups[position])
-            return part
+    async def _find_bad(self, batch: B) -> list[int]:
+        """Find the publishes that cannot be written: tries halves, in a step that is undone each time."""
 
         async def bad_of(positions: list[int]) -> list[int]:
             try:
-                await trio.to_thread.run_sync(self.store.check, rows(positions), limiter=self._limiter)
-            except StoreError:
+                await trio.to_thread.run_sync(self.store.check, batch.part(positions), limiter=self._limiter)
+            except Exception:  # an error of any type: see `_commit_to_store`
                 if len(positions) == 1:
                     return positions
                 half = len(positions) // 2
@@ -280,23 +297,23 @@ class GroupCommit:
                 return
         self.commit_seconds[float("inf")] += 1
 
-    def _tell_done(self) -> None:
+    def _notify_done(self) -> None:
         self._done.set()
         self._done = trio.Event()
 
     async def flush(self) -> None:
-        """Until everything that was changed before is written."""
+        """Wait until all earlier changes are written."""
         while self._is_due or self._is_writing:
             done = self._done
             self.kick()
             await done.wait()
 
     async def read(self, function: Callable[[], T]) -> T:
-        """Call in the worker thread, between two commits. Raises what it raises."""
+        """Call a function in the worker thread, between two commits. Raises what it raises."""
         return await trio.to_thread.run_sync(function, limiter=self._limiter)
 
     async def aclose(self) -> None:
-        """Write what is left, and close the store; whoever cancels."""
+        """Write the rest and close the store, also when the caller is cancelled."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -308,14 +325,14 @@ class GroupCommit:
                         break
             except NotOwnerError as error:
                 logger.warning("what was not acknowledged is not written: %s", error)
-            await self._let_go()
+            await self._close_store()
 
     async def abandon(self) -> None:
-        """Close the store without writing what is left: it is another node's, or nothing was begun."""
+        """Close the store without writing the rest: another node owns it, or nothing was begun."""
         self._is_closed = True
         with trio.CancelScope(shield=True):
-            await self._let_go()
+            await self._close_store()
 
-    async def _let_go(self) -> None:
+    async def _close_store(self) -> None:
         await self.read(self.store.close)
         self._writer.close()

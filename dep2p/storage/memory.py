@@ -1,4 +1,4 @@
-"""A queue store in memory: the reference for the others, and what a node without a data directory uses."""
+"""A queue store in memory: the reference for the others, and the store of a node without a data directory."""
 
 import bisect
 
@@ -6,14 +6,14 @@ from dep2p.protocols.queues.range_set import as_ranges
 from dep2p.protocols.queues.records import (
     Cursor,
     CursorChange,
-    DeadRow,
+    DeadLetterRow,
     MessageRow,
     PartitionRecord,
     StateRow,
     StoreBatch,
     StoreStatistics,
 )
-from dep2p.storage.queue_store import nobody_waits
+from dep2p.storage.queue_store import no_wait
 from dep2p.storage.sequence_check import check_numbers
 
 
@@ -26,7 +26,7 @@ class _Partition:
         self.bytes = 0
 
 
-class _Place:
+class _CursorState:
     def __init__(self) -> None:
         self.cursor = Cursor()
         self.done: dict[int, None] = {}
@@ -34,20 +34,21 @@ class _Place:
 
 
 class MemoryStore:
-    """Nothing outlives the process; its bounds are those of the queues (`QueueOptions.items_max`, ``bytes_max``)."""
+    """A store that does not outlive the process. Its bounds are those of the queues (`QueueOptions.items_max`,
+    ``bytes_max``)."""
 
     is_durable = False
-    place = "memory"
+    location = "memory"
 
     def __init__(self) -> None:
         self._definitions: dict[str, bytes] = {}
         self._partitions: dict[int, _Partition] = {}
-        self._places: dict[tuple[int, int], _Place] = {}
-        self._dead: dict[int, dict[int, DeadRow]] = {}
+        self._cursors: dict[tuple[int, int], _CursorState] = {}
+        self._dead: dict[int, dict[int, DeadLetterRow]] = {}
         self._last_dead: dict[int, int] = {}
         self._commits = 0
         self._rows = 0
-        self.on_wait = nobody_waits
+        self.on_wait = no_wait
 
     def open(self) -> None:
         """Nothing to do."""
@@ -63,11 +64,11 @@ class MemoryStore:
         """All of a partition but its messages."""
         kept = self._partitions.get(partition) or _Partition()
         record = PartitionRecord(kept.last_seq, kept.trimmed, len(kept.rows), kept.bytes)
-        for (channel, of), place in self._places.items():
+        for (channel, of), cursor_state in self._cursors.items():
             if of == partition:
-                record.cursors[channel] = Cursor(place.cursor.floor, place.cursor.handed_out)
-                record.done[channel] = as_ranges(sorted(place.done))
-                record.states[channel] = [place.states[seq] for seq in sorted(place.states)]
+                record.cursors[channel] = Cursor(cursor_state.cursor.ack_floor, cursor_state.cursor.delivered_up_to)
+                record.done[channel] = as_ranges(sorted(cursor_state.done))
+                record.states[channel] = [cursor_state.states[seq] for seq in sorted(cursor_state.states)]
                 record.last_dead_id[channel] = self._last_dead.get(channel, 0)
         return record
 
@@ -93,12 +94,12 @@ class MemoryStore:
         kept = self._partitions.get(partition)
         return [] if kept is None else [kept.rows[seq] for seq in sorted(seqs) if seq in kept.rows]
 
-    def scan_dead(self, channel: int, after_id: int, *, items_max: int) -> list[DeadRow]:
+    def scan_dead_letters(self, channel: int, after_id: int, *, items_max: int) -> list[DeadLetterRow]:
         """Dead letters behind an id."""
         letters = self._dead.get(channel, {})
         return [letters[each] for each in sorted(letters) if each > after_id][:items_max]
 
-    def count_dead(self, channel: int) -> int:
+    def count_dead_letters(self, channel: int) -> int:
         """How many dead letters there are."""
         return len(self._dead.get(channel, ()))
 
@@ -109,7 +110,7 @@ class MemoryStore:
 
     def commit(self, batch: StoreBatch) -> None:
         """Take all of it."""
-        self.check(batch)  # before anything is changed
+        self.check(batch)  # before any change
         self._commits += 1
         for key, value in batch.definitions.items():
             if value is None:
@@ -124,7 +125,7 @@ class MemoryStore:
             kept.bytes += len(row.body)
         self._rows += len(batch.appends)
         for (channel, partition), change in batch.cursors.items():
-            self._move(self._places.setdefault((channel, partition), _Place()), change)
+            self._move(self._cursors.setdefault((channel, partition), _CursorState()), change)
         for letter in batch.dead_added:
             self._dead.setdefault(letter.channel, {})[letter.id] = letter
             self._last_dead[letter.channel] = max(self._last_dead.get(letter.channel, 0), letter.id)
@@ -134,27 +135,27 @@ class MemoryStore:
             self._trim(self._partitions.setdefault(partition, _Partition()), up_to)
         for partition in batch.partitions_removed:
             self._partitions.pop(partition, None)
-            for place_key in [each for each in self._places if each[1] == partition]:
-                del self._places[place_key]
+            for cursor_key in [each for each in self._cursors if each[1] == partition]:
+                del self._cursors[cursor_key]
         for channel in batch.channels_removed:
             self._dead.pop(channel, None)
             self._last_dead.pop(channel, None)
-            for place_key in [each for each in self._places if each[0] == channel]:
-                del self._places[place_key]
+            for cursor_key in [each for each in self._cursors if each[0] == channel]:
+                del self._cursors[cursor_key]
 
-    def _move(self, place: _Place, change: CursorChange) -> None:
-        place.cursor = Cursor(change.cursor.floor, change.cursor.handed_out)
+    def _move(self, cursor_state: _CursorState, change: CursorChange) -> None:
+        cursor_state.cursor = Cursor(change.cursor.ack_floor, change.cursor.delivered_up_to)
         for low, high in change.done_added:
-            place.done.update(dict.fromkeys(range(low, high + 1)))
+            cursor_state.done.update(dict.fromkeys(range(low, high + 1)))
         for seq in change.states_removed:
-            place.states.pop(seq, None)
+            cursor_state.states.pop(seq, None)
         for state in change.states_set:
-            place.states[state.seq] = state
-        floor = change.cursor.floor
-        for seq in [each for each in place.done if each <= floor]:
-            del place.done[seq]
-        for seq in [each for each in place.states if each <= floor]:
-            del place.states[seq]
+            cursor_state.states[state.seq] = state
+        ack_floor = change.cursor.ack_floor
+        for seq in [each for each in cursor_state.done if each <= ack_floor]:
+            del cursor_state.done[seq]
+        for seq in [each for each in cursor_state.states if each <= ack_floor]:
+            del cursor_state.states[seq]
 
     def _trim(self, kept: _Partition, up_to: int) -> None:
         cut = bisect.bisect_right(kept.seqs, up_to)

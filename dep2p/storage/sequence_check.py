@@ -1,4 +1,4 @@
-"""The numbers of new messages: each once and rising, also when the message of a number is long gone."""
+"""Checks of the numbers of new messages: each once and rising, also when the message of a number is long gone."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,8 +7,9 @@ from dep2p.protocols.queues.records import MessageRow
 
 
 def check_numbers(appends: Sequence[MessageRow], last: Mapping[int, int]) -> dict[int, int]:
-    """``last``: the last number that was ever given, by partition. Gives the new last ones of the partitions in
-    ``appends``. Raises StoreError (about the batch) for a number that is not above those before it."""
+    """Check numbers against ``last``, the last number that was ever given, by partition. Return the new last ones of
+    the partitions in ``appends``. Raises StoreError (about the batch) for a number that is not above those before
+    it."""
     found: dict[int, int] = {}
     for partition, seq, _meta, _body in appends:
         before = found.get(partition)

@@ -1,4 +1,4 @@
-"""The contract of a store that several nodes share: one of them has it at a time, and the others look after it."""
+"""The contract of a store that several nodes share: one of them owns it at a time, and the others watch it."""
 
 import sys
 import time
@@ -8,33 +8,33 @@ from typing import Final, Protocol
 from dep2p.storage.queue_store import QueueStore
 
 LEASE_S: Final = 15.0
-"""An owner that has not renewed for so long, by the store's clock, may be replaced."""
+"""Seconds. An owner that has not renewed for so long, by the store's clock, may be replaced."""
 NODES_MAX: Final = 8
-"""Those seen last are told to others."""
+"""Nodes in the group's list at most: those that were seen last."""
 _MARGIN: Final = 0.99
-"""Clocks run alike within a hundredth."""
+"""The share of a lease that an owner uses: clocks run alike within a hundredth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOwner:
-    """Who has the store, as last looked at."""
+    """The owner of a store, as last read."""
 
-    epoch: int = 0
-    """Of its term; each has a higher one."""
+    term: int = 0
+    """The number of the term; each has a higher one."""
     peer: str = ""
-    """Empty: nobody, since the last one closed it in good order, or was of no such set."""
+    """The owner's peer id. Empty: none, since the last one closed in good order, or was of no failover group."""
     silent_s: float = 0.0
-    """Since it renewed, by the store's clock."""
+    """Seconds since it renewed, by the store's clock."""
     lease_s: float = LEASE_S
-    """What it was promised."""
+    """The lease that it got."""
     since_unix_s: float = 0.0
     """When its term began, by the store's clock."""
     nodes: tuple[str, ...] = ()
-    """Those of the set that were there in the last day, by peer id, sorted."""
+    """Peer ids of the nodes of the group that were there in the last day, sorted."""
 
     @property
     def is_free(self) -> bool:
-        """Whether another one may take the store."""
+        """Whether another node may take the store."""
         return not self.peer or self.silent_s > self.lease_s
 
 
@@ -46,49 +46,50 @@ class OwnedStore(QueueStore, Protocol):
     """
 
     @property
-    def epoch(self) -> int:
-        """Of this term."""
+    def term(self) -> int:
+        """The number of this term."""
         ...
 
     def is_held(self) -> bool:
-        """Whether nobody else can have it by now, as this machine's clock tells: from any thread, without waiting."""
+        """Whether no other node can own it yet, by this machine's clock. From any thread, without waiting."""
         ...
 
 
 class SharedStores(Protocol):
-    """Where the set's store is. Every method blocks; one call at a time. Errors are StoreErrors."""
+    """The store of a failover group. Every method blocks; one call at a time. Errors are StoreErrors."""
 
     @property
-    def place(self) -> str:
-        """For people: without a password."""
+    def location(self) -> str:
+        """The place of the store, human-readable, without a password."""
         ...
 
     @property
     def blocks(self) -> bool:
-        """Whether a call may take a while, and goes to a thread: not so in memory."""
+        """Whether a call may take a while, and goes to a thread; not so in memory."""
         ...
 
     def look(self) -> StoreOwner:
-        """Who has it now, and be seen there as one of the set. Raises StoreLockedError when a node has it that is of
-        no set."""
+        """The present owner. The call also notes this node as one of the group. Raises StoreLockedError when a node of
+        no group has the store."""
         ...
 
     def store(self, seen: StoreOwner) -> OwnedStore:
-        """One that takes it when it is opened, if its owner is still as ``seen``."""
+        """Return a store that takes the ownership when it is opened, if the owner is still as ``seen``."""
         ...
 
     def close(self) -> None:
-        """Give everything back. Idempotent."""
+        """Close the connection. Idempotent."""
         ...
 
 
 def boot_s() -> float:
-    """A clock that goes on while the process is stopped, and, where the system has such a one, while it sleeps."""
+    """Read a clock that goes on while the process is stopped and, where the system has such a clock, while it
+    sleeps."""
     if sys.platform == "linux":
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()
 
 
 def held_until_s(renewed_s: float, lease_s: float) -> float:
-    """By `boot_s`, until when a lease that was asked for at ``renewed_s`` holds for its owner."""
+    """Return until when, by `boot_s`, a lease that was asked for at ``renewed_s`` holds for its owner."""
     return renewed_s + lease_s * _MARGIN

@@ -9,7 +9,7 @@ from typing import Final
 import trio
 
 _MEANWHILE_S: Final = 0.002
-"""A store that does not say that it waits (its server may be away) holds up for so long what is done meanwhile."""
+"""Seconds after which other work goes on when a store does not report that it waits (its server may be away)."""
 _WAITS: Final = b"w"
 _DONE: Final = b"d"
 
@@ -25,20 +25,20 @@ class WriterThread:
         self._name = name
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._heard_fd = self._tell_fd = -1
+        self._heard_fd = self._notify_fd = -1
         self._is_asked = False
         self._error: BaseException | None = None
 
-    def tell_waiting(self) -> None:
-        """In the thread, by what it calls: from here on it only waits, for a disk or a server."""
+    def notify_waiting(self) -> None:
+        """Report, in the thread, that the call now only waits for a disk or a server."""
         if self._is_asked:
             self._is_asked = False
-            os.write(self._tell_fd, _WAITS)
+            os.write(self._notify_fd, _WAITS)
 
     async def run(self, work: Callable[[], None], meanwhile: Callable[[], None] | None = None) -> None:
-        """Return when ``work`` has ended in the thread; raises what it raises. Not to be cancelled: shield it.
+        """Return when ``work`` has ended in the thread; raises what it raises. It must not be cancelled: shield it.
 
-        ``meanwhile`` is called here when ``work`` says `tell_waiting`, soon if it does not, and in any case once.
+        ``meanwhile`` is called here when ``work`` calls `notify_waiting`, soon if it does not, and in any case once.
         """
         if self._thread is None:
             self._start()
@@ -60,12 +60,12 @@ class WriterThread:
             raise self._error
 
     async def _hear(self) -> bool:
-        """Until the thread says something; whether it is that it has ended."""
+        """Wait for a report of the thread. Returns whether it has ended."""
         await trio.lowlevel.wait_readable(self._heard_fd)
         return _DONE in os.read(self._heard_fd, 16)
 
     def _start(self) -> None:
-        self._heard_fd, self._tell_fd = os.pipe()
+        self._heard_fd, self._notify_fd = os.pipe()
         # A daemon: a process that ends without `close` does not wait for a disk that hangs.
         self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
         self._thread.start()
@@ -76,15 +76,15 @@ class WriterThread:
                 work()
             except BaseException as error:
                 self._error = error
-            del work  # what it holds is not kept until the next one
-            os.write(self._tell_fd, _DONE)
+            del work  # the work is not kept in memory until the next one
+            os.write(self._notify_fd, _DONE)
 
     def close(self) -> None:
-        """End the thread, which has nothing to do. Idempotent."""
+        """End the thread, which is idle. Idempotent."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._jobs.put(None)
             thread.join()
             trio.lowlevel.notify_closing(self._heard_fd)
             os.close(self._heard_fd)
-            os.close(self._tell_fd)
+            os.close(self._notify_fd)

@@ -7,14 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dep2p.testing.memory.network import MemoryConnection, MemoryHost, MemoryNetwork
-    from dep2p.testing.memory.stream import MemoryStream
+    from dep2p.testing.memory import MemoryConnection, MemoryHost, MemoryNetwork, MemoryStream
     from dep2p.testing.proxy import FaultProxy
+    from dep2p.testing.simulator.attacks import Attack, Stage, Sybil
     from dep2p.testing.simulator.faults import Churn, Partition
     from dep2p.testing.simulator.simulator import Report, Scenario, simulate
     from dep2p.testing.simulator.topology import Latency
 
 __all__ = [
+    "Attack",
     "Churn",
     "FaultProxy",
     "Latency",
@@ -25,18 +26,23 @@ __all__ = [
     "Partition",
     "Report",
     "Scenario",
+    "Stage",
+    "Sybil",
     "simulate",
 ]
 
 _HOMES = {
-    "MemoryConnection": "memory.network",
-    "MemoryHost": "memory.network",
-    "MemoryNetwork": "memory.network",
-    "MemoryStream": "memory.stream",
+    "MemoryConnection": "memory",
+    "MemoryHost": "memory",
+    "MemoryNetwork": "memory",
+    "MemoryStream": "memory",
     "FaultProxy": "proxy",
     "Report": "simulator.simulator",
     "Scenario": "simulator.simulator",
     "simulate": "simulator.simulator",
+    "Attack": "simulator.attacks",
+    "Stage": "simulator.attacks",
+    "Sybil": "simulator.attacks",
     "Churn": "simulator.faults",
     "Partition": "simulator.faults",
     "Latency": "simulator.topology",

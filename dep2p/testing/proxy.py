@@ -23,7 +23,7 @@ _CHUNK_BYTES = 65_536
 _QUEUE_CHUNKS_MAX = 64
 
 
-class _Pipe:
+class _ProxyPipe:
     """One connection, both ways."""
 
     def __init__(self, near: trio.SocketStream, far: trio.SocketStream) -> None:
@@ -39,14 +39,14 @@ class FaultProxy:
     """
 
     def __init__(self, nursery: trio.Nursery) -> None:
-        self.delay_s = 0.0
-        """Each byte arrives so much later, in order; for bytes that are read from now on."""
-        self.bytes_per_s = 0.0
-        """At most so many bytes a second in each direction of each connection; 0 for no limit."""
+        self.delay_s: float = 0.0
+        """Seconds by which each byte arrives later, in order; for bytes that are read from now on."""
+        self.bytes_per_s: float = 0.0
+        """Bytes a second at most in each direction of each connection; 0 for no limit."""
         self.counters: Counter[str] = Counter()
-        """``connections``, ``refused``, ``cut``, ``bytes``."""
+        """Counts named ``connections``, ``refused``, ``cut`` and ``bytes``."""
         self._nursery = nursery
-        self._pipes: dict[_Pipe, None] = {}
+        self._pipes: dict[_ProxyPipe, None] = {}
         self._is_cut = False
         self._flowing = trio.Event()
         self._flowing.set()
@@ -61,7 +61,7 @@ class FaultProxy:
             nursery.cancel_scope.cancel()
 
     async def forward(self, host: str, port: int, *, listen_host: str = "127.0.0.1", listen_port: int = 0) -> int:
-        """Listen on a port (0: any free one) and carry its connections to ``host``, ``port``; gives the port.
+        """Listen on a port (0: any free one) and carry its connections to ``host``, ``port``; return the port.
 
         Raises ``OSError`` when it cannot listen.
         """
@@ -114,7 +114,7 @@ class FaultProxy:
             self.counters["refused"] += 1
             _reset(near)
             return
-        pipe = _Pipe(near, far)
+        pipe = _ProxyPipe(near, far)
         self._pipes[pipe] = None
         self.counters["connections"] += 1
         try:
@@ -125,8 +125,8 @@ class FaultProxy:
         finally:
             del self._pipes[pipe]
 
-    async def _pump(self, source: trio.SocketStream, sink: trio.SocketStream, pipe: _Pipe) -> None:
-        """Read, wait as the faults say, write; a half-close passes, an error ends both ways."""
+    async def _pump(self, source: trio.SocketStream, sink: trio.SocketStream, pipe: _ProxyPipe) -> None:
+        """Read, wait as the faults demand, write; a half-close passes, an error ends both ways."""
         send, receive = trio.open_memory_channel[tuple[float, bytes]](_QUEUE_CHUNKS_MAX)
         try:
             async with trio.open_nursery() as nursery:
@@ -150,6 +150,6 @@ class FaultProxy:
 
 
 def _reset(stream: trio.SocketStream) -> None:
-    """Close so that the other end gets a reset, not an end."""
+    """Close the stream so that the other end gets a reset, not an end."""
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     stream.socket.close()

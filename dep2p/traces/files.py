@@ -1,4 +1,5 @@
-"""Trace files: NDJSON in zstd frames, one frame for some hundreds of events, under a name that says whose they are.
+"""Trace files: NDJSON in zstd frames, one frame for some hundreds of events, under a name that says which node wrote
+them.
 
 ``<dir>/date=YYYY-MM-DD/hour=HH/<node>-<start_ns>-<number>.ndjson.zst``. ``start_ns`` is when the run of the node began,
 ``number`` counts its files from 0. While a file grows, its name begins with a dot. A file that is cut keeps all frames
@@ -17,7 +18,8 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import msgspec
 import zstandard
 
-from dep2p.traces.schema import Event
+from dep2p.outside_text import file_name
+from dep2p.traces.schema import TraceEvent
 
 SUFFIX: Final = ".ndjson.zst"
 FRAME_EVENTS: Final = 512
@@ -28,12 +30,12 @@ _NAME: Final = re.compile(r"(?P<node>.+)-(?P<start>\d{1,20})-(?P<number>\d{1,10}
 _MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _SKIPPABLE: Final = b"\x2a\x4d\x18"
 _FRAME_BYTES_MAX: Final = 256 << 20
-"""What a frame may unpack to: foreign files may be one frame."""
+"""Bytes of one unpacked frame at most. Foreign files may be one single frame."""
 _encoder: Final = msgspec.json.Encoder()
 
 
 class FileName(NamedTuple):
-    """What the name of a trace file says."""
+    """The fields in the name of a trace file."""
 
     node: str
     start_ns: int
@@ -42,9 +44,14 @@ class FileName(NamedTuple):
     def __str__(self) -> str:
         return f"{self.node}-{self.start_ns}-{self.number:06d}{SUFFIX}"
 
+    @property
+    def on_disk(self) -> str:
+        """The name to write. A node's id from a foreign trace that is no plain word becomes a digest."""
+        return str(self._replace(node=file_name(self.node)))
+
 
 def parse_file_name(name: str) -> FileName | None:
-    """The parts of a file's name, or None when it is no trace file's."""
+    """Parse a file's name; None when it is no trace file's."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
@@ -52,13 +59,13 @@ def parse_file_name(name: str) -> FileName | None:
 
 
 def partition_of(t_us: int) -> str:
-    """``date=YYYY-MM-DD/hour=HH`` (UTC) of a time in µs since the epoch."""
+    """Return ``date=YYYY-MM-DD/hour=HH`` (UTC) of a time in µs since the epoch."""
     at = datetime.fromtimestamp(t_us / 1e6, UTC)
     return f"date={at:%Y-%m-%d}/hour={at:%H}"
 
 
-def encode_frame(events: Sequence[Event], compressor: zstandard.ZstdCompressor) -> bytes:
-    """A whole zstd frame with one JSON object a line."""
+def encode_frame(events: Sequence[TraceEvent], compressor: zstandard.ZstdCompressor) -> bytes:
+    """Encode a whole zstd frame with one JSON object a line."""
     return compressor.compress(_encoder.encode_lines(events))
 
 
@@ -66,15 +73,15 @@ class GrowingFile:
     """A trace file while it grows: frames are appended, `finish` makes it visible. Its methods raise ``OSError``."""
 
     def __init__(self, directory: Path, name: FileName, first_t_us: int) -> None:
-        self.path = directory / partition_of(first_t_us) / str(name)
+        self.path: Path = directory / partition_of(first_t_us) / name.on_disk
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.size_bytes = 0
-        self.events = 0
+        self.size_bytes: int = 0
+        self.events: int = 0
         self._hidden = self.path.with_name("." + self.path.name)
         self._hidden.unlink(missing_ok=True)
 
-    def append(self, events: Sequence[Event], compressor: zstandard.ZstdCompressor) -> None:
-        """Add a frame. The file is open for no longer, so that a thousand of them cost no descriptors."""
+    def append(self, events: Sequence[TraceEvent], compressor: zstandard.ZstdCompressor) -> None:
+        """Add a frame. The file is open only meanwhile, so that a thousand of them cost no descriptors."""
         frame = encode_frame(events, compressor)
         with self._hidden.open("ab") as file:
             file.write(frame)
@@ -82,7 +89,7 @@ class GrowingFile:
         self.events += len(events)
 
     def finish(self, *, sync: bool = True) -> Path:
-        """Give it its name; with ``sync`` after its bytes are on the disk."""
+        """Give the file its name; with ``sync`` after its bytes are on the disk."""
         if sync:
             with self._hidden.open("rb") as file:
                 os.fsync(file.fileno())
@@ -90,7 +97,7 @@ class GrowingFile:
         return self.path
 
     def abandon(self) -> None:
-        """Remove it."""
+        """Remove the file."""
         self._hidden.unlink(missing_ok=True)
 
 
@@ -98,7 +105,7 @@ class GrowingFile:
 
 
 class Frames(NamedTuple):
-    """Where the frames of a file are: (start, end) of the whole ones. ``cut_bytes`` follow them and are no frame."""
+    """The whole frames of a file as (start, end). ``cut_bytes`` follow them and are no frame."""
 
     whole: list[tuple[int, int]]
     cut_bytes: int
@@ -151,7 +158,7 @@ def _frame_end(file: BinaryIO, start: int, size: int) -> int | None:
 
 @dataclass(slots=True)
 class ReadProblems:
-    """What a reader met in one file, in words; nothing of it stopped the reading."""
+    """Problems of one file, in words; none of them stopped the reading."""
 
     cut_bytes: int = 0
     bad_frames: int = 0
@@ -163,7 +170,7 @@ class ReadProblems:
 
 
 def read_events(path: Path, problems: ReadProblems | None = None) -> Iterator[dict[str, Any]]:
-    """The events of a file as JSON objects, in its order: the reference reader, plain and slow.
+    """Yield the events of a file as JSON objects, in its order: the reference reader, plain and slow.
 
     A cut end, a damaged frame or a line that is no object is skipped and noted in ``problems``. Files without zstd
     (``.ndjson``, ``.json``) are read too. Raises ``OSError``.
@@ -176,7 +183,7 @@ def read_events(path: Path, problems: ReadProblems | None = None) -> Iterator[di
                     continue
                 try:
                     event = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     event = None
                 if isinstance(event, dict):
                     yield event
@@ -205,7 +212,7 @@ def _blocks(file: BinaryIO, problems: ReadProblems) -> Iterator[bytes]:
 
 
 def trace_files(places: Iterable[Path]) -> list[Path]:
-    """All trace files in these directories (and those given themselves), sorted; hidden names are left out.
+    """List all trace files in these directories (and those given themselves), sorted; hidden names are left out.
 
     Raises ``FileNotFoundError`` when a place does not exist.
     """

@@ -10,16 +10,22 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeGuard, cast
+from typing import BinaryIO, Final, NamedTuple, TypeGuard
 
 import base58
 import zstandard
 
+from dep2p.encoding.protobuf import LENGTH, VARINT, ProtoReader
+from dep2p.encoding.varint import find_varint
+from dep2p.errors import ProtocolError
 from dep2p.traces import schema
 from dep2p.traces.files import FRAME_EVENTS, ZSTD_LEVEL, FileName, GrowingFile
 from dep2p.traces.schema import SCHEMA_VERSION as V
 
 _EVENT_BYTES_MAX: Final = 64 << 20
+_LENGTH_BYTES_MAX: Final = 6
+_STAMP_NS_END: Final = 2**63
+"""Timestamps are int64 nanoseconds in libp2p's schema: they end in the year 2262."""
 _PEER_BYTES: Final = 38
 _NAMES: Final = (
     *("publishMessage", "rejectMessage", "duplicateMessage", "deliverMessage", "addPeer", "removePeer", "recvRPC"),
@@ -27,13 +33,17 @@ _NAMES: Final = (
 )
 
 
+Item = dict[str, object]
+"""One event as the tracers write it: JSON's names and nesting."""
+
+
 class TraceFormatError(ValueError):
-    """A file is no tracer file of libp2p; the text says where."""
+    """The error for a file that is no tracer file of libp2p; the text says where."""
 
 
 @dataclass(slots=True)
 class ImportReport:
-    """What an import did. ``skipped``: events of unknown types or without what they need."""
+    """The result of an import. ``skipped``: events of unknown types or without what they need."""
 
     events: int = 0
     skipped: int = 0
@@ -53,7 +63,7 @@ def import_files(files: list[Path], out: Path) -> ImportReport:
         for item in _items(path, report):
             node = _peer(item.get("peerID"))
             stamp = item.get("timestamp")
-            if node is None or not isinstance(stamp, int):
+            if node is None or type(stamp) is not int or not 0 <= stamp < _STAMP_NS_END:
                 report.skipped += 1
                 continue
             writer = writers.get(node)
@@ -75,11 +85,11 @@ class _NodeWriter:
         self.seq = 1
         self._node = node
         self._file = GrowingFile(out, FileName(node, start_ns, 0), start_ns // 1000)
-        self._pending: list[schema.Event] = [schema.NodeStart(V, node, 0, start_ns // 1000, "libp2p")]
+        self._pending: list[schema.TraceEvent] = [schema.NodeStartEvent(V, node, 0, start_ns // 1000, "libp2p")]
         self._last_us = start_ns // 1000
         self._compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
 
-    def put(self, event: schema.Event) -> None:
+    def put(self, event: schema.TraceEvent) -> None:
         self._pending.append(event)
         self.seq += 1
         self._last_us = max(self._last_us, event.t)
@@ -88,7 +98,7 @@ class _NodeWriter:
             self._pending.clear()
 
     def finish(self) -> Path:
-        self.put(schema.NodeStop(V, self._node, self.seq, self._last_us, "end of the imported trace"))
+        self.put(schema.NodeStopEvent(V, self._node, self.seq, self._last_us, "end of the imported trace"))
         if self._pending:
             self._file.append(self._pending, self._compressor)
         return self._file.finish()
@@ -97,14 +107,13 @@ class _NodeWriter:
 # Events ---------------------------------------------------------------------------------------------------------------
 
 
-def _event(item: dict[str, Any], node: str, seq: int, t: int) -> schema.Event | None:
+def _event(item: Item, node: str, seq: int, t: int) -> schema.TraceEvent | None:
     number = item.get("type", 0)
     if not isinstance(number, int) or not 0 <= number < len(_NAMES):
         return None
-    payload = item.get(_NAMES[number])
-    if not isinstance(payload, dict):
+    body = item.get(_NAMES[number])
+    if not _is_item(body):
         return None
-    body = cast("dict[str, Any]", payload)
     topic = _text(body.get("topic"))
     if number in (6, 7, 8):
         return _rpc(number, body, node, seq, t)
@@ -113,26 +122,26 @@ def _event(item: dict[str, Any], node: str, seq: int, t: int) -> schema.Event | 
         if peer is None:
             return None
         if number == 4:
-            return schema.AddPeer(V, node, seq, t, peer, _text(body.get("proto")) or None)
+            return schema.AddPeerEvent(V, node, seq, t, peer, _text(body.get("proto")) or None)
         if number == 5:
-            return schema.RemovePeer(V, node, seq, t, peer)
-        return (schema.Graft if number == 11 else schema.Prune)(V, node, seq, t, peer, topic)
+            return schema.RemovePeerEvent(V, node, seq, t, peer)
+        return (schema.GraftEvent if number == 11 else schema.PruneEvent)(V, node, seq, t, peer, topic)
     if number in (9, 10):
-        return (schema.Join if number == 9 else schema.Leave)(V, node, seq, t, topic)
+        return (schema.JoinEvent if number == 9 else schema.LeaveEvent)(V, node, seq, t, topic)
     msg = _bytes(body.get("messageID"))
     if msg is None:
         return None
     sender = _peer(body.get("receivedFrom"))
     if number == 0:
-        return schema.Publish(V, node, seq, t, msg, topic)
+        return schema.PublishEvent(V, node, seq, t, msg, topic)
     if number == 1:
-        return schema.Reject(V, node, seq, t, msg, topic, sender, _text(body.get("reason")))
+        return schema.RejectEvent(V, node, seq, t, msg, topic, sender, _text(body.get("reason")))
     if number == 2:
-        return schema.Duplicate(V, node, seq, t, msg, topic, sender)
-    return schema.Deliver(V, node, seq, t, msg, topic, sender if sender != node else None)
+        return schema.DuplicateEvent(V, node, seq, t, msg, topic, sender)
+    return schema.DeliverEvent(V, node, seq, t, msg, topic, sender if sender != node else None)
 
 
-def _rpc(number: int, body: dict[str, Any], node: str, seq: int, t: int) -> schema.Event | None:
+def _rpc(number: int, body: Item, node: str, seq: int, t: int) -> schema.TraceEvent | None:
     peer = _peer(body.get("receivedFrom" if number == 6 else "sendTo"))
     if peer is None:
         return None
@@ -156,7 +165,7 @@ def _rpc(number: int, body: dict[str, Any], node: str, seq: int, t: int) -> sche
     control_bytes += sum(len(topic.encode()) + sum(map(len, ids)) for topic, ids in ihave)
     control_bytes += sum(map(len, iwant)) + sum(map(len, idontwant)) + sum(len(topic.encode()) for topic in grafts)
     control_bytes += sum(len(topic.encode()) + _PEER_BYTES * peers for topic, peers in prunes)
-    kind = (schema.RecvRpc, schema.SendRpc, schema.DropRpc)[number - 6]
+    kind = (schema.RecvRpcEvent, schema.SendRpcEvent, schema.DropRpcEvent)[number - 6]
     return kind(
         *(V, node, seq, t, peer, 0, control_bytes, None),
         messages=messages or None,
@@ -176,7 +185,7 @@ def _text(value: object) -> str:
 
 
 def _bytes(value: object) -> bytes | None:
-    """Bytes of protobuf, or base64 of JSON; other text stays what it is."""
+    """Decode bytes of protobuf, or base64 of JSON; other text stays as it is."""
     if isinstance(value, bytes):
         return value or None
     if not isinstance(value, str) or not value:
@@ -188,7 +197,7 @@ def _bytes(value: object) -> bytes | None:
 
 
 def _peer(value: object) -> str | None:
-    """A peer id as text: base58 of a multihash; ids that are none, as in simulations, keep their text."""
+    """Return a peer id as text: base58 of a multihash. Others, as in simulations, keep their text."""
     data = _bytes(value)
     if data is None:
         return None
@@ -203,34 +212,38 @@ def _peer(value: object) -> str | None:
     return text if text.isprintable() else data.hex()
 
 
-def _dict(value: object) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+def _is_item(value: object) -> TypeGuard[Item]:
+    return isinstance(value, dict)
 
 
-def _is_list(value: object) -> TypeGuard[list[Any]]:
+def _dict(value: object) -> Item:
+    return value if _is_item(value) else {}
+
+
+def _is_list(value: object) -> TypeGuard[list[object]]:
     return isinstance(value, list)
 
 
-def _list(value: object) -> list[Any]:
+def _list(value: object) -> list[object]:
     return value if _is_list(value) else []
 
 
-def _dicts(value: object) -> list[dict[str, Any]]:
-    return [cast("dict[str, Any]", part) for part in _list(value) if isinstance(part, dict)]
+def _dicts(value: object) -> list[Item]:
+    return [part for part in _list(value) if _is_item(part)]
 
 
-def _ids(part: dict[str, Any]) -> list[bytes]:
+def _ids(part: Item) -> list[bytes]:
     return [msg for item in _list(part.get("messageIDs")) if (msg := _bytes(item)) is not None]
 
 
 # Files ----------------------------------------------------------------------------------------------------------------
 
 
-def _items(path: Path, report: ImportReport) -> Iterator[dict[str, Any]]:
+def _items(path: Path, report: ImportReport) -> Iterator[Item]:
     with path.open("rb") as raw:
         packed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
-        file = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if packed else raw
+        file = gzip.GzipFile(fileobj=raw) if packed else raw
         try:
             first = file.read(1)
             if not first:
@@ -243,17 +256,17 @@ def _items(path: Path, report: ImportReport) -> Iterator[dict[str, Any]]:
             report.cut.append(str(path))
 
 
-def _json_items(path: Path, first: bytes, file: BinaryIO, report: ImportReport) -> Iterator[dict[str, Any]]:
+def _json_items(path: Path, first: bytes, file: BinaryIO | gzip.GzipFile, report: ImportReport) -> Iterator[Item]:
     good = 0
     rest = first
-    for number, line in enumerate(file):
+    for number, line in enumerate(iter(lambda: file.readline(_EVENT_BYTES_MAX), b"")):
         text = rest + line
         rest = b""
         if not text.strip():
             continue
         try:
             value = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             if not text.endswith(b"\n"):
                 report.cut.append(str(path))
                 return
@@ -261,58 +274,71 @@ def _json_items(path: Path, first: bytes, file: BinaryIO, report: ImportReport) 
                 raise TraceFormatError(f"{path}, line {number + 1}: no JSON, so no trace of libp2p") from None
             report.skipped += 1
             continue
-        if isinstance(value, dict) and "peerID" in value:
+        if _is_item(value) and "peerID" in value:
             good += 1
-            yield cast("dict[str, Any]", value)
+            yield value
         elif not good:
             raise TraceFormatError(f"{path}, line {number + 1}: no trace event of libp2p, peerID is missing")
         else:
             report.skipped += 1
 
 
-_RPC_META: Final[dict[int, Any]] = {
-    1: ("messages", [{1: "messageID", 2: "topic"}]),
-    2: ("subscription", [{1: "subscribe", 2: "topic"}]),
-    3: (
-        "control",
-        {
-            1: ("ihave", [{1: "topic", 2: ["messageIDs"]}]),
-            2: ("iwant", [{1: ["messageIDs"]}]),
-            3: ("graft", [{1: "topic"}]),
-            4: ("prune", [{1: "topic", 2: ["peers"]}]),
-            5: ("idontwant", [{1: ["messageIDs"]}]),
-        },
-    ),
-}
-_PROTO: Final[dict[int, Any]] = {
-    1: "type",
-    2: "peerID",
-    3: "timestamp",
-    4: ("publishMessage", {1: "messageID", 2: "topic"}),
-    5: ("rejectMessage", {1: "messageID", 2: "receivedFrom", 3: "reason", 4: "topic"}),
-    6: ("duplicateMessage", {1: "messageID", 2: "receivedFrom", 3: "topic"}),
-    7: ("deliverMessage", {1: "messageID", 2: "topic", 3: "receivedFrom"}),
-    8: ("addPeer", {1: "peerID", 2: "proto"}),
-    9: ("removePeer", {1: "peerID"}),
-    10: ("recvRPC", {1: "receivedFrom", 2: ("meta", _RPC_META)}),
-    11: ("sendRPC", {1: "sendTo", 2: ("meta", _RPC_META)}),
-    12: ("dropRPC", {1: "sendTo", 2: ("meta", _RPC_META)}),
-    13: ("join", {1: "topic"}),
-    14: ("leave", {2: "topic"}),
-    15: ("graft", {1: "peerID", 2: "topic"}),
-    16: ("prune", {1: "peerID", 2: "topic"}),
-}
-"""Field number → name; (name, fields) for a message, lists for what repeats."""
+class _Field(NamedTuple):
+    """A field of a message: its name, the fields of the message that it holds, whether it repeats."""
+
+    name: str
+    fields: "_Fields | None" = None
+    repeats: bool = False
 
 
-def _protobuf_items(path: Path, first: bytes, file: BinaryIO, report: ImportReport) -> Iterator[dict[str, Any]]:
+_Fields = dict[int, _Field]
+"""By field number."""
+
+
+def _texts(*names: str) -> _Fields:
+    """Plain fields, numbered from 1."""
+    return {number: _Field(name) for number, name in enumerate(names, 1)}
+
+
+_IDS: Final = _Field("messageIDs", repeats=True)
+_CONTROL: Final[_Fields] = {
+    1: _Field("ihave", {1: _Field("topic"), 2: _IDS}, repeats=True),
+    2: _Field("iwant", {1: _IDS}, repeats=True),
+    3: _Field("graft", _texts("topic"), repeats=True),
+    4: _Field("prune", {1: _Field("topic"), 2: _Field("peers", repeats=True)}, repeats=True),
+    5: _Field("idontwant", {1: _IDS}, repeats=True),
+}
+_RPC_META: Final[_Fields] = {
+    1: _Field("messages", _texts("messageID", "topic"), repeats=True),
+    2: _Field("subscription", _texts("subscribe", "topic"), repeats=True),
+    3: _Field("control", _CONTROL),
+}
+_EVENT: Final[_Fields] = {
+    1: _Field("type"),
+    2: _Field("peerID"),
+    3: _Field("timestamp"),
+    4: _Field("publishMessage", _texts("messageID", "topic")),
+    5: _Field("rejectMessage", _texts("messageID", "receivedFrom", "reason", "topic")),
+    6: _Field("duplicateMessage", _texts("messageID", "receivedFrom", "topic")),
+    7: _Field("deliverMessage", _texts("messageID", "topic", "receivedFrom")),
+    8: _Field("addPeer", _texts("peerID", "proto")),
+    9: _Field("removePeer", _texts("peerID")),
+    10: _Field("recvRPC", {1: _Field("receivedFrom"), 2: _Field("meta", _RPC_META)}),
+    11: _Field("sendRPC", {1: _Field("sendTo"), 2: _Field("meta", _RPC_META)}),
+    12: _Field("dropRPC", {1: _Field("sendTo"), 2: _Field("meta", _RPC_META)}),
+    13: _Field("join", _texts("topic")),
+    14: _Field("leave", {2: _Field("topic")}),
+    15: _Field("graft", _texts("peerID", "topic")),
+    16: _Field("prune", _texts("peerID", "topic")),
+}
+"""``TraceEvent`` of trace.proto."""
+
+
+def _protobuf_items(path: Path, first: bytes, file: BinaryIO | gzip.GzipFile, report: ImportReport) -> Iterator[Item]:
     good = 0
     head = first
     while head:
-        try:
-            size = _length(head, file)
-        except ValueError:
-            size = _EVENT_BYTES_MAX + 1
+        size = _length(head, file)
         if size > _EVENT_BYTES_MAX:
             raise TraceFormatError(f"{path}, event {good}: a length of {size} bytes, so no trace of libp2p")
         data = file.read(size)
@@ -320,69 +346,47 @@ def _protobuf_items(path: Path, first: bytes, file: BinaryIO, report: ImportRepo
             report.cut.append(str(path))
             return
         try:
-            item = _message(data, _PROTO)
-        except (ValueError, IndexError):
+            item = _message(ProtoReader(data, 0, len(data)), _EVENT)
+        except ProtocolError:
             raise TraceFormatError(f"{path}, event {good}: no protobuf, so no trace of libp2p") from None
         good += 1
         yield item
         head = file.read(1)
 
 
-def _length(head: bytes, file: BinaryIO) -> int:
-    value, shift, byte = head[0] & 0x7F, 7, head[0]
-    while byte & 0x80:
-        more = file.read(1)
-        if not more or shift > 35:
-            raise ValueError("not a length")
-        byte = more[0]
-        value |= (byte & 0x7F) << shift
-        shift += 7
-    return value
+def _length(head: bytes, file: BinaryIO | gzip.GzipFile) -> int:
+    """The length that begins with ``head``; above `_EVENT_BYTES_MAX` for bytes that are none."""
+    try:
+        while (found := find_varint(head, 0, len(head), _LENGTH_BYTES_MAX)) is None:
+            more = file.read(1)
+            if not more:
+                break
+            head += more
+    except ProtocolError:
+        found = None
+    return _EVENT_BYTES_MAX + 1 if found is None else found[0]
 
 
-def _message(data: bytes, fields: dict[int, Any]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
-        value: Any
-        if tag & 7 == 0:
-            value, at = _varint(data, at)
-        elif tag & 7 == 2:
-            size, at = _varint(data, at)
-            if at + size > len(data):
-                raise ValueError("a field ends outside its message")
-            value, at = data[at : at + size], at + size
-        elif tag & 7 in (1, 5):
-            width = 8 if tag & 7 == 1 else 4
-            value, at = None, at + width
+def _message(reader: ProtoReader, fields: _Fields) -> Item:
+    single: Item = {}
+    lists: dict[str, list[object]] = {}
+    while reader.next():
+        spec = fields.get(reader.number)
+        value: object
+        if spec is None:
+            reader.skip()
+            continue
+        if reader.wire_type == VARINT:
+            value = reader.uint()
+        elif reader.wire_type != LENGTH:
+            reader.skip()
+            continue
+        elif spec.fields is None:
+            value = reader.bytes_(_EVENT_BYTES_MAX)
         else:
-            raise ValueError("a wire type that is none")
-        _keep(result, fields.get(tag >> 3), value)
-    return result
-
-
-def _keep(result: dict[str, Any], spec: Any, value: Any) -> None:
-    if isinstance(spec, str):
-        result[spec] = value
-    elif isinstance(spec, list):
-        result.setdefault(cast("list[str]", spec)[0], []).append(value)
-    elif isinstance(spec, tuple) and isinstance(value, bytes):
-        name, inner = cast("tuple[str, Any]", spec)
-        if isinstance(inner, list):
-            result.setdefault(name, []).append(_message(value, cast("list[dict[int, Any]]", inner)[0]))
+            value = _message(reader.sub(), spec.fields)
+        if spec.repeats:
+            lists.setdefault(spec.name, []).append(value)
         else:
-            result[name] = _message(value, inner)
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if not byte & 0x80:
-            return value, at
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number of more than 64 bits")
+            single[spec.name] = value
+    return {**single, **lists}

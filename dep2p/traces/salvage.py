@@ -1,4 +1,4 @@
-"""Files that a killed writer left behind under names that begin with a dot: what is whole in them is made visible."""
+"""Files that a killed writer left under names that begin with a dot: salvage makes their whole frames visible."""
 
 import fcntl
 import os
@@ -10,13 +10,13 @@ from dep2p.traces.files import SUFFIX, parse_file_name, scan_frames
 
 @dataclass(slots=True)
 class Salvage:
-    """What was done. ``busy``: files that a live node is writing; they were left alone."""
+    """The result. ``busy``: files that a live node is writing; they were left alone."""
 
     finished: list[Path] = field(default_factory=list[Path])
     emptied: list[Path] = field(default_factory=list[Path])
-    """Without a whole frame: removed."""
+    """Files without a whole frame, which were removed."""
     cut_bytes: int = 0
-    """Of frames that were not whole."""
+    """The bytes of frames that were not whole."""
     busy: int = 0
 
 
@@ -37,7 +37,7 @@ def _salvage_one(hidden: Path, done: Salvage) -> None:
     try:
         file = hidden.open("r+b")
     except FileNotFoundError:
-        return  # finished by its writer meanwhile
+        return  # its writer has completed the file meanwhile
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -7,15 +7,15 @@ Fields may be added within a version; a field that changes its meaning makes a n
 """
 
 import types
-from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+from typing import Final, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 SCHEMA_VERSION: Final = 1
 
 
-class Event(msgspec.Struct, tag_field="kind", omit_defaults=True, gc=False):
-    """What all events have. ``v``, ``node``, ``seq`` and ``t`` come first, in this order, in every constructor."""
+class TraceEvent(msgspec.Struct, tag_field="kind", omit_defaults=True, gc=False):
+    """The fields of all events. ``v``, ``node``, ``seq`` and ``t`` come first, in this order, in every constructor."""
 
     v: int
     node: str
@@ -26,7 +26,7 @@ class Event(msgspec.Struct, tag_field="kind", omit_defaults=True, gc=False):
 # Publish/subscribe: libp2p's thirteen, with what they lack ------------------------------------------------------------
 
 
-class Publish(Event, tag="publish"):
+class PublishEvent(TraceEvent, tag="publish"):
     """This node published. ``size``: bytes of the payload."""
 
     msg: bytes
@@ -35,7 +35,7 @@ class Publish(Event, tag="publish"):
     attrs: dict[str, str] | None = None
 
 
-class Reject(Event, tag="reject"):
+class RejectEvent(TraceEvent, tag="reject"):
     """A message was not taken. ``peer`` sent it; ``reason`` is one of :mod:`dep2p.gossipsub.reasons`."""
 
     msg: bytes
@@ -46,7 +46,7 @@ class Reject(Event, tag="reject"):
     attrs: dict[str, str] | None = None
 
 
-class Duplicate(Event, tag="duplicate"):
+class DuplicateEvent(TraceEvent, tag="duplicate"):
     """A further copy came from ``peer``."""
 
     msg: bytes
@@ -56,7 +56,7 @@ class Duplicate(Event, tag="duplicate"):
     attrs: dict[str, str] | None = None
 
 
-class Deliver(Event, tag="deliver"):
+class DeliverEvent(TraceEvent, tag="deliver"):
     """The first copy, from ``peer``, passed all checks; no peer: it is the node's own. ``validation_us`` if known."""
 
     msg: bytes
@@ -67,7 +67,7 @@ class Deliver(Event, tag="deliver"):
     attrs: dict[str, str] | None = None
 
 
-class AddPeer(Event, tag="add_peer"):
+class AddPeerEvent(TraceEvent, tag="add_peer"):
     """The outbound pub/sub stream to the peer is open."""
 
     peer: str
@@ -75,7 +75,7 @@ class AddPeer(Event, tag="add_peer"):
     attrs: dict[str, str] | None = None
 
 
-class RemovePeer(Event, tag="remove_peer"):
+class RemovePeerEvent(TraceEvent, tag="remove_peer"):
     """The outbound pub/sub stream to the peer is closed."""
 
     peer: str
@@ -98,7 +98,7 @@ class OneMessage(msgspec.Struct, array_like=True, gc=False):
 
 
 class IHaveRef(msgspec.Struct, omit_defaults=True, gc=False):
-    """An IHAVE: how many ids, and which when the writer keeps them."""
+    """An IHAVE: the number of ids, and the ids when the writer keeps them."""
 
     topic: str
     count: int
@@ -112,8 +112,8 @@ class SubscriptionRef(msgspec.Struct, omit_defaults=True, gc=False):
     subscribe: bool
 
 
-class Rpc(Event):
-    """What the three RPC events share: no kind of its own.
+class RpcEvent(TraceEvent):
+    """The fields of the three RPC events: no kind of its own.
 
     ``message_bytes``: payload bytes of the messages. ``control_bytes``: bytes of the ids and topic names in control
     parts and subscriptions, and 38 for each peer named in a PRUNE. Both are sums over parts, whatever the encoding.
@@ -135,33 +135,33 @@ class Rpc(Event):
     attrs: dict[str, str] | None = None
 
 
-class RecvRpc(Rpc, tag="recv_rpc"):
+class RecvRpcEvent(RpcEvent, tag="recv_rpc"):
     """An RPC came from ``peer``."""
 
 
-class SendRpc(Rpc, tag="send_rpc"):
+class SendRpcEvent(RpcEvent, tag="send_rpc"):
     """An RPC was given to the queue of ``peer``."""
 
 
-class DropRpc(Rpc, tag="drop_rpc"):
+class DropRpcEvent(RpcEvent, tag="drop_rpc"):
     """The queue of ``peer`` did not take an RPC; ``reason`` if known."""
 
 
-class Join(Event, tag="join"):
+class JoinEvent(TraceEvent, tag="join"):
     """This node subscribed."""
 
     topic: str
     attrs: dict[str, str] | None = None
 
 
-class Leave(Event, tag="leave"):
+class LeaveEvent(TraceEvent, tag="leave"):
     """This node unsubscribed."""
 
     topic: str
     attrs: dict[str, str] | None = None
 
 
-class Graft(Event, tag="graft"):
+class GraftEvent(TraceEvent, tag="graft"):
     """``peer`` is now in this node's mesh."""
 
     peer: str
@@ -169,7 +169,7 @@ class Graft(Event, tag="graft"):
     attrs: dict[str, str] | None = None
 
 
-class Prune(Event, tag="prune"):
+class PruneEvent(TraceEvent, tag="prune"):
     """``peer`` is no longer in this node's mesh."""
 
     peer: str
@@ -181,7 +181,7 @@ class Prune(Event, tag="prune"):
 # Requests, notifies, streams ------------------------------------------------------------------------------------------
 
 
-class Request(Event, tag="request"):
+class RequestEvent(TraceEvent, tag="request"):
     """A request ended. ``side``: ``out`` at the asker, ``in`` at the answerer. ``outcome``: ``ok`` or the error."""
 
     peer: str
@@ -195,7 +195,7 @@ class Request(Event, tag="request"):
     attrs: dict[str, str] | None = None
 
 
-class Notify(Event, tag="notify"):
+class NotifyEvent(TraceEvent, tag="notify"):
     """A notify was sent (``out``), handled (``in``) or dropped (``outcome`` says why)."""
 
     peer: str
@@ -206,7 +206,7 @@ class Notify(Event, tag="notify"):
     attrs: dict[str, str] | None = None
 
 
-class Stream(Event, tag="stream"):
+class StreamEvent(TraceEvent, tag="stream"):
     """A stream of an app was opened (``state`` ``open``) or ended (``closed``, ``reset``)."""
 
     peer: str
@@ -223,7 +223,7 @@ class Stream(Event, tag="stream"):
 # Delivery, sessions, queues -------------------------------------------------------------------------------------------
 
 
-class Delivery(Event, tag="delivery"):
+class DeliveryEvent(TraceEvent, tag="delivery"):
     """A reliable message changed its state.
 
     At the sender: ``created``, ``sending`` (with ``attempt`` from 1), ``acknowledged``, ``failed``, ``expired``,
@@ -242,7 +242,7 @@ class Delivery(Event, tag="delivery"):
     attrs: dict[str, str] | None = None
 
 
-class Session(Event, tag="session"):
+class SessionTraceEvent(TraceEvent, tag="session"):
     """An ordered session changed: ``opened``, ``resumed``, ``lost``, ``reset``, ``closed``, ``failed``, ``skipped``; or
     its pushes went on, some together: ``sent``, ``resent``, ``acknowledged`` (handled by the client's app) at the
     server, ``received`` at the client.
@@ -261,14 +261,14 @@ class Session(Event, tag="session"):
     attrs: dict[str, str] | None = None
 
 
-class Queue(Event, tag="queue"):
-    """Something happened to a message of a queue.
+class QueueEvent(TraceEvent, tag="queue"):
+    """A change of a queue's message.
 
     ``state``: ``published`` (no channel), ``handed_out`` (with ``attempt`` from 1), ``finished``, ``requeued``,
-    ``timed_out``, ``released`` (given back untried), ``rejected``, ``dead``, ``dropped`` (without a dead letter),
-    ``expired``. ``position``: the message's number in its queue (partition). ``key``: what its order key hashes to,
-    when it has one. ``duration_us``: since it was published, when it is handed out; since it was handed out, when its
-    consumer is done with it.
+    ``timed_out``, ``released`` (the attempt does not count), ``rejected``, ``dead``, ``dropped`` (without a dead
+    letter), ``expired``. ``position``: the message's number in its queue (partition). ``key``: what its order key
+    hashes to, when it has one. ``duration_us``: since it was published, when it is handed out; since it was handed out,
+    when its consumer is done with it.
     """
 
     namespace: str
@@ -298,7 +298,7 @@ class PeerScore(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 class Depth(msgspec.Struct, omit_defaults=True, gc=False):
-    """What waits somewhere; ``name`` is ``kind:which``, e.g. ``queue:jobs/mail`` or ``peer:12D3Koo…``."""
+    """Messages that wait in one place; ``name`` is ``kind:which``, e.g. ``queue:jobs/mail`` or ``peer:12D3Koo…``."""
 
     name: str
     items: int
@@ -312,7 +312,7 @@ class PeerRtt(msgspec.Struct, omit_defaults=True, gc=False):
     rtt_us: int
 
 
-class Mesh(Event, tag="mesh"):
+class MeshEvent(TraceEvent, tag="mesh"):
     """Snapshot: the whole mesh of a topic; ``known`` is how many peers are subscribed to it."""
 
     topic: str
@@ -321,21 +321,21 @@ class Mesh(Event, tag="mesh"):
     attrs: dict[str, str] | None = None
 
 
-class Scores(Event, tag="scores"):
+class ScoresEvent(TraceEvent, tag="scores"):
     """Snapshot: scores of all peers."""
 
     scores: list[PeerScore]
     attrs: dict[str, str] | None = None
 
 
-class Depths(Event, tag="depths"):
-    """Snapshot: what waits in this node."""
+class DepthsEvent(TraceEvent, tag="depths"):
+    """Snapshot: messages that wait in this node."""
 
     depths: list[Depth]
     attrs: dict[str, str] | None = None
 
 
-class Rtts(Event, tag="rtts"):
+class RttsEvent(TraceEvent, tag="rtts"):
     """Snapshot: round trips to peers."""
 
     rtts: list[PeerRtt]
@@ -345,7 +345,7 @@ class Rtts(Event, tag="rtts"):
 # About the trace itself -----------------------------------------------------------------------------------------------
 
 
-class NodeStart(Event, tag="node_start"):
+class NodeStartEvent(TraceEvent, tag="node_start"):
     """A run begins; always its first event. ``version``: of the software. ``sample``: the share of messages whose
     events are written, when it is not all.
     """
@@ -356,14 +356,14 @@ class NodeStart(Event, tag="node_start"):
     attrs: dict[str, str] | None = None
 
 
-class NodeStop(Event, tag="node_stop"):
+class NodeStopEvent(TraceEvent, tag="node_stop"):
     """A run ends in order; always its last event. A run without it was killed."""
 
     reason: str | None = None
     attrs: dict[str, str] | None = None
 
 
-class Dropped(Event, tag="dropped"):
+class DroppedEvent(TraceEvent, tag="dropped"):
     """``count`` events were not written since the last such event, because of ``reason``. They took no ``seq``."""
 
     count: int
@@ -371,7 +371,7 @@ class Dropped(Event, tag="dropped"):
     attrs: dict[str, str] | None = None
 
 
-class Clock(Event, tag="clock"):
+class ClockEvent(TraceEvent, tag="clock"):
     """The clock of ``peer`` is ahead of this node's by ``offset_us``, give or take ``error_us``."""
 
     peer: str
@@ -380,44 +380,69 @@ class Clock(Event, tag="clock"):
     attrs: dict[str, str] | None = None
 
 
-KINDS: Final[dict[str, type[Event]]] = {
+KINDS: Final[dict[str, type[TraceEvent]]] = {
     str(kind.__struct_config__.tag): kind
     for kind in (
-        *(Publish, Reject, Duplicate, Deliver, AddPeer, RemovePeer, RecvRpc, SendRpc, DropRpc, Join, Leave),
-        *(Graft, Prune, Request, Notify, Stream, Delivery, Session, Queue, Mesh, Scores, Depths, Rtts),
-        *(NodeStart, NodeStop, Dropped, Clock),
+        *(
+            PublishEvent,
+            RejectEvent,
+            DuplicateEvent,
+            DeliverEvent,
+            AddPeerEvent,
+            RemovePeerEvent,
+            RecvRpcEvent,
+            SendRpcEvent,
+            DropRpcEvent,
+            JoinEvent,
+            LeaveEvent,
+        ),
+        *(
+            GraftEvent,
+            PruneEvent,
+            RequestEvent,
+            NotifyEvent,
+            StreamEvent,
+            DeliveryEvent,
+            SessionTraceEvent,
+            QueueEvent,
+            MeshEvent,
+            ScoresEvent,
+            DepthsEvent,
+            RttsEvent,
+        ),
+        *(NodeStartEvent, NodeStopEvent, DroppedEvent, ClockEvent),
     )
 }
 """All kinds by their names."""
 
 AnyEvent = (
-    Publish
-    | Reject
-    | Duplicate
-    | Deliver
-    | AddPeer
-    | RemovePeer
-    | RecvRpc
-    | SendRpc
-    | DropRpc
-    | Join
-    | Leave
-    | Graft
-    | Prune
-    | Request
-    | Notify
-    | Stream
-    | Delivery
-    | Session
-    | Queue
-    | Mesh
-    | Scores
-    | Depths
-    | Rtts
-    | NodeStart
-    | NodeStop
-    | Dropped
-    | Clock
+    PublishEvent
+    | RejectEvent
+    | DuplicateEvent
+    | DeliverEvent
+    | AddPeerEvent
+    | RemovePeerEvent
+    | RecvRpcEvent
+    | SendRpcEvent
+    | DropRpcEvent
+    | JoinEvent
+    | LeaveEvent
+    | GraftEvent
+    | PruneEvent
+    | RequestEvent
+    | NotifyEvent
+    | StreamEvent
+    | DeliveryEvent
+    | SessionTraceEvent
+    | QueueEvent
+    | MeshEvent
+    | ScoresEvent
+    | DepthsEvent
+    | RttsEvent
+    | NodeStartEvent
+    | NodeStopEvent
+    | DroppedEvent
+    | ClockEvent
 )
 
 _SQL_TYPES: Final[dict[object, str]] = {
@@ -442,7 +467,7 @@ def columns() -> dict[str, str]:
     return found
 
 
-def _sql_type(hint: Any) -> str:
+def _sql_type(hint: object) -> str:
     if hint in _SQL_TYPES:
         return _SQL_TYPES[hint]
     origin = get_origin(hint)

@@ -1,1 +1,1 @@
-"""tracing."""
+"""Recording a trace: event log, files, settings, clock readings."""

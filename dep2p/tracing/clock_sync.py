@@ -1,4 +1,4 @@
-"""What the clocks of a realm's members say: asked for by traces, so that times of several nodes can be compared."""
+"""Readings of the clocks of a realm's members, with which traces compare the times of several nodes."""
 
 import time
 from collections import Counter
@@ -15,7 +15,7 @@ from dep2p.protocols.timing.clock_sync import (
     ASK_BYTES,
     ROUNDS,
     ROUNDS_MAX,
-    Exchange,
+    ClockExchange,
     best,
     decode_answer,
     encode_answer,
@@ -36,7 +36,7 @@ def clock_protocol(realm_id: RealmId) -> str:
 
 
 class Clocks:
-    """Answers what this node's clock says, and asks the clocks of others."""
+    """Answers with the time of this node's clock, and asks other nodes for theirs."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Clocks:
             self._host.remove_stream_handler(self._protocol)
 
     async def drain(self) -> None:
-        """Nothing here is worth waiting for."""
+        """Do nothing: no exchange is worth waiting for."""
         await trio.lowlevel.checkpoint()
 
     def counters(self) -> dict[str, int]:
@@ -74,11 +74,11 @@ class Clocks:
         return dict(self._counts)
 
     def stats(self) -> dict[str, object]:
-        """What is going on now."""
+        """The present state."""
         return {"answering": len(self._answering)}
 
     def set_wall(self, wall: Callable[[], float]) -> None:
-        """Another clock to answer and ask by, in seconds since the Unix epoch: for tests under a virtual clock."""
+        """Set another clock to answer and ask by, in seconds since the Unix epoch: for tests under a virtual clock."""
         self._wall = wall
 
     def _now_us(self) -> int:
@@ -113,7 +113,7 @@ class Clocks:
 
     # Asking
 
-    async def ask_all(self, on_reading: Callable[[PeerId, Exchange], None]) -> None:
+    async def ask_all(self, on_reading: Callable[[PeerId, ClockExchange], None]) -> None:
         """Read the clock of each connected member, a few at a time; failures are counted."""
         limiter = trio.CapacityLimiter(_ASKING_MAX)
         members: dict[PeerId, Connection] = {}
@@ -131,13 +131,13 @@ class Clocks:
             for connection in members.values():
                 nursery.start_soon(ask, connection)
 
-    async def ask(self, connection: Connection) -> Exchange | None:
-        """The best of some exchanges on a verified connection; None, and counted, when there was none."""
+    async def ask(self, connection: Connection) -> ClockExchange | None:
+        """Return the best of some exchanges on a verified connection; None, and counted, when none succeeded."""
         stream: ByteStream | None = None
         try:
             with trio.fail_after(_TIMEOUT_S):
                 stream = await connection.open_stream(self._protocol, timeout_s=self._limits.stream_open_timeout_s)
-                exchanges: list[Exchange] = []
+                exchanges: list[ClockExchange] = []
                 for _ in range(ROUNDS):
                     asked_us = self._now_us()
                     stream.write_nowait(encode_ask(asked_us), urgent=True)
@@ -159,7 +159,7 @@ class Clocks:
 
 
 async def _read(stream: ByteStream, size: int) -> bytes:
-    """So many bytes, or nothing at the stream's end."""
+    """Read so many bytes; return nothing at the stream's end."""
     data = b""
     while len(data) < size:
         part = await stream.read(size - len(data))

@@ -22,28 +22,28 @@ from dep2p.gossipsub.tracing.libp2p_events import (
     DuplicateMessage,
     PublishMessage,
     RecvRpc,
-    RejectMessage,
+    RejectedMessage,
     SendRpc,
     Trace,
 )
 from dep2p.gossipsub.tracing.schema_events import RpcParts, rpc_parts, trace_events
 from dep2p.traces import schema
 from dep2p.traces.schema import SCHEMA_VERSION as V
-from dep2p.traces.schema import Event, MessageRef, OneMessage
+from dep2p.traces.schema import MessageRef, OneMessage, TraceEvent
 from dep2p.types import PeerId
 
 WAKE_AT: Final = 2_048
-"""So many events wake the writer before its time: four frames, and a hop to a thread for two thousand events."""
+"""Events that wake the writer before its time: four frames, and one hop to a thread for two thousand events."""
 PENDING_MAX: Final = 2 * 64
 """Effects and their times that wait to become events. They hold the messages themselves, as the router's cache does."""
 _ALL: Final = 1 << 32
 _NOTHING: Final = Rpc()
 _IDS_PER_ITEM: Final = 16
-"""An RPC with many ids takes the room of one event for each sixteen of them."""
+"""Ids of an RPC that count as one event, for the room in the log."""
 
 
 class TraceLog:
-    """A bounded buffer of events. Full, it takes no more and counts, until the writer has taken what it holds."""
+    """A bounded buffer of events. A full one takes no more and counts them, until the writer has taken its events."""
 
     __slots__ = (
         "_events",
@@ -63,20 +63,20 @@ class TraceLog:
 
     def __init__(self, node: PeerId, items_max: int, *, wall: Callable[[], float] = time.time) -> None:
         """``wall``: seconds since the Unix epoch."""
-        self.is_on = False
-        """Somebody writes what comes; else nothing must be given."""
-        self.rpcs = False
+        self.is_on: bool = False
+        """Whether a writer takes the events; add none while this is False."""
+        self.rpcs: bool = False
         self.dropped: Counter[str] = Counter()
-        """Events that were not taken, by reason; all since the node began."""
+        """Events that were not taken, by reason, since the node began."""
         self.wake: Callable[[], None] = lambda: None
-        """Called when there is enough to be written."""
-        self.node = node
+        """Called when there are enough events to write."""
+        self.node: PeerId = node
         self.pending: list[Effect | float] = []
-        """Effects of routers, each followed by when it was performed. Who adds to it calls `flush` at `PENDING_MAX`."""
+        """Effects of routers, each followed by its time. A caller that adds to it calls `flush` at `PENDING_MAX`."""
         self._items_max = items_max
         self._wall = wall
         self._sample_below = _ALL
-        self._events: list[Event] = []
+        self._events: list[TraceEvent] = []
         self._mark = 0
         self._weight = 0
         self._offset_s = 0.0
@@ -97,17 +97,17 @@ class TraceLog:
         self.is_on = True
 
     def stop(self) -> None:
-        """Take none any more; what is there can still be taken out."""
+        """Take no more events; those that are there can still be taken out."""
         self.flush()
         self.is_on = False
 
     def set_clock(self) -> None:
-        """Follow the wall clock: it may have been set since."""
+        """Read the wall clock again: it may have been set."""
         self.flush()
         self._offset_s = self._wall() - trio.current_time()
 
-    def take(self) -> list[Event]:
-        """All that is there, oldest first."""
+    def take(self) -> list[TraceEvent]:
+        """Take out all events, oldest first."""
         self.flush()
         events, self._events = self._events, []
         self._reset_mark()
@@ -118,28 +118,28 @@ class TraceLog:
         self._mark = min(WAKE_AT, self._items_max)
 
     def t_us(self, now: float | None = None) -> int:
-        """µs since the Unix epoch at a time of trio's clock, or now."""
+        """Return µs since the Unix epoch for a time of trio's clock, or for now."""
         return int(((trio.current_time() if now is None else now) + self._offset_s) * 1e6)
 
     # The parts' side
 
     def is_sampled(self, message_id: bytes) -> bool:
-        """Whether the events of a message are taken: every node says the same."""
+        """Whether the events of a message are taken: every node decides the same."""
         return self._sample_below == _ALL or zlib.crc32(message_id) < self._sample_below
 
-    def put(self, event: Event) -> None:
+    def put(self, event: TraceEvent) -> None:
         """Take an event; its ``seq`` is given when it is written."""
         if self.pending:
             self.flush()
         self._put(event)
 
-    def _put(self, event: Event) -> None:
+    def _put(self, event: TraceEvent) -> None:
         events = self._events
         if self.is_on and (len(events) < self._mark or self._has_room()):
             events.append(event)
 
-    def put_last(self, event: Event) -> None:
-        """Take the last event of a run, however full it is: without it the node counts as killed."""
+    def put_last(self, event: TraceEvent) -> None:
+        """Take the last event of a run, even when the buffer is full: without it the node counts as killed."""
         self.flush()
         self._events.append(event)
 
@@ -157,7 +157,7 @@ class TraceLog:
         self._mark -= ids // _IDS_PER_ITEM
 
     def pubsub(self, effect: Effect, now: float) -> None:
-        """An effect of a router, performed at ``now``."""
+        """Take an effect of a router, performed at ``now``."""
         self.pending += (effect, now)
         if len(self.pending) >= PENDING_MAX:
             self.flush()
@@ -174,7 +174,7 @@ class TraceLog:
         last_now, t = float("-inf"), 0
         effect: Effect
         now: float
-        event: Event
+        event: TraceEvent
         for effect, now in zip(waiting, waiting, strict=True):  # type: ignore[assignment]  # pyright: ignore
             if now != last_now:
                 last_now, t = now, int((now + offset_s) * 1e6)
@@ -182,14 +182,14 @@ class TraceLog:
                 if effect.peer is None:
                     continue
                 message = effect.message
-                event = schema.Deliver(V, node, 0, t, message.id, message.topic, effect.peer, len(message.data))
+                event = schema.DeliverEvent(V, node, 0, t, message.id, message.topic, effect.peer, len(message.data))
             elif isinstance(effect, DuplicateMessage):
                 message = effect.message
                 sender = effect.received_from
-                event = schema.Duplicate(V, node, 0, t, message.id, message.topic, sender, len(message.data))
+                event = schema.DuplicateEvent(V, node, 0, t, message.id, message.topic, sender, len(message.data))
             elif isinstance(effect, PublishMessage):
                 message = effect.message
-                event = schema.Publish(V, node, 0, t, message.id, message.topic, len(message.data))
+                event = schema.PublishEvent(V, node, 0, t, message.id, message.topic, len(message.data))
             else:
                 self._other(effect, t)
                 continue
@@ -208,22 +208,22 @@ class TraceLog:
         if isinstance(effect, Send):
             parts = self._parts(effect.rpc)
             for peer in effect.peers:
-                put(schema.SendRpc(V, node, 0, t, peer, *parts))
+                put(schema.SendRpcEvent(V, node, 0, t, peer, *parts))
         elif isinstance(effect, RecvRpc):
-            put(schema.RecvRpc(V, node, 0, t, effect.received_from, *self._parts(effect.rpc)))
+            put(schema.RecvRpcEvent(V, node, 0, t, effect.received_from, *self._parts(effect.rpc)))
         elif isinstance(effect, SendRpc):
             parts = self._parts(effect.rpc)
             for peer in effect.send_to:
-                put(schema.SendRpc(V, node, 0, t, peer, *parts))
+                put(schema.SendRpcEvent(V, node, 0, t, peer, *parts))
         elif isinstance(effect, DropRpc):
-            put(schema.DropRpc(V, node, 0, t, effect.send_to, *self._parts(effect.rpc)))
+            put(schema.DropRpcEvent(V, node, 0, t, effect.send_to, *self._parts(effect.rpc)))
         elif not isinstance(effect, DeliverMessage) or effect.received_from is not None:
             for event in trace_events(cast("Trace", effect), node, 0, t):
                 put(event)
 
     def _sampled(self, effect: Effect) -> Effect | None:
-        """What is left of an effect when the events of some messages are not taken; None for nothing."""
-        if isinstance(effect, RejectMessage | DeliverMessage):
+        """Return an effect without the messages whose events are not taken; None when none is left."""
+        if isinstance(effect, RejectedMessage | DeliverMessage):
             return effect if self.is_sampled(effect.message.id) else None
         if not isinstance(effect, Send | SendRpc | RecvRpc | DropRpc):
             return effect
@@ -263,7 +263,7 @@ class TraceLog:
 
 
 def sample_below(share: float) -> int:
-    """Messages whose CRC-32 is below this are the share that is traced."""
+    """Return the CRC-32 below which a message belongs to the traced share."""
     return min(_ALL, max(1, round(share * _ALL)))
 
 

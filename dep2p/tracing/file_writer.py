@@ -13,17 +13,17 @@ import zstandard
 
 from dep2p.traces.files import FRAME_EVENTS, SUFFIX, FileName, encode_frame, parse_file_name, partition_of
 from dep2p.traces.salvage import salvage
-from dep2p.traces.schema import SCHEMA_VERSION, Dropped, Event
+from dep2p.traces.schema import SCHEMA_VERSION, DroppedEvent, TraceEvent
 from dep2p.tracing.settings import TraceSettings
 
-logger = logging.getLogger("dep2p.trace")
+logger: logging.Logger = logging.getLogger("dep2p.trace")
 
 _LEVEL: Final = 1
-"""Of zstd: takes three quarters of the time of level 3 on these lines, and no more bytes."""
+"""The level of zstd: takes three quarters of the time of level 3 on these lines, and no more bytes."""
 
 
 class TraceFiles:
-    """One run of a node. Its methods never raise ``OSError`` but for `open`: what cannot be written is counted."""
+    """The files of one run of a node. Only `open` raises ``OSError``: other failed writes are counted."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class TraceFiles:
         """``clock``: seconds, for the time after which a file is complete."""
         self.directory = directory
         self.counters: Counter[str] = Counter()
-        self.error = ""
-        """Why the last write failed; empty when it did not."""
+        self.error: str = ""
+        """The error of the last write; empty when it succeeded."""
         self._node = node
         self._start_ns = start_ns
         self._settings = settings
@@ -51,7 +51,7 @@ class TraceFiles:
 
     @property
     def events(self) -> int:
-        """Written in this run."""
+        """The number of events written in this run."""
         return self._seq
 
     @property
@@ -60,7 +60,7 @@ class TraceFiles:
         return None if self._file is None else self._file.path
 
     def open(self, first_t_us: int) -> None:
-        """Make the directory, finish what an earlier run left there, make room, and begin the first file.
+        """Make the directory, complete files of an earlier run, make room, and begin the first file.
 
         ``first_t_us``: the time of the event that comes first. Raises ``OSError``.
         """
@@ -76,8 +76,8 @@ class TraceFiles:
         self._remove_old()
         self._file = self._open_file(first_t_us)
 
-    def write(self, events: Sequence[Event], lost: Mapping[str, int], now_us: int) -> None:
-        """Append events, and word of how many were lost before them; complete the file when it is time."""
+    def write(self, events: Sequence[TraceEvent], lost: Mapping[str, int], now_us: int) -> None:
+        """Append events, and the number of lost ones before them; complete the file when it is time."""
         self._lost.update(lost)
         if self._file is not None and self._clock() - self._file.opened_s >= self._settings.roll_s:
             self._complete()
@@ -86,20 +86,22 @@ class TraceFiles:
         if self._lost:
             t_us = events[-1].t if events else now_us
             node = self._node
-            told = Counter(self._lost)
+            reported = Counter(self._lost)
             self._lost.clear()
-            if self._write_frame([Dropped(SCHEMA_VERSION, node, 0, t_us, n, reason) for reason, n in told.items()]):
-                self.counters["drops_told"] += sum(told.values())
+            if self._write_frame(
+                [DroppedEvent(SCHEMA_VERSION, node, 0, t_us, n, reason) for reason, n in reported.items()]
+            ):
+                self.counters["drops_reported"] += sum(reported.values())
             else:
-                self._lost.clear()  # the words about them are no events that were lost
-                self._lost.update(told)
+                self._lost.clear()  # the event about lost events does not count as one
+                self._lost.update(reported)
 
     def finish(self) -> None:
         """Complete the file. Nothing is written after that."""
         self._complete()
 
-    def _write_frame(self, events: Sequence[Event]) -> bool:
-        """Number them and append them as one frame; False and counted when it did not work."""
+    def _write_frame(self, events: Sequence[TraceEvent]) -> bool:
+        """Number events and append them as one frame; return False, and count them, when that failed."""
         seq = self._seq
         for event in events:
             event.seq = seq
@@ -126,7 +128,7 @@ class TraceFiles:
     def _lost_on_disk(self) -> int:
         return self.counters["events_dropped_write_failed"]
 
-    def _failed(self, error: OSError, events: Sequence[Event]) -> None:
+    def _failed(self, error: OSError, events: Sequence[TraceEvent]) -> None:
         reason = error.strerror or str(error)
         if not self.error:
             logger.warning(
@@ -136,15 +138,15 @@ class TraceFiles:
             )
         self.error = reason
         self.counters["write_errors"] += 1
-        count = sum(not isinstance(event, Dropped) for event in events)
+        count = sum(not isinstance(event, DroppedEvent) for event in events)
         self.counters["events_dropped_write_failed"] += count
         self._lost[f"write failed: {reason}"] += count
         if self._file is not None and self._file.is_torn:
-            self._complete()  # readers stop at the torn end, nothing may follow it
+            self._complete()  # readers stop at a torn end, so nothing may follow it
 
     def _open_file(self, first_t_us: int) -> "_Growing":
         file = _Growing(
-            self.directory / partition_of(first_t_us) / str(FileName(self._node, self._start_ns, self._number)),
+            self.directory / partition_of(first_t_us) / FileName(self._node, self._start_ns, self._number).on_disk,
             self._clock(),
         )
         self._number += 1
@@ -163,7 +165,7 @@ class TraceFiles:
         self._remove_old()
 
     def _remove_old(self) -> None:
-        """Keep to the size and the age; the file that grows next has its room, too."""
+        """Remove old files for the size and the age. The next growing file has its room, too."""
         settings = self._settings
         try:
             found = self._complete_files()
@@ -191,7 +193,7 @@ class TraceFiles:
                     break
 
     def _complete_files(self) -> list[tuple[tuple[int, int], Path, int, float]]:
-        """The node's files, of all its runs, oldest first, with size and time."""
+        """List the node's files, of all its runs, oldest first, with size and time."""
         found: list[tuple[tuple[int, int], Path, int, float]] = []
         for path in self.directory.glob(f"date=*/hour=*/*{SUFFIX}"):
             name = parse_file_name(path.name)
@@ -221,11 +223,11 @@ class _Growing:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
                 self._descriptor = os.open(self._hidden, flags, 0o644)
             except FileNotFoundError:
-                continue  # another node has removed the empty directory at this very moment
+                continue  # another node has removed the empty directory at this moment
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
             if self._is_there():
                 return
-            os.close(self._descriptor)  # somebody took it for one that was left behind, and removed it
+            os.close(self._descriptor)  # another process took the file for an abandoned one, and removed it
 
     def _is_there(self) -> bool:
         try:
@@ -234,7 +236,7 @@ class _Growing:
             return False
 
     def append(self, frame: bytes) -> None:
-        """Add a whole frame, or none of it. Raises ``OSError``."""
+        """Add a whole frame, or nothing. Raises ``OSError``."""
         view = memoryview(frame)
         try:
             while view:
@@ -248,7 +250,8 @@ class _Growing:
         self.size_bytes += len(frame)
 
     def finish(self) -> bool:
-        """Give it its name, once its bytes are on the disk; an empty one is removed and False. Raises ``OSError``."""
+        """Give the file its name, once its bytes are on the disk. An empty one is removed; that returns False. Raises
+        ``OSError``."""
         try:
             if not self.size_bytes:
                 self._hidden.unlink(missing_ok=True)

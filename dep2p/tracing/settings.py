@@ -1,4 +1,4 @@
-"""What a node's trace holds, how its files are cut, and how much disk they may take."""
+"""The content of a node's trace, the size of its files, and the disk space that they may take."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,24 +8,24 @@ ROLL_BYTES_MIN: Final = 4_096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSettings:
-    """How a node traces. Raises ``ValueError`` for values that contradict each other."""
+    """The settings of a trace. Raises ``ValueError`` for values that contradict each other."""
 
     rpcs: bool = False
-    """With an event for each RPC of pub/sub: most of the bytes, and all that is known of IWANT and IDONTWANT."""
+    """Whether each RPC of pub/sub has an event: most of the bytes, and the only source about IWANT and IDONTWANT."""
     sample: float = 1.0
     """The share of messages whose events are written, by a hash of their ids: the same ones at every node."""
     roll_bytes: int = 67_108_864
-    """A file is complete at this size."""
+    """Bytes at which a file is complete."""
     roll_s: float = 900.0
-    """A file is complete after so long."""
+    """Seconds after which a file is complete."""
     disk_bytes_max: int = 4_294_967_296
-    """The files of this node in the directory, all together; above it the oldest are removed."""
+    """Bytes of all files of this node in the directory; above it the oldest are removed."""
     age_max_s: float = 0.0
-    """Files that were completed so long ago are removed; 0 keeps them."""
+    """Seconds after which complete files are removed; 0 keeps them."""
     snapshot_s: float = 5.0
-    """Between two snapshots of meshes, scores, queues and round trips; 0 takes none."""
+    """Seconds between two snapshots of meshes, scores, queues and round trips; 0 takes none."""
     clock_s: float = 60.0
-    """Between two readings of the clock of each connected member; 0 takes none."""
+    """Seconds between two readings of the clock of each connected member; 0 takes none."""
 
     def __post_init__(self) -> None:
         if not 0 < self.sample <= 1:

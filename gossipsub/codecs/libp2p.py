@@ -5,19 +5,23 @@ order; a message that came otherwise is written anew before it is judged, as go 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
-from dep2p.errors import ProtocolError
+from dep2p.encoding.protobuf import ProtoReader, encode_field
+from dep2p.encoding.varint import encode_varint
+from dep2p.errors import MessageTooLargeError, ProtocolError
 from dep2p.gossipsub import reasons
 from dep2p.gossipsub.codecs.interface import DecodeLimits
 from dep2p.gossipsub.codecs.split import SplitLimits, split_rpc
-from dep2p.gossipsub.encoding.protobuf import ProtoReader, encode_field, encode_varint
-from dep2p.gossipsub.message_id import MessageIdFn
+from dep2p.gossipsub.messages.message_id import MessageIdFn
 from dep2p.gossipsub.params import GossipParams
-from dep2p.gossipsub.rpc import IHave, Message, PeerInfo, Prune, Rpc, Subscription
+from dep2p.gossipsub.rpc import IHave, PeerInfo, Prune, Rpc, RpcMessage, SubscriptionChange
 from dep2p.gossipsub.signing.author_keys import AuthorKeys
 from dep2p.gossipsub.signing.policy import SigningPolicy
 
+LIBP2P_RPC_BYTES_MAX: Final = 1_048_576
+"""A whole RPC, as go-libp2p-pubsub counts what it reads; a larger one ends the stream there."""
 SIGN_PREFIX: Final = b"libp2p-pubsub:"
 
 _FROM: Final = 1
@@ -26,6 +30,8 @@ _SEQNO: Final = 3
 _TOPIC: Final = 4
 _SIGNATURE: Final = 5
 _KEY: Final = 6
+_SIGNATURE_FIELD_BYTES: Final = 66
+"""An Ed25519 signature with its tag and length."""
 
 Sign = Callable[[bytes], bytes]
 
@@ -34,7 +40,7 @@ class Libp2pCodec:
     """The codec of the public network at one node.
 
     ``author``: this node's peer id as multihash bytes; ``key``: its protobuf public key, empty when the peer id holds
-    it (Ed25519); ``ids``: the id function, see :class:`~dep2p.gossipsub.message_id.MessageIds`.
+    it (Ed25519); ``ids``: the id function, see :class:`~dep2p.gossipsub.messages.message_id.MessageIds`.
     """
 
     __slots__ = ("_author", "_ids", "_key", "_keys", "_limits", "_message_bytes_max", "_policy", "_sign", "_split")
@@ -58,16 +64,20 @@ class Libp2pCodec:
         self._keys = AuthorKeys()
         self._limits = limits or DecodeLimits(topic_bytes_max=params.topic_bytes_max)
         self._message_bytes_max = params.message_bytes_max
-        self._split = SplitLimits.of(params)
+        self._split = replace(SplitLimits.of(params), rpc_bytes_max=min(params.rpc_bytes_max, LIBP2P_RPC_BYTES_MAX))
 
     # Own messages and those of others ---------------------------------------------------------------------------------
 
-    def compose(self, topic: str, data: bytes, seqno: bytes) -> Message:
-        """An own message: signed, or under StrictNoSign nothing but topic and data."""
+    def compose(self, topic: str, data: bytes, seqno: bytes) -> RpcMessage:
+        """An own message: signed, or under StrictNoSign nothing but topic and data.
+
+        Raises :class:`MessageTooLargeError` when its RPC would be larger than peers read.
+        """
         if self._policy is SigningPolicy.STRICT_NO_SIGN:
             wire = encode_field(_DATA, data) + encode_field(_TOPIC, topic.encode("utf-8"))
+            self._check_size(len(data), len(wire))
             message_id = self._ids(b"", b"", topic, data, b"")
-            return Message(message_id, b"", b"", topic, data, wire=wire, signed_end=len(wire))
+            return RpcMessage(message_id, b"", b"", topic, data, wire=wire, signed_end=len(wire))
         signed = b"".join(
             (
                 encode_field(_FROM, self._author),
@@ -76,14 +86,24 @@ class Libp2pCodec:
                 encode_field(_TOPIC, topic.encode("utf-8")),
             )
         )
+        self._check_size(len(data), len(signed) + _SIGNATURE_FIELD_BYTES + (len(self._key) + 4 if self._key else 0))
         signature = self._sign(SIGN_PREFIX + signed)
         wire = signed + encode_field(_SIGNATURE, signature) + (encode_field(_KEY, self._key) if self._key else b"")
         message_id = self._ids(self._author, seqno, topic, data, self._key)
-        return Message(
+        return RpcMessage(
             message_id, self._author, seqno, topic, data, signature, self._key, b"", b"", wire, 0, len(signed)
         )
 
-    def authenticate(self, message: Message) -> str | None:
+    def _check_size(self, data_bytes: int, message_bytes: int) -> None:
+        rpc_bytes = 1 + len(encode_varint(message_bytes)) + message_bytes
+        most = self._split.rpc_bytes_max
+        if rpc_bytes > most:
+            raise MessageTooLargeError(
+                f"a message of {data_bytes} bytes makes an RPC of {rpc_bytes}: peers read at most {most}, which leaves "
+                f"{most - rpc_bytes + data_bytes} for the message"
+            )
+
+    def authenticate(self, message: RpcMessage) -> str | None:
         """Under StrictNoSign there is nothing to check here; the policy itself is the router's."""
         if self._policy is SigningPolicy.STRICT_NO_SIGN:
             return None
@@ -104,8 +124,8 @@ class Libp2pCodec:
         """One payload. Unknown fields are passed over. Raises :class:`ProtocolError`."""
         reader = ProtoReader(payload, 0, len(payload))
         limits = self._limits
-        subscriptions: list[Subscription] = []
-        messages: list[Message] = []
+        subscriptions: list[SubscriptionChange] = []
+        messages: list[RpcMessage] = []
         control: _Control | None = None
         while reader.next():
             if reader.number == 2:
@@ -136,7 +156,7 @@ class Libp2pCodec:
             tuple(control.idontwant),
         )
 
-    def _message(self, payload: bytes, start: int, end: int) -> Message | None:
+    def _message(self, payload: bytes, start: int, end: int) -> RpcMessage | None:
         """None for a message without a topic: it belongs nowhere."""
         reader = ProtoReader(payload, start, end)
         limits = self._limits
@@ -183,10 +203,10 @@ class Libp2pCodec:
         author, data, seqno = fields[_FROM] or b"", fields[_DATA] or b"", fields[_SEQNO] or b""
         signature, key = fields[_SIGNATURE] or b"", fields[_KEY] or b""
         message_id = self._ids(author, seqno, topic, data, key)
-        return Message(message_id, author, seqno, topic, data, signature, key, b"", b"", wire, 0, signed_bytes)
+        return RpcMessage(message_id, author, seqno, topic, data, signature, key, b"", b"", wire, 0, signed_bytes)
 
 
-def _subscription(reader: ProtoReader, limits: DecodeLimits) -> Subscription:
+def _subscription(reader: ProtoReader, limits: DecodeLimits) -> SubscriptionChange:
     topic, subscribe = "", False
     while reader.next():
         if reader.number == 1:
@@ -195,7 +215,7 @@ def _subscription(reader: ProtoReader, limits: DecodeLimits) -> Subscription:
             topic = reader.text(limits.topic_bytes_max)
         else:
             reader.skip()
-    return Subscription(topic, subscribe)
+    return SubscriptionChange(topic, subscribe)
 
 
 class _Control:

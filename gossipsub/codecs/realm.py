@@ -14,13 +14,13 @@ import nacl.exceptions
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from dep2p.encoding.cbor import ARRAY, MAP, UINT, CborReader, encode_bytes, encode_text, head
 from dep2p.errors import ProtocolError
 from dep2p.gossipsub import reasons
 from dep2p.gossipsub.codecs.interface import DecodeLimits
 from dep2p.gossipsub.codecs.split import SplitLimits, split_rpc
-from dep2p.gossipsub.encoding.cbor import ARRAY, MAP, UINT, CborReader, encode_bytes, encode_text, head
 from dep2p.gossipsub.params import GossipParams
-from dep2p.gossipsub.rpc import IHave, Message, PeerInfo, Prune, Rpc, Subscription
+from dep2p.gossipsub.rpc import IHave, PeerInfo, Prune, Rpc, RpcMessage, SubscriptionChange
 from dep2p.gossipsub.signing.merkle_batch import PROOF_BYTES_MAX, VerifiedBatches, is_proof, make_proofs, root_of
 from dep2p.types import RealmId
 
@@ -39,7 +39,7 @@ _PRUNE: Final = 6
 _IDONTWANT: Final = 7
 _KEYS_MAX: Final = 64
 _SIGN_BATCH_BYTES_MAX: Final = 262_144
-"""Messages that wait for their signature are held twice."""
+"""Own messages that wait for their signature are signed at this many bytes, since they are held twice until then."""
 _TRUE: Final = b"\xf5"
 _FALSE: Final = b"\xf4"
 # An Ed25519 peer id: identity multihash of 36 bytes, protobuf PublicKey{Ed25519, 32 bytes}.
@@ -49,11 +49,11 @@ _SIGNED_START: Final = b"\x84\x58\x26" + _AUTHOR_PREFIX
 """A list of four, the first a byte string of 38 bytes."""
 
 Sign = Callable[[bytes], bytes]
-"""The 64-byte Ed25519 signature of some bytes by this node."""
+"""Makes the 64-byte Ed25519 signature of some bytes by this node."""
 
 
 def derive_pubsub_key(psk: bytes, realm_id: RealmId) -> bytes:
-    """The 32-byte key of message MACs. Raises ``ValueError`` unless the PSK has 32 bytes."""
+    """Return the 32-byte key of message MACs. Raises ``ValueError`` unless the PSK has 32 bytes."""
     if len(psk) != 32:
         raise ValueError(f"a realm's PSK has 32 bytes, not {len(psk)}")
     return HKDF(algorithm=SHA256(), length=32, salt=_KEY_SALT, info=realm_id.encode("ascii")).derive(psk)
@@ -101,15 +101,15 @@ class RealmCodec:
         self._message_bytes_max = params.message_bytes_max
         self._split = SplitLimits.of(params)
         self._sign_batch_max = sign_batch_max
-        self._unsigned: list[tuple[Message, bytes]] = []
+        self._unsigned: list[tuple[RpcMessage, bytes]] = []
         """Own messages that wait for company under one signature, and their signed bytes."""
         self._unsigned_bytes = 0
         self._verified = VerifiedBatches()
 
     # Own messages and those of others ---------------------------------------------------------------------------------
 
-    def compose(self, topic: str, data: bytes, seqno: bytes) -> Message:
-        """An own message. ``seqno``: 8 bytes.
+    def compose(self, topic: str, data: bytes, seqno: bytes) -> RpcMessage:
+        """Make a message of this node. ``seqno``: 8 bytes.
 
         It is signed when ``sign_batch_max`` or 256 KiB wait, or when `encode` first meets one of them: until then its
         ``wire`` is empty.
@@ -118,7 +118,7 @@ class RealmCodec:
         signed = b"".join(
             (b"\x84", self._author_item, head(UINT, number), encode_text(topic), head(2, len(data)), data)
         )
-        message = Message(hashlib.sha256(self._author + seqno).digest()[:16], self._author, seqno, topic, data)
+        message = RpcMessage(hashlib.sha256(self._author + seqno).digest()[:16], self._author, seqno, topic, data)
         self._unsigned.append((message, signed))
         self._unsigned_bytes += len(signed)
         if len(self._unsigned) >= self._sign_batch_max or self._unsigned_bytes >= _SIGN_BATCH_BYTES_MAX:
@@ -147,18 +147,20 @@ class RealmCodec:
             message.signed_end = 1 + len(signed)
             message.wire = b"".join((head_byte, signed, b"\x58\x40", signature, b"\x50", mac, tail))
 
-    def authenticate(self, message: Message) -> str | None:
-        """The cheap MAC first: who is not in the realm costs no signature check."""
+    def authenticate(self, message: RpcMessage) -> str | None:
+        """Return why a message is not its author's; None when it is. The MAC is cheap and checked first, so that a
+        stranger costs no signature check."""
         return self.check_mac(message) or self.check_signature(message)
 
-    def check_mac(self, message: Message) -> str | None:
-        """The first half of `authenticate`: microseconds, so that a shell can do it at once."""
+    def check_mac(self, message: RpcMessage) -> str | None:
+        """Do the first half of `authenticate`: it takes microseconds, so that a shell can do it at once."""
         covered = SIGN_PREFIX + message.wire[message.signed_start : message.signed_end]
         mac = hmac.digest(self._mac_key, covered, "sha256")[:MAC_BYTES]
         return None if hmac.compare_digest(mac, message.mac) else reasons.INVALID_MAC
 
-    def check_signature(self, message: Message) -> str | None:
-        """The second half: some 60 µs, to be done in batches; microseconds when its batch was verified before."""
+    def check_signature(self, message: RpcMessage) -> str | None:
+        """Do the second half of `authenticate`: some 60 µs, better done in batches; microseconds when its batch was
+        verified before."""
         covered = SIGN_PREFIX + message.wire[message.signed_start : message.signed_end]
         signature, author, proof = message.signature, message.author, message.proof
         batch = b""
@@ -179,7 +181,7 @@ class RealmCodec:
     # Encoding --------------------------------------------------------------------------------------------------------
 
     def encode(self, rpc: Rpc) -> list[bytes]:
-        """Payloads of GOSSIP frames, none above the parameters' sizes."""
+        """Encode the RPC as payloads of GOSSIP frames, none above the parameters' sizes."""
         for message in rpc.messages:
             if not message.wire:
                 self.sign_waiting()
@@ -191,7 +193,7 @@ class RealmCodec:
     # Decoding --------------------------------------------------------------------------------------------------------
 
     def decode(self, payload: bytes) -> Rpc:
-        """The payload of one GOSSIP frame. Unknown keys are skipped. Raises :class:`ProtocolError`."""
+        """Decode the payload of one GOSSIP frame. Unknown keys are skipped. Raises :class:`ProtocolError`."""
         reader = CborReader(payload)
         if payload[:2] == b"\xa1\x02":
             # Nothing but messages: by far the most frequent.
@@ -204,8 +206,8 @@ class RealmCodec:
     def _decode_map(self, reader: CborReader) -> Rpc:
         last = -1
         ids = _Budget(self._limits.ids_max)
-        messages: tuple[Message, ...] = ()
-        subscriptions: tuple[Subscription, ...] = ()
+        messages: tuple[RpcMessage, ...] = ()
+        subscriptions: tuple[SubscriptionChange, ...] = ()
         ihave: tuple[IHave, ...] = ()
         iwant: tuple[bytes, ...] = ()
         graft: tuple[str, ...] = ()
@@ -236,8 +238,8 @@ class RealmCodec:
         reader.finish()
         return Rpc(messages, subscriptions, ihave, iwant, graft, prune, idontwant)
 
-    def _messages(self, reader: CborReader) -> tuple[Message, ...]:
-        found: list[Message] = []
+    def _messages(self, reader: CborReader) -> tuple[RpcMessage, ...]:
+        found: list[RpcMessage] = []
         topic_bytes_max = self._limits.topic_bytes_max
         data_bytes_max = self._message_bytes_max
         payload = reader.data
@@ -280,7 +282,7 @@ class RealmCodec:
             message_id = hashlib.sha256(author + seqno).digest()[:16]
             wire = payload[start : reader.position]
             found.append(
-                Message(
+                RpcMessage(
                     message_id,
                     author,
                     seqno,
@@ -297,12 +299,12 @@ class RealmCodec:
             )
         return tuple(found)
 
-    def _subscriptions(self, reader: CborReader) -> tuple[Subscription, ...]:
-        found: list[Subscription] = []
+    def _subscriptions(self, reader: CborReader) -> tuple[SubscriptionChange, ...]:
+        found: list[SubscriptionChange] = []
         for _ in range(reader.array(self._limits.subscriptions_max)):
             reader.exact_array(2)
             topic = reader.text(self._limits.topic_bytes_max)
-            found.append(Subscription(topic, reader.boolean()))
+            found.append(SubscriptionChange(topic, reader.boolean()))
         return tuple(found)
 
     def _ids(self, reader: CborReader, budget: "_Budget") -> tuple[bytes, ...]:
@@ -338,7 +340,7 @@ class RealmCodec:
 
 
 class _Budget:
-    """How many more of something one RPC may hold."""
+    """How many more items of one kind an RPC may hold."""
 
     __slots__ = ("left",)
 

@@ -1,19 +1,19 @@
-"""RPCs taken apart: none above what the strictest peers read."""
+"""Splitting of RPCs, so that none is above what the strictest peers read."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Self
 
 from dep2p.gossipsub.params import GossipParams
-from dep2p.gossipsub.rpc import IHave, Message, Prune, Rpc, Subscription
+from dep2p.gossipsub.rpc import IHave, Prune, Rpc, RpcMessage, SubscriptionChange
 from dep2p.gossipsub.signing.merkle_batch import PROOF_BYTES_MAX
 
 ITEM_OVERHEAD_BYTES: Final = 16
-"""At most so many bytes does either codec add to an item: tags, lengths, numbers."""
+"""Bytes that either codec adds to an item at most: tags, lengths, numbers."""
 SIGNING_BYTES_MAX: Final = 64 + 16 + PROOF_BYTES_MAX
-"""And so many signature, MAC and proof, of a message that has none yet."""
+"""Bytes of signature, MAC and proof at most, for a message that has none yet."""
 RPC_BYTES: Final = 64
-"""And so many to an RPC."""
+"""Bytes that either codec adds to an RPC at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,14 @@ class SplitLimits:
 
     @classmethod
     def of(cls, params: GossipParams) -> Self:
-        """Those of the parameters."""
+        """Take the sizes from the parameters."""
         return cls(params.rpc_bytes_max, params.rpc_control_bytes_max, params.rpc_messages_max)
 
 
 def split_rpc(rpc: Rpc, limits: SplitLimits) -> list[Rpc]:
-    """The same in as few RPCs as keep the limits; empty for an empty RPC. Order within each kind is kept.
+    """Split an RPC into as few as keep the limits; an empty RPC gives none. Order within each kind is kept.
 
-    A single item that is over the limit stays alone in its RPC: whoever encodes it reports it.
+    A single item that is over the limit stays alone in its RPC: its encoder reports it.
     """
     has_control = rpc.subscriptions or rpc.graft or rpc.prune or rpc.idontwant or rpc.iwant or rpc.ihave
     if not has_control and len(rpc.messages) <= 1:
@@ -48,16 +48,16 @@ def split_rpc(rpc: Rpc, limits: SplitLimits) -> list[Rpc]:
     return [*control, *(Rpc(messages=tuple(group)) for group in groups)]
 
 
-def message_bytes(message: Message) -> int:
-    """At most so long is an encoded message."""
+def message_bytes(message: RpcMessage) -> int:
+    """Return the bytes of an encoded message at most."""
     if message.wire:
         return len(message.wire) + ITEM_OVERHEAD_BYTES
     fixed = len(message.author) + len(message.seqno) + len(message.key) + SIGNING_BYTES_MAX
     return len(message.data) + 4 * len(message.topic) + fixed + 8 * ITEM_OVERHEAD_BYTES
 
 
-def _message_groups(messages: tuple[Message, ...], limits: SplitLimits) -> list[list[Message]]:
-    groups: list[list[Message]] = []
+def _message_groups(messages: tuple[RpcMessage, ...], limits: SplitLimits) -> list[list[RpcMessage]]:
+    groups: list[list[RpcMessage]] = []
     room = 0
     for message in messages:
         cost = message_bytes(message)
@@ -95,7 +95,7 @@ class _ControlParts:
 
     def _start(self) -> None:
         self._room = self._limit
-        self._subscriptions: list[Subscription] = []
+        self._subscriptions: list[SubscriptionChange] = []
         self._graft: list[str] = []
         self._prune: list[Prune] = []
         self._idontwant: list[bytes] = []

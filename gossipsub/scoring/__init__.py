@@ -1,1 +1,1 @@
-"""scoring."""
+"""Peer scores and the gater."""

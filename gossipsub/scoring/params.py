@@ -1,4 +1,4 @@
-"""Parameters of peer scoring: what each counts, and two profiles."""
+"""Parameters of peer scoring, and two profiles of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -29,7 +29,7 @@ class TopicScoreParams:
     delivery_threshold: float = 20.0
     delivery_activation_s: float = 5.0
     delivery_window_s: float = 0.01
-    """Copies that come so soon after the first still count as delivered."""
+    """Seconds after the first copy within which further copies still count as delivered."""
 
     failure_weight: float = 0.0
     """P3b: deficits that a peer had when it left the mesh."""
@@ -47,7 +47,7 @@ class TopicScoreParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreThresholds:
-    """Below these scores a peer loses rights. Order: graylist <= publish <= gossip <= 0 <= the other two."""
+    """Scores below which a peer loses rights. Order: graylist <= publish <= gossip <= 0 <= the other two."""
 
     gossip: float = -10.0
     """Below it no gossip is sent or taken."""
@@ -80,10 +80,10 @@ class ScoreParams:
     default_topic: TopicScoreParams | None = field(default_factory=TopicScoreParams)
     """For topics that are not listed; None does not score them."""
     topic_cap: float = 3600.0
-    """What all topics together can add; 0 means no cap."""
+    """The most that all topics together add to a score; 0 means no cap."""
 
     app_weight: float = 1.0
-    """P5: what the app said."""
+    """P5: the score that the app gave."""
     colocation_weight: float = -5.0
     """P6: peers on one address (IPv6 also by /64) above the threshold, squared. Set 0 when many nodes share a host."""
     colocation_threshold: int = 10
@@ -92,17 +92,17 @@ class ScoreParams:
     behaviour_threshold: float = 0.0
     behaviour_decay: float = 0.9
     slow_weight: float = -0.2
-    """Drops because the peer does not read, not squared."""
+    """RPCs dropped because the peer does not read, not squared."""
     slow_threshold: float = 10.0
     slow_decay: float = 0.5
 
     decay_interval_s: float = 1.0
     decay_to_zero: float = 0.01
-    """A counter below it is 0."""
+    """Counters below it become 0."""
     retain_s: float = 3600.0
     """How long a peer with a score of 0 or less is remembered after it left."""
     retained_max: int = 4_096
-    """Such peers at most; the oldest go first."""
+    """Peers that left and are remembered at most; the oldest go first."""
 
     def __post_init__(self) -> None:
         _check_signs(self)
@@ -137,12 +137,12 @@ def _check_signs(params: "TopicScoreParams | ScoreParams") -> None:
 
 
 def decay_for(duration_s: float, *, interval_s: float = 1.0, to_zero: float = 0.01) -> float:
-    """The decay factor that brings a counter of 1 below ``to_zero`` after ``duration_s``."""
+    """Return the decay factor that brings a counter of 1 below ``to_zero`` after ``duration_s``."""
     return float(to_zero ** (interval_s / duration_s))
 
 
 def standard_scores() -> ScoreParams:
-    """The default: thresholds of rust-libp2p and js-libp2p, P3 off, faults forgotten within minutes."""
+    """Return the default: thresholds of rust-libp2p and js-libp2p, P3 off, faults forgotten within minutes."""
     return ScoreParams(
         default_topic=TopicScoreParams(
             first_decay=decay_for(60), first_cap=30, invalid_weight=-10, invalid_decay=decay_for(600)
@@ -152,7 +152,7 @@ def standard_scores() -> ScoreParams:
 
 
 def hardening_scores() -> ScoreParams:
-    """The profile of the published attack evaluations (gossipsub-hardening): long memory, deep thresholds.
+    """Return the profile of the published attack evaluations (gossipsub-hardening): long memory, deep thresholds.
 
     Many simulated nodes share addresses there, so P6 is off.
     """

@@ -15,7 +15,7 @@ class GaterParams:
     threshold: float = 0.33
     """Throttled messages over validated ones from which the gater acts."""
     quiet_s: float = 60.0
-    """So long after the last throttled message it stands down."""
+    """Seconds after the last throttled message until the gater stops acting."""
     global_decay: float = 0.9628
     """Per second, for the ratio: 1 % is left after two minutes."""
     source_decay: float = 0.99872
@@ -37,17 +37,17 @@ class GaterParams:
 
 
 class Source:
-    """What one address sent."""
+    """Counts of the messages from one address."""
 
     __slots__ = ("deliver", "duplicate", "expires", "ignore", "peers", "reject")
 
     def __init__(self) -> None:
-        self.peers = 0
-        self.expires = 0.0
-        self.deliver = 0.0
-        self.duplicate = 0.0
-        self.ignore = 0.0
-        self.reject = 0.0
+        self.peers: int = 0
+        self.expires: float = 0.0
+        self.deliver: float = 0.0
+        self.duplicate: float = 0.0
+        self.ignore: float = 0.0
+        self.reject: float = 0.0
 
 
 class PeerGater:
@@ -65,7 +65,7 @@ class PeerGater:
         self._last_decay = now
 
     def connect(self, address: str) -> Source:
-        """A peer came from this address (its id, when the address is unknown)."""
+        """Count a peer that came from this address (its id, when the address is unknown)."""
         source = self._sources.get(address)
         if source is None:
             if len(self._sources) >= self._params.sources_max:
@@ -75,17 +75,17 @@ class PeerGater:
         return source
 
     def disconnect(self, source: Source, now: float) -> None:
-        """A peer of this address left."""
+        """Note that a peer of this address left."""
         source.peers -= 1
         if source.peers <= 0:
             source.expires = now + self._params.retain_s
 
     def validated(self) -> None:
-        """A message went into validation."""
+        """Count a message that went into validation."""
         self._validated += 1.0
 
     def throttled(self, now: float) -> None:
-        """A message found validation full."""
+        """Count a message that found validation full."""
         self._throttled += 1.0
         self._last_throttle = now
 
@@ -106,7 +106,7 @@ class PeerGater:
         return self._rng.random() < (1.0 + source.deliver) / (1.0 + source.deliver + bad)
 
     def decay(self, now: float) -> None:
-        """Let a second or more pass, forget addresses that nobody came from for long."""
+        """Let a second or more pass: counters decay, and addresses from which no peer came for long are forgotten."""
         steps = int(now - self._last_decay + 1e-9)
         if steps <= 0:
             return

@@ -1,4 +1,4 @@
-"""Peer scores: what a neighbour did, counted and forgotten with time (P1 to P7 of GossipSub 1.1).
+"""Peer scores: counts of a neighbour's behaviour that fade with time (P1 to P7 of GossipSub 1.1).
 
 A score is computed at each heartbeat and when something bad happens; in between, `PeerStats.score` is read.
 """
@@ -15,15 +15,15 @@ class TopicStats:
     __slots__ = ("delivered", "failure", "first", "graft_at", "in_mesh", "invalid", "is_active", "params")
 
     def __init__(self, params: TopicScoreParams) -> None:
-        self.params = params
-        self.in_mesh = False
-        self.graft_at = 0.0
-        self.is_active = False
-        """In the mesh long enough for P3 to count."""
-        self.first = 0.0
-        self.delivered = 0.0
-        self.failure = 0.0
-        self.invalid = 0.0
+        self.params: TopicScoreParams = params
+        self.in_mesh: bool = False
+        self.graft_at: float = 0.0
+        self.is_active: bool = False
+        """Whether the peer is in the mesh long enough for P3 to count."""
+        self.first: float = 0.0
+        self.delivered: float = 0.0
+        self.failure: float = 0.0
+        self.invalid: float = 0.0
 
 
 class PeerStats:
@@ -32,21 +32,21 @@ class PeerStats:
     __slots__ = ("app", "behaviour", "expires", "ips", "is_quiet", "peer", "score", "slow", "topics")
 
     def __init__(self, peer: PeerId) -> None:
-        self.peer = peer
+        self.peer: PeerId = peer
         self.topics: dict[str, TopicStats] = {}
         self.ips: tuple[str, ...] = ()
-        self.app = 0.0
-        self.behaviour = 0.0
-        self.slow = 0.0
-        self.score = 0.0
-        self.is_quiet = False
+        self.app: float = 0.0
+        self.behaviour: float = 0.0
+        self.slow: float = 0.0
+        self.score: float = 0.0
+        self.is_quiet: bool = False
         """All counters are 0 and stay so, and the score is not below 0: nothing to decay."""
         self.expires: float | None = None
         """When a peer that left is forgotten; None while connected."""
 
 
 def colocation_keys(ips: tuple[str, ...]) -> tuple[str, ...]:
-    """What counts as one place: each address, for IPv6 its /64 too. Loopback counts not at all."""
+    """Return the places of some addresses, for P6: each address, for IPv6 its /64 too. Loopback counts not at all."""
     keys: dict[str, None] = {}
     for ip in ips:
         if ip == "::1" or ip.startswith("127."):
@@ -66,18 +66,18 @@ def _prefix_64(ip: str) -> str:
     return ":".join(group.lstrip("0") or "0" for group in groups[:4]) + "::/64"
 
 
-class ScoreBook:
+class PeerScorer:
     """The stats of all peers. With ``params`` None nothing is counted and every score is 0."""
 
     __slots__ = ("_active", "_last_decay", "_params", "_per_key", "_retained", "enabled", "peers")
 
     def __init__(self, params: ScoreParams | None, now: float) -> None:
-        self.enabled = params is not None
+        self.enabled: bool = params is not None
         self._params = params or ScoreParams()
         self.peers: dict[PeerId, PeerStats] = {}
-        """Connected ones."""
+        """The stats of connected peers."""
         self._active: dict[PeerId, PeerStats] = {}
-        """Those of them that are not quiet: only these change with time."""
+        """The stats of connected peers that are not quiet: only these change with time."""
         self._retained: dict[PeerId, PeerStats] = {}
         self._per_key: dict[str, int] = {}
         self._last_decay = now
@@ -86,7 +86,7 @@ class ScoreBook:
         return len(self.peers) + len(self._retained)
 
     def connect(self, peer: PeerId, ips: tuple[str, ...]) -> PeerStats:
-        """Start counting, or go on where the peer left."""
+        """Start counting, or continue with the counters that the peer left behind."""
         stats = self._retained.pop(peer, None) or PeerStats(peer)
         stats.expires = None
         stats.ips = colocation_keys(ips)
@@ -98,7 +98,7 @@ class ScoreBook:
         return stats
 
     def disconnect(self, peer: PeerId, now: float) -> None:
-        """A merit is lost at once, a fault is kept for a while."""
+        """Drop the merits of a peer that left, and keep its faults for a while."""
         stats = self.peers.pop(peer, None)
         if stats is None:
             return
@@ -123,7 +123,7 @@ class ScoreBook:
         self._retained[peer] = stats
 
     def _wake(self, stats: PeerStats) -> None:
-        """Something changed: the next `refresh` looks at this peer again."""
+        """Have the next `refresh` look at this peer again, since something changed."""
         stats.is_quiet = False
         if self.peers.get(stats.peer) is stats:
             self._active[stats.peer] = stats
@@ -152,12 +152,12 @@ class ScoreBook:
         return self.enabled and params is not None and params.delivery_weight != 0
 
     def delivery_window_s(self, topic: str) -> float:
-        """How long after the first copy they count."""
+        """Return the seconds after the first copy in which further ones count."""
         params = self._params.for_topic(topic)
         return params.delivery_window_s if params is not None else 0.0
 
     def graft(self, stats: PeerStats, topic: str, now: float) -> None:
-        """The peer joined our mesh."""
+        """Note that the peer joined our mesh."""
         counts = self._topic(stats, topic)
         if counts is not None:
             self._wake(stats)
@@ -166,7 +166,7 @@ class ScoreBook:
             counts.is_active = False
 
     def prune(self, stats: PeerStats, topic: str) -> None:
-        """It left our mesh; a deficit sticks (P3b)."""
+        """Note that the peer left our mesh; a deficit sticks (P3b)."""
         counts = stats.topics.get(topic)
         if counts is not None:
             self._wake(stats)
@@ -181,7 +181,7 @@ class ScoreBook:
         counts.is_active = False
 
     def first(self, stats: PeerStats, topic: str) -> None:
-        """It sent the first copy of a valid message (P2, P3)."""
+        """Count the first copy of a valid message (P2, P3)."""
         counts = stats.topics.get(topic) or self._topic(stats, topic)
         if counts is None:
             return
@@ -194,13 +194,13 @@ class ScoreBook:
             counts.delivered = min(counts.delivered + 1.0, params.delivery_cap)
 
     def near_first(self, stats: PeerStats, topic: str) -> None:
-        """It sent a copy soon after the first (P3)."""
+        """Count a copy that came soon after the first (P3)."""
         counts = stats.topics.get(topic)
         if counts is not None and counts.in_mesh:
             counts.delivered = min(counts.delivered + 1.0, counts.params.delivery_cap)
 
     def invalid(self, stats: PeerStats, topic: str) -> None:
-        """It sent an invalid message (P4)."""
+        """Count an invalid message (P4)."""
         counts = self._topic(stats, topic)
         if counts is not None:
             self._wake(stats)
@@ -208,20 +208,20 @@ class ScoreBook:
             self.rescore(stats)
 
     def misbehaved(self, stats: PeerStats, count: float = 1.0) -> None:
-        """It broke the protocol's rules (P7)."""
+        """Count a breach of the protocol's rules (P7)."""
         if self.enabled:
             self._wake(stats)
             stats.behaviour += count
             self.rescore(stats)
 
     def was_slow(self, stats: PeerStats, count: float = 1.0) -> None:
-        """Something for it was dropped since it does not read."""
+        """Count RPCs that were dropped since the peer does not read."""
         if self.enabled:
             self._wake(stats)
             stats.slow += count
 
     def set_app(self, stats: PeerStats, value: float) -> None:
-        """P5."""
+        """Set the score that the app gives (P5)."""
         stats.app = value
         self._wake(stats)
         self.rescore(stats)
@@ -268,7 +268,7 @@ class ScoreBook:
         return total
 
     def refresh(self, now: float) -> float:
-        """Let the counters decay by the intervals that passed, forget who left long ago, compute all scores.
+        """Let the counters decay by the intervals that passed, forget peers that left long ago, compute all scores.
 
         Returns the lowest score of a connected peer, at most 0.
         """
@@ -331,7 +331,7 @@ class ScoreBook:
             stats.slow = value if value > floor else 0.0
 
     def forget_topic(self, topic: str) -> None:
-        """Nobody uses the topic any more: drop counters that say nothing."""
+        """Drop the counters of a topic that is out of use, where they say nothing."""
         for stats in self.peers.values():
             counts = stats.topics.get(topic)
             if counts is not None and not (counts.in_mesh or counts.failure or counts.invalid):

@@ -1,1 +1,1 @@
-"""signing."""
+"""Signing policies, signatures over batches, keys of authors."""

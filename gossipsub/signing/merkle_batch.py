@@ -1,7 +1,7 @@
 """One signature for several messages of one author: a Merkle tree over them, its root signed, a proof in each message.
 
-Every message stays verifiable on its own, by everybody and in any order, as with a signature of its own; who receives
-several of one batch verifies their signature once. Why: docs/decisions/0011-batch-signatures.md.
+Every message stays verifiable on its own, by every receiver and in any order, as with a signature of its own.
+A receiver of several messages of one batch verifies their signature once. Why: docs/decisions/0011-batch-signatures.md.
 """
 
 import hashlib
@@ -11,16 +11,17 @@ from typing import Final
 BATCH_MAX: Final = 256
 """Messages under one signature."""
 STEPS_MAX: Final = 8
-"""Of a proof: `BATCH_MAX` leaves."""
+"""Steps of a proof: enough for `BATCH_MAX` leaves."""
 HASH_BYTES: Final = 32
 PROOF_BYTES_MAX: Final = 1 + STEPS_MAX * HASH_BYTES
 
 _INNER: Final = b"\x01"
-"""In front of two hashes. A leaf is the hash of the covered bytes, which begin with a letter: never mistaken for it."""
+"""A byte put before two hashes that are hashed together. A leaf is the hash of the covered bytes, which begin with a
+letter: it cannot be mistaken for such a pair."""
 
 
 def make_proofs(covered: Sequence[bytes]) -> tuple[bytes, list[bytes]]:
-    """The root over these byte strings and the proof of each, in their order.
+    """Return the root over these byte strings and the proof of each, in their order.
 
     A proof is one byte of directions (bit i set: the sibling of step i is on the left), then the siblings, from the
     leaf upwards. Raises ``ValueError`` for less than 2 or more than `BATCH_MAX`.
@@ -54,13 +55,14 @@ def make_proofs(covered: Sequence[bytes]) -> tuple[bytes, list[bytes]]:
 
 
 def is_proof(proof: bytes) -> bool:
-    """Whether it has the form of a proof: 1 to `STEPS_MAX` steps, no direction for a step that is not there."""
+    """Whether these bytes have the form of a proof: 1 to `STEPS_MAX` steps, no direction for a step that is not
+    there."""
     steps, rest = divmod(len(proof) - 1, HASH_BYTES)
     return 1 <= steps <= STEPS_MAX and not rest and not proof[0] >> steps
 
 
 def root_of(covered: bytes, proof: bytes) -> bytes:
-    """The root to which a proof leads from the covered bytes. ``proof`` passes `is_proof`."""
+    """Return the root to which a proof leads from the covered bytes. ``proof`` passes `is_proof`."""
     sha256 = hashlib.sha256
     found = sha256(covered).digest()
     directions = proof[0]
@@ -84,11 +86,11 @@ class VerifiedBatches:
         return len(self._known)
 
     def __contains__(self, batch: bytes) -> bool:
-        """``batch``: author, signature and root, joined."""
+        """Whether a batch was verified lately. ``batch``: author, signature and root, joined."""
         return batch in self._known
 
     def add(self, batch: bytes) -> None:
-        """Remember one; the oldest goes when there is no room."""
+        """Remember a batch; the oldest one goes when there is no room."""
         known = self._known
         if len(known) >= self._items_max:
             # From a dict's front one by one would be quadratic.

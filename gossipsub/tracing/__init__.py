@@ -1,1 +1,1 @@
-"""tracing."""
+"""The trace events of the router."""

@@ -1,7 +1,7 @@
 """libp2p's 13 pubsub trace events as effects, and their JSON form (pb/trace.proto of go-libp2p-pubsub).
 
-They carry no time: whoever performs the effects knows the `now` that it gave. RPC events keep the RPC itself; turning
-it into JSON is left to who writes it down. Several are made for each message: as msgspec structs they cost a quarter of
+They carry no time: the caller that performs the effects knows the `now` that it gave. RPC events keep the RPC itself,
+which the writer turns into JSON. Several are made for each message: as msgspec structs they cost a quarter of
 what named tuples do.
 """
 
@@ -11,20 +11,20 @@ from typing import Final
 
 import msgspec
 
-from dep2p.gossipsub.rpc import Message, Rpc
+from dep2p.gossipsub.rpc import Rpc, RpcMessage
 from dep2p.types import PeerId, peer_id_bytes
 
 
 class PublishMessage(msgspec.Struct, gc=False):
     """This node published."""
 
-    message: Message
+    message: RpcMessage
 
 
-class RejectMessage(msgspec.Struct, gc=False):
+class RejectedMessage(msgspec.Struct, gc=False):
     """A message was not taken; ``reason`` is one of :mod:`dep2p.gossipsub.reasons`."""
 
-    message: Message
+    message: RpcMessage
     received_from: PeerId
     reason: str
 
@@ -32,14 +32,14 @@ class RejectMessage(msgspec.Struct, gc=False):
 class DuplicateMessage(msgspec.Struct, gc=False):
     """A further copy came."""
 
-    message: Message
+    message: RpcMessage
     received_from: PeerId
 
 
 class DeliverMessage(msgspec.Struct, gc=False):
     """The first copy passed all checks."""
 
-    message: Message
+    message: RpcMessage
     received_from: PeerId | None
 
 
@@ -105,7 +105,7 @@ class PrunePeer(msgspec.Struct, gc=False):
 
 Trace = (
     PublishMessage
-    | RejectMessage
+    | RejectedMessage
     | DuplicateMessage
     | DeliverMessage
     | AddPeer
@@ -121,7 +121,7 @@ Trace = (
 
 TRACE_TYPES: Final[dict[type, int]] = {
     PublishMessage: 0,
-    RejectMessage: 1,
+    RejectedMessage: 1,
     DuplicateMessage: 2,
     DeliverMessage: 3,
     AddPeer: 4,
@@ -154,7 +154,7 @@ _NAMES: Final = (
 
 
 def trace_to_json(trace: Trace, own: PeerId, timestamp_ns: int) -> list[dict[str, object]]:
-    """The event in the form of libp2p's JSON tracer, ready for ``json.dumps``; one object per line of the file.
+    """Return the event in the form of libp2p's JSON tracer, ready for ``json.dumps``; one object per line of the file.
 
     More than one for a :class:`SendRpc` to several peers.
     """
@@ -170,7 +170,7 @@ def _payload(trace: Trace) -> dict[str, object]:
     match trace:
         case PublishMessage(message):
             return {"messageID": _b64(message.id), "topic": message.topic}
-        case RejectMessage(message, received_from, reason):
+        case RejectedMessage(message, received_from, reason):
             return {
                 "messageID": _b64(message.id),
                 "receivedFrom": _peer(received_from),
@@ -201,7 +201,7 @@ def _payload(trace: Trace) -> dict[str, object]:
 
 
 def rpc_meta(rpc: Rpc) -> dict[str, object]:
-    """What libp2p's tracer keeps of an RPC: ids and topics, no payload."""
+    """Return the part of an RPC that libp2p's tracer records: ids and topics, no payload."""
     meta: dict[str, object] = {}
     if rpc.messages:
         meta["messages"] = [{"messageID": _b64(message.id), "topic": message.topic} for message in rpc.messages]
@@ -233,7 +233,7 @@ class TraceBuffer:
     def __init__(self, items_max: int = 65_536) -> None:
         self._events: deque[tuple[float, Trace]] = deque()
         self._items_max = items_max
-        self.dropped = 0
+        self.dropped: int = 0
         """Events that found the buffer full."""
 
     def __len__(self) -> int:
@@ -258,7 +258,8 @@ def _b64(data: bytes) -> str:
 
 
 def _peer(peer: PeerId) -> str:
-    """Peer ids are multihash bytes in libp2p's traces; an id that is none (a simulated node) keeps its text."""
+    """Return the base64 of a peer id's multihash bytes, or of the text of an id that is no multihash (a simulated
+    node)."""
     try:
         return _b64(peer_id_bytes(peer))
     except ValueError:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from dep2p.gossipsub.rpc import Message, Rpc
+from dep2p.gossipsub.rpc import Rpc, RpcMessage
 from dep2p.gossipsub.tracing.libp2p_events import (
     AddPeer,
     DeliverMessage,
@@ -14,7 +14,7 @@ from dep2p.gossipsub.tracing.libp2p_events import (
     PrunePeer,
     PublishMessage,
     RecvRpc,
-    RejectMessage,
+    RejectedMessage,
     RemovePeer,
     SendRpc,
     Trace,
@@ -24,7 +24,7 @@ from dep2p.traces.schema import SCHEMA_VERSION as V
 from dep2p.types import PeerId
 
 _PEER_BYTES: Final = 38
-"""What a peer named in a PRUNE counts for: a multihash of 34 bytes with its framing."""
+"""Bytes that a peer named in a PRUNE counts for: a multihash of 34 bytes with its framing."""
 
 RpcParts = tuple[
     int,
@@ -40,49 +40,49 @@ RpcParts = tuple[
 ]
 
 
-def trace_events(trace: Trace, node: PeerId, seq: int, t_us: int) -> list[schema.Event]:
-    """The events of one effect, numbered from ``seq``; several only for a `SendRpc` to several peers."""
+def trace_events(trace: Trace, node: PeerId, seq: int, t_us: int) -> list[schema.TraceEvent]:
+    """Return the trace events of one effect, numbered from ``seq``; several only for a `SendRpc` to several peers."""
     match trace:
         case SendRpc(peers, rpc):
             parts = rpc_parts(rpc)
-            return [schema.SendRpc(V, node, seq + n, t_us, peer, *parts) for n, peer in enumerate(peers)]
+            return [schema.SendRpcEvent(V, node, seq + n, t_us, peer, *parts) for n, peer in enumerate(peers)]
         case RecvRpc(peer, rpc):
-            return [schema.RecvRpc(V, node, seq, t_us, peer, *rpc_parts(rpc))]
+            return [schema.RecvRpcEvent(V, node, seq, t_us, peer, *rpc_parts(rpc))]
         case DuplicateMessage(message, peer):
-            return [schema.Duplicate(V, node, seq, t_us, message.id, message.topic, peer, len(message.data))]
+            return [schema.DuplicateEvent(V, node, seq, t_us, message.id, message.topic, peer, len(message.data))]
         case DeliverMessage(message, sender):
             origin = sender if sender != node else None
-            return [schema.Deliver(V, node, seq, t_us, message.id, message.topic, origin, len(message.data))]
+            return [schema.DeliverEvent(V, node, seq, t_us, message.id, message.topic, origin, len(message.data))]
         case _:
             return [_rare(trace, node, seq, t_us)]
 
 
-def _rare(trace: Trace, node: PeerId, seq: int, t_us: int) -> schema.Event:
+def _rare(trace: Trace, node: PeerId, seq: int, t_us: int) -> schema.TraceEvent:
     match trace:
         case PublishMessage(message):
-            return schema.Publish(V, node, seq, t_us, message.id, message.topic, len(message.data))
-        case RejectMessage(message, peer, reason):
-            return schema.Reject(V, node, seq, t_us, message.id, message.topic, peer, reason, len(message.data))
+            return schema.PublishEvent(V, node, seq, t_us, message.id, message.topic, len(message.data))
+        case RejectedMessage(message, peer, reason):
+            return schema.RejectEvent(V, node, seq, t_us, message.id, message.topic, peer, reason, len(message.data))
         case AddPeer(peer, protocol):
-            return schema.AddPeer(V, node, seq, t_us, peer, protocol)
+            return schema.AddPeerEvent(V, node, seq, t_us, peer, protocol)
         case RemovePeer(peer):
-            return schema.RemovePeer(V, node, seq, t_us, peer)
+            return schema.RemovePeerEvent(V, node, seq, t_us, peer)
         case DropRpc(peer, rpc):
-            return schema.DropRpc(V, node, seq, t_us, peer, *rpc_parts(rpc))
+            return schema.DropRpcEvent(V, node, seq, t_us, peer, *rpc_parts(rpc))
         case JoinTopic(topic):
-            return schema.Join(V, node, seq, t_us, topic)
+            return schema.JoinEvent(V, node, seq, t_us, topic)
         case LeaveTopic(topic):
-            return schema.Leave(V, node, seq, t_us, topic)
+            return schema.LeaveEvent(V, node, seq, t_us, topic)
         case GraftPeer(peer, topic):
-            return schema.Graft(V, node, seq, t_us, peer, topic)
+            return schema.GraftEvent(V, node, seq, t_us, peer, topic)
         case PrunePeer(peer, topic):
-            return schema.Prune(V, node, seq, t_us, peer, topic)
+            return schema.PruneEvent(V, node, seq, t_us, peer, topic)
         case _:
             raise TypeError(f"not a rare trace effect: {trace!r}")
 
 
 def rpc_parts(rpc: Rpc) -> RpcParts:
-    """The fields of an RPC event after its peer; ids of IHAVE are counted, not kept."""
+    """Return the fields of an RPC event after its peer; ids of IHAVE are counted, not kept."""
     return (
         sum([len(message.data) for message in rpc.messages]),
         control_bytes(rpc),
@@ -98,7 +98,7 @@ def rpc_parts(rpc: Rpc) -> RpcParts:
 
 
 def control_bytes(rpc: Rpc) -> int:
-    """Ids, topic names and peers in the control parts and subscriptions of an RPC, in bytes."""
+    """Count the bytes of ids, topic names and peers in the control parts and subscriptions of an RPC."""
     total = sum([len(item.topic) for item in rpc.subscriptions])
     for have in rpc.ihave:
         total += len(have.topic) + sum(map(len, have.ids))
@@ -108,5 +108,5 @@ def control_bytes(rpc: Rpc) -> int:
     return total
 
 
-def _reference(message: Message) -> schema.MessageRef:
+def _reference(message: RpcMessage) -> schema.MessageRef:
     return schema.MessageRef(message.id, message.topic, len(message.data))

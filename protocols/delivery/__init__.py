@@ -1,5 +1,5 @@
-"""Reliable delivery, pure: once to the handler of each receiver that must have it, or the sender knows.
+"""Reliable delivery, pure: each receiver handles a message once, or the sender knows why not.
 
-`sender`: what waits for one receiver, its tries and its end. `receiver`: which messages of one sender were handled.
+`sender`: the messages for one receiver, their tries and ends. `receiver`: the handled messages of one sender.
 `wire`: the frames between them. Specification: docs/spec/delivery.md.
 """

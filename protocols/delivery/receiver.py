@@ -1,7 +1,7 @@
-"""Which messages of one sender were handled: so that a message sent again is not handled again. Pure.
+"""The handled messages of one sender, so that a message sent again is not handled again. Pure.
 
-Exact and bounded: a floor and what is above it, within the window; no time runs out. `dump` and `restore` carry it over
-a restart of the receiver.
+Exact and bounded: a floor and the numbers above it, within the window; no time runs out. `dump` and `restore` carry it
+over a restart of the receiver.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ _REASONS_MAX: Final = 4_096
 REASON_UNKNOWN: Final = "rejected; the reason is no longer known"
 
 
-class ReceiverLane:
+class ReceiveWindow:
     """Numbers of one sender's epoch."""
 
     def __init__(
@@ -28,8 +28,8 @@ class ReceiverLane:
         rejected: Iterable[tuple[int, int]] = (),
     ) -> None:
         self.epoch = epoch
-        self.floor = floor
-        """Everything up to it is done with."""
+        self.floor: int = floor
+        """Everything up to this number is settled."""
         self._done: dict[int, None] = {}
         for low, high in done:
             self._done.update(dict.fromkeys(range(low, high + 1)))
@@ -38,11 +38,12 @@ class ReceiverLane:
         self._rejected: dict[int, str] = {}
         for low, high in rejected:
             self._rejected.update(dict.fromkeys(range(low, high + 1), REASON_UNKNOWN))
-        self.repeated = 0
+        self.repeated: int = 0
         """Messages that had come before."""
 
     def on_hello(self, hello: Hello) -> None:
-        """The sender has settled everything up to a number. Raises :class:`ProtocolError` for another epoch."""
+        """Take a HELLO: the sender has settled everything up to a number. Raises :class:`ProtocolError` for another
+        epoch."""
         if hello.epoch != self.epoch:
             raise ProtocolError("HELLO of another epoch than the link's first one")
         if hello.settled > self.floor:
@@ -59,14 +60,14 @@ class ReceiverLane:
         self._raise_floor()
 
     def begin_next(self, number: int) -> bool:
-        """`begin` with a message that is just the next one when nothing else is known: nearly all. Else False."""
+        """Do as `begin` for a message that has just the next number, the usual case. Returns False for others."""
         if number != self.floor + 1 or self._working or self._rejected or self._waiting or self._done:
             return False
         self._working[number] = None
         return True
 
     def begin(self, number: int) -> Verdict:
-        """A message came: ``handle`` it, or it is at work, was handled, or was rejected before.
+        """Take a message. The verdict: ``handle`` it, or it is at work, was handled, or was rejected before.
 
         Raises :class:`ProtocolError` for a number outside the window.
         """
@@ -89,7 +90,7 @@ class ReceiverLane:
         return "handle"
 
     def finish(self, number: int) -> None:
-        """Its handler took it."""
+        """Note that the handler took a message."""
         self._working.pop(number, None)
         if self._waiting:
             self._waiting.pop(number, None)
@@ -100,29 +101,30 @@ class ReceiverLane:
             self._raise_floor()
 
     def reject(self, number: int, reason: str) -> None:
-        """It will not be handled."""
+        """Note that a message is rejected."""
         self._working.pop(number, None)
         if number <= self.floor:  # the sender has settled it meanwhile
             return
-        # Never as done: the sender would take it for acknowledged. Only the text is bounded below the window.
+        # Never as done: it would count as acknowledged at the sender. Only the text is bounded below the window.
         self._rejected[number] = reason if len(self._rejected) < _REASONS_MAX else REASON_UNKNOWN
 
     def abandon(self, number: int) -> None:
-        """Its handler was stopped before it ended: sent again, it is handled again."""
+        """Note that a handler was stopped before it ended: sent again, the message is handled again."""
         self._working.pop(number, None)
 
     def wait(self, number: int) -> None:
-        """It is here, but will be handled elsewhere: `finish` follows. Sent again, it is looked at again."""
+        """Note that a message is here and that another part handles it: `finish` follows. Sent again, it is checked
+        again."""
         self._working.pop(number, None)
         self._waiting[number] = None
 
     @property
     def has_working(self) -> bool:
-        """Some message is with its handler, or waits for it."""
+        """Whether a message is with its handler, or waits for it."""
         return bool(self._working) or bool(self._waiting)
 
     def reason(self, number: int) -> str:
-        """Why it was rejected."""
+        """Return the reason of a rejection."""
         return self._rejected.get(number, "")
 
     def _raise_floor(self) -> None:
@@ -134,9 +136,9 @@ class ReceiverLane:
         self.floor = floor
 
     def dump(self) -> tuple[int, list[tuple[int, int]]]:
-        """Floor, and the ranges above it that the handler took; what else is kept is `dump_rejected`."""
+        """Return the floor, and the ranges above it that handlers took; `dump_rejected` has the rest."""
         return self.floor, as_ranges(self._done)
 
     def dump_rejected(self) -> list[tuple[int, int]]:
-        """The ranges that were rejected; their reasons end with the run."""
+        """Return the ranges that were rejected; their reasons end with the run."""
         return as_ranges(self._rejected)

@@ -1,8 +1,8 @@
 """Frames of reliable delivery: HELLO and messages one way, acknowledgements the other (docs/spec/delivery.md). Pure.
 
 A message is an ACK_REQUEST frame whose ``req_id`` is its number for this receiver and whose payload is that of a
-NOTIFY. ``req_id`` 0 is HELLO: which numbering this is, and what of it is settled. Small messages with the same headers
-and numbers in a row travel together, as one ACK_REQUESTS frame.
+NOTIFY. ``req_id`` 0 is HELLO: the name of the numbering, and the number up to which it is settled. Small messages with
+the same headers and numbers in a row travel together, as one ACK_REQUESTS frame.
 """
 
 import struct
@@ -17,15 +17,15 @@ from dep2p.protocols.wire.headers import HeaderMap
 EPOCH_BYTES: Final = 8
 NUMBER_MAX: Final = 0xFFFF_FFFF
 WINDOW_MAX: Final = 65_536
-"""How far a message's number may be from the lowest one that is not settled: what a receiver remembers is bounded."""
+"""The distance of a message's number from the lowest unsettled one: it bounds the memory of a receiver."""
 REASON_BYTES_MAX: Final = 256
 RANGES_MAX: Final = 4_096
-"""In one ACK."""
+"""Ranges in one ACK."""
 
 BATCH_ITEMS_MAX: Final = 1_024
 """Messages in one ACK_REQUESTS."""
 BATCH_BYTES_MAX: Final = 65_536
-"""Of its payload. Every receiver takes so much, whatever it allows one message to have."""
+"""Bytes of the payload of one ACK_REQUESTS. Every receiver takes so much, whatever size it allows one message."""
 
 _COUNT: Final = struct.Struct(">H")
 _HELLO: Final = struct.Struct(">8sI")
@@ -49,14 +49,14 @@ class Hello:
     """The first frame of a link, and again whenever ``settled`` has moved far."""
 
     epoch: bytes
-    """Names a numbering of the sender for this receiver; another one begins again at 1."""
+    """The name of a numbering of the sender for this receiver; another one begins at 1."""
     settled: int
-    """Everything up to this number is done with: it will not be sent again, so the receiver may forget it."""
+    """Everything up to this number is settled: it will not be sent again, so the receiver may forget it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """What a receiver says of messages of this link's numbering."""
+    """A receiver's acknowledgement of messages, by their numbers on this link."""
 
     received: int = 0
     """Every message of this link up to this number has come; 0: nothing new. Also a sign of life while handlers run."""
@@ -67,12 +67,12 @@ class Ack:
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """The frame."""
+    """Encode a HELLO frame."""
     return encode_frame(_ACK_REQUEST, _HELLO.pack(hello.epoch, hello.settled))
 
 
 def decode_hello(frame: Frame) -> Hello:
-    """Raises :class:`ProtocolError`."""
+    """Decode a HELLO frame. Raises :class:`ProtocolError`."""
     if frame.flags or len(frame.payload) != _HELLO.size:
         raise ProtocolError(f"HELLO with flags 0x{frame.flags:04x} and {len(frame.payload)} bytes")
     epoch, settled = _HELLO.unpack(frame.payload)
@@ -80,7 +80,8 @@ def decode_hello(frame: Frame) -> Hello:
 
 
 def encode_batch(number: int, head: bytes, bodies: Sequence[bytes]) -> list[bytes]:
-    """The pieces of one frame: messages from ``number`` on, with the same encoded headers. `fits_batch` must hold."""
+    """Encode messages from ``number`` on, with the same encoded headers, as the pieces of one frame. `fits_batch` must
+    hold."""
     count = len(bodies)
     payload_bytes = _COUNT.size + 4 * count + len(head) + sum(map(len, bodies))
     front = struct.pack(f">H{count}I", count, *map(len, bodies))
@@ -97,7 +98,8 @@ def fits_batch(head: bytes, bodies: Sequence[bytes]) -> bool:
 
 
 def decode_batch(frame: Frame, split: Callable[[bytes], tuple[HeaderMap, bytes]]) -> tuple[HeaderMap, list[bytes]]:
-    """The headers of all, and the bodies of the messages from ``req_id`` on. ``split`` takes headers off a payload.
+    """Decode the headers of all, and the bodies of the messages from ``req_id`` on. ``split`` takes headers off a
+    payload.
 
     Raises :class:`ProtocolError`.
     """
@@ -123,7 +125,7 @@ def decode_batch(frame: Frame, split: Callable[[bytes], tuple[HeaderMap, bytes]]
 
 
 def encode_ack(ack: Ack) -> bytes:
-    """The frame. At most `RANGES_MAX` ranges and as many rejections: see `split_ack`."""
+    """Encode an ACK frame. At most `RANGES_MAX` ranges and as many rejections: see `split_ack`."""
     parts = [_COUNTS.pack(ack.received, len(ack.handled), len(ack.rejected))]
     parts += [_RANGE.pack(low, high) for low, high in ack.handled]
     for number, reason in ack.rejected:
@@ -133,7 +135,7 @@ def encode_ack(ack: Ack) -> bytes:
 
 
 def decode_ack(frame: Frame) -> Ack:
-    """Raises :class:`ProtocolError` for what is malformed; whether the numbers make sense is the sender's to judge."""
+    """Decode an ACK frame. Raises :class:`ProtocolError` for a malformed one; the sender checks the numbers."""
     payload = frame.payload
     if frame.flags or frame.req_id or len(payload) < _COUNTS.size:
         raise ProtocolError(f"ACK with flags 0x{frame.flags:04x}, req_id {frame.req_id} and {len(payload)} bytes")
@@ -165,7 +167,7 @@ def decode_ack(frame: Frame) -> Ack:
 
 
 def as_ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Inclusive ranges of these numbers, which may come in any order."""
+    """Return inclusive ranges of these numbers, which may come in any order."""
     ranges: list[tuple[int, int]] = []
     ordered = sorted(set(numbers))
     if ordered and ordered[-1] - ordered[0] == len(ordered) - 1:  # nearly always
@@ -184,7 +186,7 @@ def as_ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def split_ack(received: int, numbers: Sequence[int], rejected: Sequence[tuple[int, str]]) -> list[bytes]:
-    """As many ACK frames as these need, none larger than a receiver takes."""
+    """Encode as many ACK frames as these need, none larger than a receiver takes."""
     ranges = as_ranges(numbers)
     if len(ranges) == 1 and not rejected:
         return [_ONE_RANGE.pack(VERSION, _ACK, 0, 0, _COUNTS.size + _RANGE.size, received, 1, 0, *ranges[0])]

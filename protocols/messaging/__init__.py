@@ -1,1 +1,1 @@
-"""messaging."""
+"""Request and response, notify, streams, admission, file transfer. Pure."""

@@ -9,8 +9,8 @@
                               ◀──────────  VERDICT ok, sha256                              (not ok: at any time)
 
 Two pure cores, :class:`FileSender` and :class:`FileReceiver`: they check order, sizes and bounds, and know no file and
-no stream. Whether a digest matches is for the shell to find out, since only it has the bytes. Control items are CBOR
-maps; data items are raw bytes, told apart by the state alone.
+no stream. The shell compares digests, since only it has the bytes. Control items are CBOR maps; data items are raw
+bytes, distinguished by the state alone.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from enum import Enum, StrEnum
 from typing import Final
 
 from dep2p.errors import LocalProtocolError, ProtocolError
-from dep2p.protocols.wire.headers import HeaderMap, decode_headers, encode_headers, item_end
+from dep2p.protocols.wire.headers import HeaderMap, decode_headers, encode_headers, headers_end
 
 PROTOCOL_NAME: Final = "dep2p.file"
 """The stream name when the user gives none."""
@@ -27,13 +27,13 @@ DATA_ITEM_BYTES_MAX: Final = 262_144
 CONTROL_ITEM_BYTES_MAX: Final = 4_096
 FILE_BYTES_MAX: Final = 1 << 60
 NAME_BYTES_MAX: Final = 255
-"""What common file systems take as one name."""
+"""Bytes of a file name at most, as in common file systems."""
 TEXT_BYTES_MAX: Final = 1_024
 SHA256_BYTES: Final = 32
 
 
-class VerdictCode(StrEnum):
-    """Why a receiver did not take a file."""
+class FileVerdictCode(StrEnum):
+    """The reason why a receiver did not take a file."""
 
     OK = "ok"
     EXISTS = "exists"
@@ -42,7 +42,7 @@ class VerdictCode(StrEnum):
     """The same file is being received at this moment."""
     NO_SPACE = "no_space"
     CHECKSUM = "checksum"
-    """What arrived is not what the sender hashed."""
+    """The received bytes have another hash than the sender's file."""
     BAD_NAME = "bad_name"
     REFUSED = "refused"
     FAILED = "failed"
@@ -50,7 +50,7 @@ class VerdictCode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class FileOffer:
     """The sender's first item. ``size`` in bytes; ``mtime_ns`` since 1970 or None; ``sha256`` of the whole or None."""
 
     name: str
@@ -60,7 +60,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class FileOfferAnswer:
     """The receiver holds the first ``offset`` bytes already, and ``sha256`` is their digest."""
 
     offset: int
@@ -68,38 +68,38 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class FileStart:
     """The data that follows begins at ``offset``: the offered one, or 0 when the digests differed."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
+class FileData:
     """The next bytes of the file."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class FileEnd:
     """All data was sent; ``sha256`` is the digest of the whole file."""
 
     sha256: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """The receiver's last word. ``sha256`` of the whole file when ``code`` is OK, else None."""
+class FileVerdict:
+    """The receiver's verdict. ``sha256`` of the whole file when ``code`` is OK, else None."""
 
-    code: VerdictCode
+    code: FileVerdictCode
     text: str = ""
     sha256: bytes | None = None
 
     @property
     def ok(self) -> bool:
         """Whether the whole file is verified and durable at the receiver."""
-        return self.code is VerdictCode.OK
+        return self.code is FileVerdictCode.OK
 
 
 class _Step(Enum):
@@ -140,17 +140,17 @@ class FileSender:
 
     __slots__ = ("_left", "_step", "offer")
 
-    def __init__(self, offer: Offer) -> None:
+    def __init__(self, offer: FileOffer) -> None:
         """Raises ``ValueError`` when the offer breaks a bound."""
         check_file_name(offer.name)
         if not 0 <= offer.size <= FILE_BYTES_MAX:
             raise ValueError(f"a file has 0 to {FILE_BYTES_MAX} bytes, not {offer.size}")
-        self.offer = offer
+        self.offer: FileOffer = offer
         self._step = _Step.OFFER
         self._left = 0
 
     def first_item(self) -> bytes:
-        """The OFFER item."""
+        """Return the OFFER item."""
         self._expect(_Step.OFFER)
         self._step = _Step.ANSWER
         fields: dict[str, object] = {"v": VERSION, "kind": "offer", "name": self.offer.name, "size": self.offer.size}
@@ -161,7 +161,7 @@ class FileSender:
         return encode_headers({}, fields)
 
     def start_item(self, offset: int) -> bytes:
-        """The START item; ``offset`` is the answer's, or 0."""
+        """Return the START item; ``offset`` is the answer's, or 0."""
         self._expect(_Step.START)
         if not 0 <= offset <= self.offer.size:
             raise LocalProtocolError(f"start at {offset} of a file of {self.offer.size} bytes")
@@ -180,13 +180,13 @@ class FileSender:
         return data
 
     def end_item(self, sha256: bytes) -> bytes:
-        """The END item; ``sha256`` of the whole file."""
+        """Return the END item; ``sha256`` of the whole file."""
         self._expect(_Step.END)
         self._step = _Step.VERDICT
         return encode_headers({}, {"kind": "end", "sha256": sha256})
 
-    def on_item(self, item: bytes) -> Answer | Verdict:
-        """One item from the receiver. Raises :class:`ProtocolError`."""
+    def on_item(self, item: bytes) -> FileOfferAnswer | FileVerdict:
+        """Take one item from the receiver. Raises :class:`ProtocolError`."""
         if self._step in (_Step.OFFER, _Step.DONE):
             raise ProtocolError(f"file transfer: the receiver sent an item where {self._step.value} was due")
         kind, fields = _decode(item)
@@ -198,7 +198,7 @@ class FileSender:
             return verdict
         if kind != "answer" or self._step is not _Step.ANSWER:
             raise ProtocolError(f"file transfer: {kind!r} came where {self._step.value} was due")
-        answer = Answer(_uint(fields, "offset", self.offer.size), _digest(fields))
+        answer = FileOfferAnswer(_uint(fields, "offset", self.offer.size), _digest(fields))
         self._step = _Step.START
         return answer
 
@@ -216,15 +216,15 @@ class FileReceiver:
         self._step = _Step.OFFER
         self._answered = 0
         self._left = 0
-        self.offer: Offer | None = None
+        self.offer: FileOffer | None = None
 
     @property
     def finished(self) -> bool:
         """Whether the END item came: no more items are due."""
         return self._step in (_Step.VERDICT, _Step.DONE)
 
-    def on_item(self, item: bytes) -> Offer | Start | Data | End:
-        """One item from the sender. Raises :class:`ProtocolError`."""
+    def on_item(self, item: bytes) -> FileOffer | FileStart | FileData | FileEnd:
+        """Take one item from the sender. Raises :class:`ProtocolError`."""
         step = self._step
         if step is _Step.DATA:
             if not 0 < len(item) <= min(DATA_ITEM_BYTES_MAX, self._left):
@@ -232,7 +232,7 @@ class FileReceiver:
             self._left -= len(item)
             if not self._left:
                 self._step = _Step.END
-            return Data(item)
+            return FileData(item)
         if step not in (_Step.OFFER, _Step.START, _Step.END):
             raise ProtocolError(f"file transfer: the sender sent an item where {step.value} was due")
         kind, fields = _decode(item)
@@ -248,14 +248,14 @@ class FileReceiver:
                 )
             self._left = self.offer.size - offset
             self._step = _Step.DATA if self._left else _Step.END
-            return Start(offset)
+            return FileStart(offset)
         if kind == "end" and step is _Step.END:
             self._step = _Step.VERDICT
-            return End(_digest(fields))
+            return FileEnd(_digest(fields))
         raise ProtocolError(f"file transfer: {kind!r} came where {step.value} was due")
 
     def answer_item(self, offset: int, sha256: bytes) -> bytes:
-        """The ANSWER item: ``sha256`` is the digest of the ``offset`` bytes held already."""
+        """Return the ANSWER item: ``sha256`` is the digest of the ``offset`` bytes held already."""
         if self._step is not _Step.ANSWER or self.offer is None:
             raise LocalProtocolError(f"the answer is not due, {self._step.value} is")
         if not 0 <= offset <= self.offer.size:
@@ -264,8 +264,8 @@ class FileReceiver:
         self._step = _Step.START
         return encode_headers({}, {"kind": "answer", "offset": offset, "sha256": sha256})
 
-    def verdict_item(self, verdict: Verdict) -> bytes:
-        """The VERDICT item; a good one only after END, a bad one at any time."""
+    def verdict_item(self, verdict: FileVerdict) -> bytes:
+        """Return the VERDICT item; a good one only after END, a bad one at any time."""
         if self._step is _Step.DONE or (verdict.ok and self._step is not _Step.VERDICT):
             raise LocalProtocolError(f"a verdict is not due, {self._step.value} is")
         self._step = _Step.DONE
@@ -280,7 +280,7 @@ class FileReceiver:
 def _decode(item: bytes) -> tuple[str, HeaderMap]:
     if len(item) > CONTROL_ITEM_BYTES_MAX:
         raise ProtocolError(f"file transfer: a control item of {len(item)} bytes is over {CONTROL_ITEM_BYTES_MAX}")
-    if item_end(item, 0, CONTROL_ITEM_BYTES_MAX) != len(item):
+    if headers_end(item, 0, CONTROL_ITEM_BYTES_MAX) != len(item):
         raise ProtocolError("file transfer: bytes follow a control item")
     fields = decode_headers(item)
     kind = fields.get("kind")
@@ -303,7 +303,7 @@ def _digest(fields: HeaderMap) -> bytes:
     return value
 
 
-def _offer(fields: HeaderMap) -> Offer:
+def _offer(fields: HeaderMap) -> FileOffer:
     if fields.get("v") != VERSION:
         raise ProtocolError("file transfer: the sender speaks a version that this side does not know")
     name = fields.get("name")
@@ -314,15 +314,17 @@ def _offer(fields: HeaderMap) -> Offer:
     except ValueError as error:
         raise ProtocolError(f"file transfer: {error}") from None
     mtime_ns = _uint(fields, "mtime_ns", (1 << 63) - 1) if "mtime_ns" in fields else None
-    return Offer(name, _uint(fields, "size", FILE_BYTES_MAX), mtime_ns, _digest(fields) if "sha256" in fields else None)
+    return FileOffer(
+        name, _uint(fields, "size", FILE_BYTES_MAX), mtime_ns, _digest(fields) if "sha256" in fields else None
+    )
 
 
-def _verdict(fields: HeaderMap) -> Verdict:
+def _verdict(fields: HeaderMap) -> FileVerdict:
     try:
-        code = VerdictCode(str(fields.get("code")))
+        code = FileVerdictCode(str(fields.get("code")))
     except ValueError:
-        code = VerdictCode.FAILED  # a code of a later version: still a refusal
+        code = FileVerdictCode.FAILED  # a code of a later version: still a refusal
     text = fields.get("text", "")
     if not isinstance(text, str) or len(text) > TEXT_BYTES_MAX:
         raise ProtocolError("file transfer: the verdict's text is no text or too long")
-    return Verdict(code, text, _digest(fields) if code is VerdictCode.OK else None)
+    return FileVerdict(code, text, _digest(fields) if code is FileVerdictCode.OK else None)

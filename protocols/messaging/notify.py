@@ -13,7 +13,7 @@ _ITEM_OVERHEAD_BYTES: Final = 64
 
 
 class NotifyInbox:
-    """One link's notifies in their order. The shell takes them out one by one and pauses the link when asked to."""
+    """One link's notifies in their order. The shell takes them out one by one, and pauses the link when asked to."""
 
     __slots__ = ("_bytes", "_bytes_max", "_frames", "_items_max", "_known", "_payloads", "violation")
 
@@ -27,14 +27,14 @@ class NotifyInbox:
         self.violation: ProtocolError | None = None
 
     def handle(self, frames: Sequence[Frame], now: float) -> None:
-        """Take NOTIFY frames in as they came; see `must_pause` afterwards."""
+        """Take NOTIFY frames as they came; check `must_pause` afterwards."""
         self._frames.extend(frames)
         self._bytes += sum([len(frame[3]) for frame in frames]) + _ITEM_OVERHEAD_BYTES * len(frames)
 
     def take(self) -> tuple[HeaderMap, bytes] | None:
-        """The oldest notify, or None. The headers have a NAME.
+        """Return the oldest notify, or None. Its headers have a NAME.
 
-        Frames are looked into here and not when they come: else a few compressed bytes would fill the memory. A
+        Frames are decoded here and not when they come: else a few compressed bytes would fill the memory. A
         malformed one is a `violation`, and None; those in front of it have been taken.
         """
         frames = self._frames
@@ -59,21 +59,21 @@ class NotifyInbox:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes held, as they came, with an allowance per item."""
+        """Bytes of the frames as they came, with an allowance per item."""
         return self._bytes
 
     @property
     def must_pause(self) -> bool:
-        """Full: receive nothing more on this link. It may be over by what came in one go."""
+        """Whether it is full: receive nothing more on this link. One read may fill it over its bound."""
         return len(self._frames) >= self._items_max or self._bytes >= self._bytes_max
 
     @property
     def may_resume(self) -> bool:
-        """Half empty again."""
+        """Whether it is half empty again."""
         return len(self._frames) <= self._items_max // 2 and self._bytes <= self._bytes_max // 2
 
     def clear(self) -> int:
-        """Drop all; how many there were, for the caller to count."""
+        """Drop all; return how many there were, for the caller to count."""
         dropped = len(self._frames)
         self._frames.clear()
         self._bytes = 0

@@ -1,6 +1,6 @@
 """Request and response over one link (docs/spec/messaging.md): the asking side and the answering side. Pure.
 
-Both take batches of frames. A violation is not raised but kept in `violation`, so that what came before it counts.
+Both take batches of frames. A violation is not raised but kept in `violation`, so that earlier frames count.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from typing import Final, Generic, TypeVar
 from dep2p.errors import ErrorCode, ProtocolError, WireError, error_from_wire
 from dep2p.protocols.messaging.admission import PeerLoad, Refusal
 from dep2p.protocols.wire.frame import HEADERS, REQ_ID_MAX, Frame, FrameType, decode_error, encode_error
-from dep2p.protocols.wire.headers import HeaderMap, Key, header_uint
+from dep2p.protocols.wire.headers import HeaderKey, HeaderMap, header_uint
 from dep2p.protocols.wire.payload import PayloadReader, required_name, retry_after_headers
 
 Token = TypeVar("Token")
@@ -19,13 +19,13 @@ _REQUEST: Final = int(FrameType.REQUEST)
 _RESPONSE: Final = int(FrameType.RESPONSE)
 _ERROR: Final = int(FrameType.ERROR)
 _CANCEL: Final = int(FrameType.CANCEL)
-_TIMEOUT_MS: Final = int(Key.TIMEOUT_MS)
-_IDEMPOTENT: Final = int(Key.IDEMPOTENT)
+_TIMEOUT_MS: Final = int(HeaderKey.TIMEOUT_MS)
+_IDEMPOTENT: Final = int(HeaderKey.IDEMPOTENT)
 _NEVER: Final = float("inf")
 
 
 class Requester(Generic[Token]):
-    """The asking side of a link: which requests are in flight, and who waits for each (an opaque token)."""
+    """The asking side of a link: the requests in flight, and the caller that waits for each (an opaque token)."""
 
     __slots__ = (
         "_deadline",
@@ -44,24 +44,24 @@ class Requester(Generic[Token]):
         self._last_id = last_id
         self._pending: dict[int, tuple[float, Token]] = {}
         self._deadline = _NEVER  # never later than the earliest deadline; may be earlier, then a check finds nothing
-        self.unmatched = 0
-        """Responses and errors that nobody waits for (any more): late, or for an id that was never sent."""
+        self.unmatched: int = 0
+        """Responses and errors without a waiting caller: late, or for an id that was never sent."""
         self.violation: ProtocolError | None = None
         self.link_error: WireError | None = None
-        """What the peer said about the whole link (ERROR with req_id 0), before it closes it."""
+        """The peer's error for the whole link (ERROR with req_id 0), which comes before it closes the link."""
 
     @property
     def in_flight(self) -> int:
-        """Requests that wait for their answer."""
+        """The number of requests that wait for their answer."""
         return len(self._pending)
 
     @property
     def is_full(self) -> bool:
-        """No more requests may be started now."""
+        """Whether no more requests may be started now."""
         return len(self._pending) >= self._in_flight_max
 
     def start(self, token: Token, deadline: float) -> int:
-        """Take a request in and give its req_id: never 0, unique among those in flight."""
+        """Add a request and return its req_id: never 0, unique among those in flight."""
         pending = self._pending
         req_id = self._last_id + 1
         while req_id > REQ_ID_MAX or req_id in pending:
@@ -73,7 +73,8 @@ class Requester(Generic[Token]):
         return req_id
 
     def give_up(self, req_id: int) -> bool:
-        """The caller waits no more. True when the peer is to be told by CANCEL; an answer under way is dropped."""
+        """Drop a request whose caller waits no more. Returns True when CANCEL must be sent to the peer; an answer under
+        way is dropped."""
         return self._pending.pop(req_id, None) is not None
 
     def handle(self, frames: Iterable[Frame], now: float) -> list[tuple[Token, bytes | WireError]]:
@@ -85,7 +86,7 @@ class Requester(Generic[Token]):
                 type_, flags, req_id, payload = frame
                 if type_ == _RESPONSE:
                     if flags and req_id not in pending:
-                        self._payloads.split(frame)  # checked, but not decompressed: nobody waits for it
+                        self._payloads.split(frame)  # checked, but not decompressed: no caller waits for it
                         self.unmatched += 1
                         continue
                     answer: bytes | WireError = self._payloads.read(frame)[1] if flags else payload
@@ -108,12 +109,12 @@ class Requester(Generic[Token]):
     def _error(self, frame: Frame) -> WireError:
         if frame.flags & ~HEADERS:
             raise ProtocolError(f"flags 0x{frame.flags:04x} are not allowed on ERROR")
-        headers, body = self._payloads.read(frame)
+        headers, body = self._payloads.read_error(frame)
         code, text = decode_error(body)
-        return error_from_wire(code, text, header_uint(headers, Key.RETRY_AFTER_MS) or 0)
+        return error_from_wire(code, text, header_uint(headers, HeaderKey.RETRY_AFTER_MS) or 0)
 
     def next_deadline(self) -> float | None:
-        """When `on_deadline` wants to be called; None while nothing is in flight."""
+        """Return when `on_deadline` has work to do; None while nothing is in flight."""
         if not self._pending:
             self._deadline = _NEVER
             return None
@@ -131,7 +132,7 @@ class Requester(Generic[Token]):
         return expired
 
     def close(self) -> list[Token]:
-        """The link has ended: everybody who still waits."""
+        """Return all callers that still wait: the link has ended."""
         tokens = [token for _, token in self._pending.values()]
         self._pending.clear()
         return tokens
@@ -139,7 +140,7 @@ class Requester(Generic[Token]):
 
 @dataclass(frozen=True, slots=True)
 class RequestPolicy:
-    """What the answering side knows of a handler."""
+    """A handler's rules for requests, as the answering side applies them."""
 
     rate_per_s: float = 0.0
     """Requests of one peer per second; 0 means no limit."""
@@ -147,7 +148,7 @@ class RequestPolicy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """A request that was taken. Two are never equal: it stands for itself."""
+    """A request that was taken. Two jobs are never equal."""
 
     req_id: int
     name: str
@@ -166,24 +167,24 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Effect: stop working on the job, nobody waits for it any more. `Responder.finish` is still due."""
+    """Effect: stop working on the job: its caller waits no more. `Responder.finish` is still due."""
 
     job: Job
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SendAnswer:
     """Effect: send this frame."""
 
     frame: bytes
 
 
-ResponderEffect = Begin | Abandon | Answer
+ResponderEffect = Begin | Abandon | SendAnswer
 
 
 class Responder:
-    """The answering side of a link: requests at work, their deadlines, and what is refused."""
+    """The answering side of a link: requests at work, their deadlines, and refusals."""
 
     __slots__ = (
         "_default_timeout_s",
@@ -212,19 +213,19 @@ class Responder:
         self._default_timeout_s = default_timeout_s
         self._jobs: dict[int, Job] = {}
         self._next_check = _NEVER  # never later than the earliest deadline
-        self.is_draining = False
+        self.is_draining: bool = False
         self.violation: ProtocolError | None = None
         self.refused: dict[str, int] = {}
         """Requests not taken, by the error's name."""
-        self.cancelled = 0
+        self.cancelled: int = 0
 
     @property
     def in_flight(self) -> int:
-        """Requests that this link's peer still waits for."""
+        """The number of requests that this link's peer still waits for."""
         return len(self._jobs)
 
     def handle(self, frames: Iterable[Frame], now: float) -> list[ResponderEffect]:
-        """Take REQUEST and CANCEL frames in; see also `violation` afterwards."""
+        """Take REQUEST and CANCEL frames; check `violation` afterwards."""
         effects: list[ResponderEffect] = []
         try:
             for frame in frames:
@@ -240,7 +241,7 @@ class Responder:
             self.violation = violation
         return effects
 
-    def _request(self, frame: Frame, now: float) -> Begin | Answer:
+    def _request(self, frame: Frame, now: float) -> Begin | SendAnswer:
         req_id = frame.req_id
         if not req_id:
             raise ProtocolError("REQUEST with req_id 0")
@@ -252,7 +253,7 @@ class Responder:
         timeout_ms = header_uint(headers, _TIMEOUT_MS) if _TIMEOUT_MS in headers else None
         refusal = self._admit(name, payloads.content_bytes(flags, body), timeout_ms, now)
         if refusal is not None:
-            return Answer(self.refusal_frame(req_id, refusal))
+            return SendAnswer(self.refusal_frame(req_id, refusal))
         body = payloads.content(flags, body)
         deadline = now + (self._default_timeout_s if timeout_ms is None else timeout_ms / 1000)
         job = Job(req_id, name, body, headers, deadline, headers.get(_IDEMPOTENT) is True)
@@ -273,7 +274,7 @@ class Responder:
         return self._load.admit_request(name, policy.rate_per_s, body_bytes, now)
 
     def refusal_frame(self, req_id: int, refusal: Refusal) -> bytes:
-        """The ERROR frame of a refusal, counted."""
+        """Return the ERROR frame of a refusal, and count it."""
         code = refusal.code
         self.refused[code.name] = self.refused.get(code.name, 0) + 1
         headers = retry_after_headers(refusal.retry_after_ms) if code == ErrorCode.RATE_LIMITED else b""
@@ -282,19 +283,20 @@ class Responder:
     def _cancel(self, frame: Frame) -> Job | None:
         if frame.flags or frame.payload or not frame.req_id:
             raise ProtocolError("CANCEL with flags, a payload or req_id 0")
-        job = self._jobs.pop(frame.req_id, None)  # None: it crossed our answer
+        job = self._jobs.pop(frame.req_id, None)  # None: the CANCEL crossed our answer
         if job is not None:
             self.cancelled += 1
         return job
 
     def refuse(self, job: Job, refusal: Refusal) -> bytes | None:
-        """A job that cannot be worked on after all: the ERROR frame to send, if anybody waits for it."""
+        """Refuse a job after all: return the ERROR frame to send, if a caller waits for it."""
         if self.finish(job):
             return self.refusal_frame(job.req_id, refusal)
         return None
 
     def finish(self, job: Job) -> bool:
-        """The handler has ended, or will not start: whether its answer is still wanted. Exactly once per job."""
+        """Note that the handler has ended, or will not start. Returns whether its answer is still wanted. Exactly once
+        per job."""
         self._load.end(len(job.data))
         if self._jobs.get(job.req_id) is job:
             del self._jobs[job.req_id]
@@ -302,7 +304,7 @@ class Responder:
         return False
 
     def next_deadline(self) -> float | None:
-        """When `on_deadline` wants to be called; None while nothing is at work."""
+        """Return when `on_deadline` has work to do; None while nothing is at work."""
         if not self._jobs:
             self._next_check = _NEVER
             return None
@@ -318,13 +320,13 @@ class Responder:
             del jobs[job.req_id]
             effects.append(Abandon(job, "the caller's deadline has passed"))
             effects.append(
-                Answer(self.refusal_frame(job.req_id, Refusal(ErrorCode.TIMEOUT, "no answer within the deadline")))
+                SendAnswer(self.refusal_frame(job.req_id, Refusal(ErrorCode.TIMEOUT, "no answer within the deadline")))
             )
         self._next_check = min((job.deadline for job in jobs.values()), default=_NEVER)
         return effects
 
     def close(self, reason: str) -> list[ResponderEffect]:
-        """The link has ended: nobody waits for anything any more."""
+        """End: the link has ended, and no caller waits any more."""
         effects: list[ResponderEffect] = [Abandon(job, reason) for job in self._jobs.values()]
         self._jobs.clear()
         return effects

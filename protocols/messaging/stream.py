@@ -31,14 +31,14 @@ from dep2p.protocols.wire.frame import (
     encode_frame,
     encode_header,
 )
-from dep2p.protocols.wire.headers import HeaderMap, Key, header_uint
+from dep2p.protocols.wire.headers import HeaderKey, HeaderMap, header_uint
 from dep2p.protocols.wire.payload import PayloadReader, compressed_body, required_name
 
 REQ_ID: Final = 1
 PART_BYTES: Final = 262_144
-"""Larger items are sent in parts of this size, so that the other side never buffers more of an unfinished frame."""
+"""Bytes of a part. Larger items are sent in parts, so that the other side never buffers more of an unfinished frame."""
 PART_BYTES_MIN: Final = 1_024
-"""Every part but the last has at least this size, decompressed, so that an item cannot consist of a million parts."""
+"""Bytes of every part but the last, at least, decompressed: so an item cannot consist of a million parts."""
 
 _REQUEST: Final = int(FrameType.REQUEST)
 _RESPONSE: Final = int(FrameType.RESPONSE)
@@ -49,7 +49,7 @@ _CANCEL: Final = int(FrameType.CANCEL)
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class StreamOpened:
     """Effect, accepting side: the opener's REQUEST. Answer by `accept` or `refuse`."""
 
     name: str
@@ -81,13 +81,13 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """Effect: the stream is over, both ways. ``frame`` is to be sent first unless empty; then close."""
+    """Effect: the stream is over, both ways. Send ``frame`` first unless it is empty; then close."""
 
     error: WireError
     frame: bytes = b""
 
 
-StreamEffect = Opened | Accepted | Item | Ended | Stopped | Aborted
+StreamEffect = StreamOpened | Accepted | Item | Ended | Stopped | Aborted
 State = Literal["idle", "opening", "open", "aborted"]
 
 
@@ -97,7 +97,7 @@ class StreamMachine:
     ===========  ===========================================  =======================================
     state        opener                                       acceptor
     ===========  ===========================================  =======================================
-    ``idle``     `open` → ``opening``                         REQUEST → ``opening``, `Opened`
+    ``idle``     `open` → ``opening``                         REQUEST → ``opening``, `StreamOpened`
     ``opening``  RESPONSE → ``open``; ERROR → ``aborted``     `accept` → ``open``; `refuse` → ``aborted``
     ``open``     STREAM_DATA, STREAM_END, CANCEL both ways; ERROR or `abort` → ``aborted``
     ===========  ===========================================  =======================================
@@ -138,18 +138,18 @@ class StreamMachine:
         self._parts_bytes = 0
         self._deadline: float | None = None
         self.state: State = "idle"
-        self.peer_ended = False
-        self.peer_stopped = False
-        self.sent_end = False
-        self.sent_stop = False
-        self.items_received = 0
-        self.discards = False
-        """The app takes no items any more: those that come are empty, and cost nothing."""
+        self.peer_ended: bool = False
+        self.peer_stopped: bool = False
+        self.sent_end: bool = False
+        self.sent_stop: bool = False
+        self.items_received: int = 0
+        self.discards: bool = False
+        """Whether the app takes no items any more: later ones are empty, and cost nothing."""
 
-    # What this side does
+    # This side
 
     def open(self, head: bytes, data: bytes, now: float) -> bytes:
-        """The REQUEST that opens the stream; ``head`` is the encoded header map. Raises MessageTooLargeError."""
+        """Return the REQUEST that opens the stream; ``head`` is the encoded header map. Raises MessageTooLargeError."""
         if self.state != "idle" or not self._is_opener:
             raise LocalProtocolError(f"open() in state {self.state}")
         if len(data) > self._limits.message_bytes_max:
@@ -162,14 +162,15 @@ class StreamMachine:
         return encode_frame(_REQUEST, head + body, flags=flags | HEADERS, req_id=REQ_ID)
 
     def accept(self) -> bytes:
-        """The RESPONSE by which the acceptor takes the stream."""
+        """Return the RESPONSE by which the acceptor takes the stream."""
         if self.state != "opening" or self._is_opener:
             raise LocalProtocolError(f"accept() in state {self.state}")
         self.state = "open"
         return encode_frame(_RESPONSE, b"", req_id=REQ_ID)
 
     def parts(self, item: bytes) -> list[tuple[bytes, bytes | memoryview]]:
-        """One item as header and payload of each of its frames. Raises MessageTooLargeError, LocalProtocolError."""
+        """Return one item as header and payload of each of its frames. Raises MessageTooLargeError,
+        LocalProtocolError."""
         if self.state != "open" or self.sent_end:
             raise LocalProtocolError("the stream takes no items: it is not open, or was ended by this side")
         size = len(item)
@@ -189,31 +190,31 @@ class StreamMachine:
         return encode_header(_DATA, len(body), flags=flags | final, req_id=REQ_ID), body
 
     def end(self) -> bytes:
-        """The STREAM_END that half-closes this side."""
+        """Return the STREAM_END that half-closes this side."""
         if self.state != "open" or self.sent_end:
             raise LocalProtocolError(f"end() in state {self.state}")
         self.sent_end = True
         return encode_frame(_END, b"", req_id=REQ_ID)
 
     def stop(self) -> bytes:
-        """The CANCEL that tells the peer to send no more items; b"" when there is nothing to stop."""
+        """Return the CANCEL by which the peer sends no more items; b"" when there is nothing to stop."""
         if self.state != "open" or self.sent_stop or self.peer_ended:
             return b""
         self.sent_stop = True
         return encode_frame(_CANCEL, b"", req_id=REQ_ID)
 
     def abort(self, code: ErrorCode, text: str, *, headers: bytes = b"") -> bytes:
-        """The ERROR that ends both ways, or refuses an opening stream; b"" when it is over already."""
+        """Return the ERROR that ends both ways, or refuses an opening stream; b"" when it is over already."""
         if self.state == "aborted":
             return b""
         self.state = "aborted"
         self._deadline = None
         return encode_error(code, text, req_id=REQ_ID, headers=headers, text_bytes_max=self._error_text_bytes_max)
 
-    # What the peer does
+    # The peer's side
 
     def handle(self, frames: Iterable[Frame], now: float) -> list[StreamEffect]:
-        """Take received frames in. After `Aborted` nothing more is taken."""
+        """Take received frames. After `Aborted` no more are taken."""
         effects: list[StreamEffect] = []
         for frame in frames:
             if self.state == "aborted":
@@ -228,7 +229,7 @@ class StreamMachine:
         return effects
 
     def violated(self, error: ProtocolError) -> Aborted | None:
-        """The frame decoder met a violation; None when the stream is over already."""
+        """End by a violation that the frame decoder met; None when the stream is over already."""
         if self.state == "aborted":
             return None
         return Aborted(error, self.abort(error.code, str(error)))
@@ -250,7 +251,7 @@ class StreamMachine:
             name = required_name(headers)
             self.state = "opening"
             self._deadline = None
-            return Opened(name, body, headers)
+            return StreamOpened(name, body, headers)
         if self.state == "opening" and type_ == _RESPONSE and self._is_opener:
             self._payloads.read(frame)  # nothing in it has a meaning yet
             self.state = "open"
@@ -315,41 +316,41 @@ class StreamMachine:
     def _error(self, frame: Frame) -> Aborted:
         if frame.flags & ~HEADERS or frame.req_id not in (0, REQ_ID):
             raise ProtocolError("ERROR with a foreign req_id or flags that it cannot have")
-        headers, body = self._payloads.read(frame)
+        headers, body = self._payloads.read_error(frame)
         code, text = decode_error(body)
         self.state = "aborted"
         self._deadline = None
-        return Aborted(error_from_wire(code, text, header_uint(headers, Key.RETRY_AFTER_MS) or 0))
+        return Aborted(error_from_wire(code, text, header_uint(headers, HeaderKey.RETRY_AFTER_MS) or 0))
 
     # Time
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of an unfinished item."""
+        """The bytes of an unfinished item."""
         return self._parts_bytes
 
     def expect_request(self, now: float) -> None:
-        """Acceptor: the opener's REQUEST is due now."""
+        """Start the time limit of the opener's REQUEST (acceptor)."""
         self._deadline = now + self._limits.stream_open_timeout_s
 
     def expect_item(self, now: float) -> None:
-        """The app waits for an item from now on: the first and the later ones have their own time limits."""
+        """Start the time limit of the next item: the first and the later ones have their own."""
         limits = self._limits
         self._deadline = now + (
             limits.stream_item_timeout_s if self.items_received else limits.stream_first_item_timeout_s
         )
 
     def expect_nothing(self) -> None:
-        """The app waits no more."""
+        """End the time limit: the app waits no more."""
         if self.state == "open":
             self._deadline = None
 
     def next_deadline(self) -> float | None:
-        """When `on_deadline` wants to be called."""
+        """Return when `on_deadline` has work to do."""
         return self._deadline
 
     def on_deadline(self, now: float) -> list[StreamEffect]:
-        """The peer was too slow: the stream is over."""
+        """End the stream: the peer was too slow."""
         if self._deadline is None or now < self._deadline:
             return []
         what = "the stream was not opened in time" if self.state in ("idle", "opening") else "no item came in time"

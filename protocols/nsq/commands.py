@@ -16,14 +16,14 @@ _DIGITS_MAX: Final = 19
 
 
 @dataclass(frozen=True, slots=True)
-class Identify:
-    """IDENTIFY: JSON, not looked at yet."""
+class IdentifyCommand:
+    """IDENTIFY, with JSON that is not parsed yet."""
 
     body: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Subscribe:
+class SubscribeCommand:
     """SUB."""
 
     topic: str
@@ -31,7 +31,7 @@ class Subscribe:
 
 
 @dataclass(frozen=True, slots=True)
-class Publish:
+class PublishCommand:
     """PUB, MPUB and DPUB."""
 
     verb: str
@@ -81,11 +81,22 @@ class Authenticate:
     """AUTH."""
 
 
-Command = Identify | Subscribe | Publish | Ready | Finish | Requeue | Touch | Close | Nothing | Authenticate
+Command = (
+    IdentifyCommand
+    | SubscribeCommand
+    | PublishCommand
+    | Ready
+    | Finish
+    | Requeue
+    | Touch
+    | Close
+    | Nothing
+    | Authenticate
+)
 
 
 def split_mpub(body: bytes, limits: NsqLimits) -> tuple[bytes, ...]:
-    """The messages in the body of an MPUB: their count, and each with its size before it. Raises NsqError."""
+    """Return the messages in the body of an MPUB: their count, and each with its size before it. Raises NsqError."""
     if len(body) < 4:
         raise NsqError("E_BAD_BODY", "MPUB failed to read message count")
     (count,) = _SIZE.unpack_from(body)
@@ -123,17 +134,17 @@ class CommandParser:
         self._pending: tuple[list[bytes], int] | None = None
         """A command line whose body is awaited, and the size of the body."""
         self._line: list[bytes] | None = None
-        """One whose body's size is awaited."""
+        """A command line whose body's size is awaited."""
         self.failure: NsqError | None = None
-        """Why nothing more is taken; to be sent behind the answers to the commands before it."""
+        """The failure after which nothing more is taken; send it behind the answers to the commands before it."""
 
     @property
     def buffered_bytes(self) -> int:
-        """What waits for the rest of its command."""
+        """Count the bytes that wait for the rest of their command."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> list[Command]:
-        """The commands that are whole now. Look at `failure` behind them."""
+        """Return the commands that are complete now. Look at `failure` after them."""
         if self.failure is not None:
             return []
         self._buffer += data
@@ -225,12 +236,12 @@ class CommandParser:
     def _with_body(self, line: list[bytes], body: bytes) -> Command:
         verb = line[0]
         if verb == b"PUB":
-            return Publish("PUB", _topic(line), (body,))
+            return PublishCommand("PUB", _topic(line), (body,))
         if verb == b"DPUB":
-            return Publish("DPUB", _topic(line), (body,), self._delay_ms(line))
+            return PublishCommand("DPUB", _topic(line), (body,), self._delay_ms(line))
         if verb == b"MPUB":
-            return Publish("MPUB", _topic(line), split_mpub(body, self._limits))
-        return Identify(body) if verb == b"IDENTIFY" else Authenticate()
+            return PublishCommand("MPUB", _topic(line), split_mpub(body, self._limits))
+        return IdentifyCommand(body) if verb == b"IDENTIFY" else Authenticate()
 
     def _delay_ms(self, line: list[bytes]) -> int:
         delay_ms = _number(line[2], "DPUB could not parse timeout")
@@ -278,7 +289,7 @@ def _message_id(line: list[bytes]) -> bytes:
 
 def _subscribe(line: list[bytes], _limits: NsqLimits) -> Command:
     _need(line, 3, "parameters")
-    return Subscribe(_topic(line), _name(line[2], "SUB", "channel", "E_BAD_CHANNEL"))
+    return SubscribeCommand(_topic(line), _name(line[2], "SUB", "channel", "E_BAD_CHANNEL"))
 
 
 def _ready(line: list[bytes], limits: NsqLimits) -> Command:

@@ -1,4 +1,4 @@
-"""What a client is told when a command fails."""
+"""Errors for clients whose command fails."""
 
 from dep2p.errors import ProtocolError
 

@@ -1,4 +1,4 @@
-"""What a server sends: frames of 4 bytes size, 4 bytes type, data (https://nsq.io/clients/tcp_protocol_spec.html)."""
+"""Frames of a server: 4 bytes size, 4 bytes type, data (https://nsq.io/clients/tcp_protocol_spec.html)."""
 
 import struct
 from typing import Final
@@ -14,12 +14,12 @@ _ATTEMPTS_MAX: Final = 65_535
 
 
 def encode_frame(kind: int, data: bytes) -> bytes:
-    """A frame; its size counts the type."""
+    """Return a frame; its size counts the type."""
     return _HEAD.pack(len(data) + 4, kind) + data
 
 
 def encode_message(message_id: bytes, attempts: int, timestamp_ns: int, body: bytes) -> bytes:
-    """A message's frame. ``message_id``: 16 ASCII characters; ``timestamp_ns``: Unix time of the publish."""
+    """Return a message's frame. ``message_id``: 16 ASCII characters; ``timestamp_ns``: Unix time of the publish."""
     head = _MESSAGE_HEAD.pack(len(body) + 30, FRAME_MESSAGE, timestamp_ns, min(attempts, _ATTEMPTS_MAX), message_id)
     return head + body
 

@@ -1,39 +1,40 @@
-"""IDENTIFY: what a client wants, and what it gets. Bounds and texts as nsqd's client_v2.go."""
+"""IDENTIFY: the settings that a client asks for, and those that it gets. Bounds and texts as nsqd's client_v2.go."""
 
 import json
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Final
 
+from dep2p.encoding.shapes import is_text_map
 from dep2p.protocols.nsq.errors import NsqError
 from dep2p.protocols.nsq.limits import NsqLimits
 
 VERSION: Final = "1.3.0+dep2p"
-"""Of the nsqd that this speaks like; tools compare it with versions that they know."""
+"""The version of nsqd whose protocol this server speaks. Tools compare it with versions that they know."""
 _TEXT_MAX: Final = 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """What holds for one connection; times in milliseconds."""
+    """The settings of one connection. Times are in milliseconds."""
 
     client_id: str = ""
     hostname: str = ""
     user_agent: str = ""
     heartbeat_ms: int = 30_000
-    """0: none; the client cannot subscribe then."""
+    """0: no heartbeats; the client cannot subscribe then."""
     output_buffer_bytes: int = 16_384
     """0: each message is written by itself."""
     output_buffer_timeout_ms: int = 250
     msg_timeout_ms: int = 0
-    """0: the queue's."""
+    """0: the timeout of the queue."""
     sample_rate: int = 0
     """Percent of the messages that it gets; 0: all."""
     wants_answer: bool = False
-    """Whether the features are told to it."""
+    """Whether the client wants the features as JSON."""
 
 
 def default_settings(limits: NsqLimits) -> ClientSettings:
-    """Of a client that does not IDENTIFY."""
+    """Return the settings of a client that sends no IDENTIFY."""
     return ClientSettings(
         heartbeat_ms=limits.heartbeat_ms,
         output_buffer_bytes=limits.output_buffer_bytes,
@@ -42,14 +43,14 @@ def default_settings(limits: NsqLimits) -> ClientSettings:
 
 
 def parse_identify(body: bytes, limits: NsqLimits) -> ClientSettings:
-    """Raises NsqError E_BAD_BODY, naming what is wrong."""
+    """Parse the body of an IDENTIFY. Raises NsqError E_BAD_BODY, which names the fault."""
     try:
         decoded: object = json.loads(body)
     except (ValueError, RecursionError):
         raise NsqError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from None
-    if not isinstance(decoded, dict):
+    if not is_text_map(decoded):
         raise NsqError("E_BAD_BODY", "IDENTIFY failed to decode JSON body")
-    given = cast(dict[str, Any], decoded)
+    given = decoded
     sample_rate = _integer(given, "sample_rate")
     if not 0 <= sample_rate <= 99:
         raise NsqError("E_BAD_BODY", f"IDENTIFY sample rate ({sample_rate}) is invalid")
@@ -92,7 +93,7 @@ def parse_identify(body: bytes, limits: NsqLimits) -> ClientSettings:
 
 
 def identify_answer(settings: ClientSettings, limits: NsqLimits) -> bytes:
-    """What the client is told: TLS, compression and authentication are not offered."""
+    """Return the answer to the client: TLS, compression and authentication are not offered."""
     if not settings.wants_answer:
         return b"OK"
     answer = {
@@ -115,8 +116,8 @@ def identify_answer(settings: ClientSettings, limits: NsqLimits) -> bytes:
     return json.dumps(answer, separators=(",", ":")).encode()
 
 
-def _integer(given: dict[str, Any], name: str) -> int:
-    value: object = given.get(name)
+def _integer(given: dict[str, object], name: str) -> int:
+    value = given.get(name)
     if value is None:
         return 0
     if isinstance(value, float) and value.is_integer():
@@ -126,8 +127,8 @@ def _integer(given: dict[str, Any], name: str) -> int:
     return value
 
 
-def _text(given: dict[str, Any], name: str) -> str:
-    value: object = given.get(name)
+def _text(given: dict[str, object], name: str) -> str:
+    value = given.get(name)
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -135,8 +136,8 @@ def _text(given: dict[str, Any], name: str) -> str:
     return value[:_TEXT_MAX]
 
 
-def _chosen(given: dict[str, Any], name: str, what: str, default: int, low: int, high: int) -> int:
-    """-1 switches it off, 0 leaves the default."""
+def _chosen(given: dict[str, object], name: str, what: str, default: int, low: int, high: int) -> int:
+    """Return the setting that the client chose: -1 switches it off, 0 leaves the default."""
     value = _integer(given, name)
     if value == -1:
         return 0

@@ -1,4 +1,4 @@
-"""What one client may do. The values are nsqd's defaults (nsqio/nsq, nsqd/options.go) where it has any."""
+"""Limits of one client. The values are nsqd's defaults (nsqio/nsq, nsqd/options.go) where it has any."""
 
 from dataclasses import dataclass
 
@@ -8,17 +8,17 @@ class NsqLimits:
     """Times in milliseconds, as the protocol has them; sizes in bytes."""
 
     line_bytes_max: int = 4_096
-    """Of a command before its line feed (nsqd: its read buffer, 16 KiB)."""
+    """Bytes of a command before its line feed (nsqd: its read buffer, 16 KiB)."""
     message_bytes_max: int = 1_048_576
     body_bytes_max: int = 5_242_880
-    """Of IDENTIFY and MPUB."""
+    """Bytes of the body of an IDENTIFY or MPUB."""
     ready_max: int = 2_500
     msg_timeout_ms: int = 60_000
-    """What clients are told that they have when they ask for nothing: the daemon's default for queues."""
+    """The message timeout that clients get when they ask for none: the daemon's default for queues."""
     msg_timeout_min_ms: int = 1_000
     msg_timeout_max_ms: int = 900_000
     defer_max_ms: int = 2_592_000_000
-    """Of DPUB: 30 days, since deferrals are durable here (nsqd: one hour)."""
+    """The longest delay of a DPUB: 30 days, since deferrals are durable here (nsqd: one hour)."""
     heartbeat_ms: int = 30_000
     heartbeat_min_ms: int = 1_000
     heartbeat_max_ms: int = 60_000

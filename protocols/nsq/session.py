@@ -1,4 +1,4 @@
-"""What a connection may say when: one IDENTIFY, one SUB, and what belongs to a subscription only behind it."""
+"""The order of commands on a connection: one IDENTIFY, one SUB, and a subscription's commands only after the SUB."""
 
 from enum import IntEnum
 
@@ -7,20 +7,20 @@ from dep2p.protocols.nsq.commands import (
     Close,
     Command,
     Finish,
-    Identify,
-    Publish,
+    IdentifyCommand,
+    PublishCommand,
     Ready,
     Requeue,
-    Subscribe,
+    SubscribeCommand,
     Touch,
 )
 from dep2p.protocols.nsq.errors import NsqError
-from dep2p.protocols.nsq.identify import default_settings, parse_identify
+from dep2p.protocols.nsq.identify import ClientSettings, default_settings, parse_identify
 from dep2p.protocols.nsq.limits import NsqLimits
 
 
-class State(IntEnum):
-    """With nsqd's numbers, which its statistics show."""
+class NsqState(IntEnum):
+    """The states of a connection, with nsqd's numbers, which its statistics show."""
 
     INIT = 0
     SUBSCRIBED = 3
@@ -32,53 +32,53 @@ class NsqSession:
 
     def __init__(self, limits: NsqLimits) -> None:
         self.limits = limits
-        self.state = State.INIT
-        self.settings = default_settings(limits)
-        self.has_identified = False
-        self.has_published = False
-        self.topic = ""
-        self.channel = ""
-        self.ready = 0
+        self.state: NsqState = NsqState.INIT
+        self.settings: ClientSettings = default_settings(limits)
+        self.has_identified: bool = False
+        self.has_published: bool = False
+        self.topic: str = ""
+        self.channel: str = ""
+        self.ready: int = 0
 
     def accept(self, command: Command) -> bool:
-        """Take a command. False: there is nothing to do for it. Raises NsqError when it may not come now."""
+        """Take a command. Return False when there is nothing to do for it. Raises NsqError when it may not come now."""
         if isinstance(command, Finish | Requeue | Touch):
-            if self.state == State.INIT:
+            if self.state == NsqState.INIT:
                 raise NsqError("E_INVALID", f"cannot {_VERBS[type(command)]} in current state")
-        elif isinstance(command, Publish):
+        elif isinstance(command, PublishCommand):
             self.has_published = True
         elif isinstance(command, Ready):
-            if self.state == State.CLOSING:
+            if self.state == NsqState.CLOSING:
                 return False  # on its way when CLS was said
-            if self.state == State.INIT:
+            if self.state == NsqState.INIT:
                 raise NsqError("E_INVALID", "cannot RDY in current state")
             self.ready = command.count
-        elif isinstance(command, Identify):
-            if self.state != State.INIT or self.has_identified:
+        elif isinstance(command, IdentifyCommand):
+            if self.state != NsqState.INIT or self.has_identified:
                 raise NsqError("E_INVALID", "cannot IDENTIFY in current state")
             self.settings = parse_identify(command.body, self.limits)
             self.has_identified = True
-        elif isinstance(command, Subscribe):
+        elif isinstance(command, SubscribeCommand):
             self._subscribe(command)
         elif isinstance(command, Close):
-            if self.state != State.SUBSCRIBED:
+            if self.state != NsqState.SUBSCRIBED:
                 raise NsqError("E_INVALID", "cannot CLS in current state")
-            self.state = State.CLOSING
+            self.state = NsqState.CLOSING
             self.ready = 0
         elif isinstance(command, Authenticate):
-            if self.state != State.INIT:
+            if self.state != NsqState.INIT:
                 raise NsqError("E_INVALID", "cannot AUTH in current state")
             raise NsqError("E_AUTH_DISABLED", "AUTH disabled")
         else:
             return False
         return True
 
-    def _subscribe(self, command: Subscribe) -> None:
-        if self.state != State.INIT:
+    def _subscribe(self, command: SubscribeCommand) -> None:
+        if self.state != NsqState.INIT:
             raise NsqError("E_INVALID", "cannot SUB in current state")
         if not self.settings.heartbeat_ms:
             raise NsqError("E_INVALID", "cannot SUB with heartbeats disabled")
-        self.state = State.SUBSCRIBED
+        self.state = NsqState.SUBSCRIBED
         self.topic, self.channel = command.topic, command.channel
 
 

@@ -1,1 +1,1 @@
-"""Pure cores of the durable queues: queues, partitions, channels, and what a store keeps of them."""
+"""Pure cores of the durable queues: queues, partitions, channels, and their stored form."""

@@ -1,104 +1,115 @@
-"""A consumer of a channel: what it holds, and how much more it takes."""
+"""A consumer of a channel: the messages that it holds, and how many more it takes."""
 
 import heapq
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from dep2p.protocols.queues.message import Message
+from dep2p.protocols.queues.message import QueuedMessage
 
 _new = tuple[object, ...].__new__
 """A NamedTuple's own constructor costs twice as much."""
 
 
-class Delivery(NamedTuple):
+class ChannelDelivery(NamedTuple):
     """A message handed to a consumer."""
 
     partition: int
-    message: Message
+    message: QueuedMessage
     attempts: int
-    """1 at the first time."""
+    """The number of this delivery, from 1."""
     deadline: float
-    """On the clock of `now`: it goes to others then, unless it was touched."""
+    """On the clock of `now`: the message goes to others then, unless it was touched."""
     epoch: int = 0
-    """Under which lock, in an exclusive channel: results carry it."""
+    """The epoch of the lock in an exclusive channel: results carry it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerWindow:
+    """The most that a consumer holds, and for how long."""
+
+    max_in_flight: int
+    """Messages that it may hold; 0 pauses it."""
+    bytes_max: int
+    """Bytes of the messages that it may hold; it gets one message over the limit."""
+    msg_timeout_s: float
+    """Seconds after which a message that it holds goes to others."""
 
 
 class Held:
-    """A message in the hands of a consumer."""
+    """A message that a consumer holds."""
 
     __slots__ = ("attempts", "deadline", "first", "is_out", "message", "size")
 
-    def __init__(self, message: Message, attempts: int, now: float, deadline: float) -> None:
-        self.message = message
-        self.attempts = attempts
-        self.first = now
-        self.deadline = deadline
-        self.size = len(message[7])
-        self.is_out = False
-        """The consumer has seen it."""
+    def __init__(self, message: QueuedMessage, attempts: int, now: float, deadline: float) -> None:
+        self.message: QueuedMessage = message
+        self.attempts: int = attempts
+        self.first: float = now
+        self.deadline: float = deadline
+        self.size: int = len(message[7])
+        self.is_out: bool = False
+        """Whether the consumer has seen it."""
 
 
-class Consumer:
-    """Attached to one channel by `Channel.attach`."""
+class ChannelConsumer:
+    """A consumer; `Channel.attach` attaches it to one channel."""
 
     def __init__(
         self,
         consumer_id: str,
+        window: ConsumerWindow,
         *,
-        max_in_flight: int,
-        bytes_max: int,
-        msg_timeout_s: float,
-        on_deliver: Callable[[list[Delivery]], None],
+        on_deliver: Callable[[list[ChannelDelivery]], None],
         on_closed: Callable[[str], None],
     ) -> None:
         self.id = consumer_id
-        self.max_in_flight = max_in_flight
-        """0 pauses it."""
-        self.bytes_max = bytes_max
-        self.msg_timeout_s = msg_timeout_s
+        self.max_in_flight: int = window.max_in_flight
+        """Messages that it may hold; 0 pauses it."""
+        self.bytes_max: int = window.bytes_max
+        self.msg_timeout_s: float = window.msg_timeout_s
         self.on_deliver = on_deliver
-        """Called when deliveries may be handed out: their attempts are committed."""
+        """Called when deliveries may be delivered: their attempts are committed."""
         self.on_closed = on_closed
         """Called with the reason when queue or channel is deleted."""
         self.held: dict[tuple[int, int], Held] = {}
         """By (partition, seq), in the order of their deadlines."""
-        self.held_bytes = 0
+        self.held_bytes: int = 0
         self._capped: list[tuple[float, tuple[int, int]]] = []
-        """Heap of those whose deadline is nearer than their place in `held` says."""
-        self.staged: list[Delivery] = []
-        """Assigned, but not committed yet."""
+        """Heap of messages whose deadline is earlier than their place in `held` says."""
+        self.staged: list[ChannelDelivery] = []
+        """Deliveries that are not committed yet."""
         self.delivered = 0
         self.is_gone = False
-        """Its program is gone, but what it held stays its own until its time is over."""
+        """Whether its program is gone; its messages stay with it until their time is over."""
 
     @property
     def room(self) -> int:
-        """How many more it takes."""
+        """The number of messages that it can still take."""
         if self.held and self.held_bytes >= self.bytes_max:
             return 0
         return self.max_in_flight - len(self.held)
 
-    def assign(self, partition: int, message: Message, attempts: int, now: float) -> None:
+    def assign(self, partition: int, message: QueuedMessage, attempts: int, now: float) -> None:
         """Hold a message, and stage its delivery."""
         deadline = now + self.msg_timeout_s
         held = self.held[(partition, message.seq)] = Held(message, attempts, now, deadline)
         self.held_bytes += held.size
-        self.staged.append(_new(Delivery, (partition, message, attempts, deadline, 0)))
+        self.staged.append(_new(ChannelDelivery, (partition, message, attempts, deadline, 0)))
 
-    def holds(self, delivery: Delivery) -> bool:
-        """Whether just this delivery is in its hands: not taken back, nor handed to it once more since."""
+    def holds(self, delivery: ChannelDelivery) -> bool:
+        """Whether it holds just this delivery: it was not taken back, nor delivered to it once more since."""
         held = self.held.get((delivery.partition, delivery.message.seq))
         return held is not None and held.attempts == delivery.attempts
 
     def drop(self, key: tuple[int, int]) -> Held | None:
-        """It is not held any more."""
+        """Remove a message that is not held any more."""
         held = self.held.pop(key, None)
         if held is not None:
             self.held_bytes -= held.size
         return held
 
     def touch(self, key: tuple[int, int], held: Held, now: float, latest: float) -> None:
-        """Its time begins anew; it ends at ``latest`` at the latest."""
+        """Begin a message's time anew, until ``latest`` at most."""
         del self.held[key]
         self.held[key] = held
         held.deadline = now + self.msg_timeout_s
@@ -109,7 +120,7 @@ class Consumer:
             heapq.heappush(self._capped, (latest, key))
 
     def hold_until(self, key: tuple[int, int], held: Held, deadline: float) -> None:
-        """It is held until then, however long the others are; for a consumer that says so of everything it holds."""
+        """Hold a message until then, however long the others are held; for a consumer that does so for each message."""
         held.deadline = deadline
         if len(self._capped) > 2 * len(self.held) + 16:
             self._prune()
@@ -133,11 +144,11 @@ class Consumer:
         return None
 
     def overdue(self, now: float) -> tuple[int, int] | None:
-        """Something whose time is over."""
+        """Return a message whose time is over, or None."""
         first = self._first()
         return None if first is None or first[1] > now else first[0]
 
     def next_deadline(self) -> float | None:
-        """Of what is held."""
+        """Return the earliest deadline of the messages that it holds; None without any."""
         first = self._first()
         return None if first is None else first[1]

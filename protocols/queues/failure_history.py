@@ -1,19 +1,20 @@
-"""Why a message failed before: a bounded list, kept with it and in its dead letter."""
+"""The reasons of a message's earlier failures: a bounded list, kept with it and in its dead letter."""
 
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 import cbor2
 
+from dep2p.encoding.shapes import is_list
 from dep2p.errors import ProtocolError
 from dep2p.protocols.wire.cbor import decode_bounded, encode_canonical
 
 _FAILURES_MAX: Final = 16
-"""The first one and the latest ones are kept."""
+"""Failures that are kept: the first one and the latest ones."""
 _REASON_CHARS_MAX: Final = 200
 
 
-class Failure(NamedTuple):
-    """One delivery that did not end well."""
+class DeliveryFailure(NamedTuple):
+    """One delivery that failed."""
 
     at_us: int
     """Unix microseconds."""
@@ -22,7 +23,7 @@ class Failure(NamedTuple):
 
 
 def add_failure(history: bytes, at_us: int, attempt: int, reason: str) -> bytes:
-    """The history with one failure more. One in the middle goes when there are too many."""
+    """Add a failure to the history. When there are too many, one in the middle goes."""
     failures = [list(each) for each in failures_of(history)]
     failures.append([at_us, attempt, reason[:_REASON_CHARS_MAX]])
     if len(failures) > _FAILURES_MAX:
@@ -30,19 +31,19 @@ def add_failure(history: bytes, at_us: int, attempt: int, reason: str) -> bytes:
     return encode_canonical(failures)
 
 
-def failures_of(history: bytes) -> list[Failure]:
-    """Oldest first; nothing for what cannot be read."""
+def failures_of(history: bytes) -> list[DeliveryFailure]:
+    """Decode a history, oldest first; empty for bytes that cannot be read."""
     if not history:
         return []
     try:
         decoded = decode_bounded(history, "a history", depth_max=3, entries_max=_FAILURES_MAX + 1)
     except (ProtocolError, cbor2.CBORDecodeError):
         return []
-    found: list[Failure] = []
-    for each in cast(list[object], decoded) if isinstance(decoded, list) else []:
+    found: list[DeliveryFailure] = []
+    for each in decoded if is_list(decoded) else []:
         match each:
             case [int(at_us), int(attempt), str(reason)]:
-                found.append(Failure(at_us, attempt, reason))
+                found.append(DeliveryFailure(at_us, attempt, reason))
             case _:  # pyright: ignore[reportUnknownVariableType]
                 pass
     return found

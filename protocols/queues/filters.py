@@ -19,7 +19,7 @@ _TOKEN: Final = re.compile(
 class _Term(NamedTuple):
     negated: bool
     header: str
-    """"" for tags."""
+    """The name of a header; "" for tags."""
     op: Literal["=", "!=", "^=", "in"]
     values: tuple[str, ...]
 

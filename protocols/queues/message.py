@@ -1,23 +1,25 @@
-"""A message of a queue: what its publisher says, and how it is kept."""
+"""A message of a queue: as its producer publishes it, in memory, and as it is stored."""
 
 import struct
-from typing import Final, NamedTuple, cast
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
+from dep2p.encoding.shapes import is_list, is_map
 from dep2p.errors import ProtocolError
 from dep2p.protocols.queues.records import MessageRow
 from dep2p.protocols.wire.cbor import decode_bounded
 
 _META: Final = struct.Struct(">QQQIB")
-pack_meta = _META.pack
+pack_meta: Callable[..., bytes] = _META.pack
 """published_us, due_us, expires_us, only_channel, priority: the beginning of a row's meta; attributes follow."""
 _LONG_AGO_US: Final = 1
 _ATTRIBUTE_ENTRIES_MAX: Final = 64
 OVERHEAD_BYTES: Final = 512
-"""What a message in memory counts for besides its body: its fields, and its places in the log and the cache."""
+"""Bytes that a message in memory counts for besides its body: its fields, and its entries in the log and the cache."""
 
 
 class NewMessage(NamedTuple):
-    """What is published. ``attributes``: encoded CBOR map, or nothing (`dep2p.queues.types.encode_attributes`)."""
+    """A message to publish. ``attributes``: encoded CBOR map, or nothing (`dep2p.queues.types.encode_attributes`)."""
 
     body: bytes
     attributes: bytes = b""
@@ -26,24 +28,24 @@ class NewMessage(NamedTuple):
     delay_s: float = 0.0
 
 
-class Message(NamedTuple):
+class QueuedMessage(NamedTuple):
     """A message in memory."""
 
     seq: int
     published_us: int
     due_us: int
-    """Deferred by its publisher until then, Unix microseconds; 0: it was not."""
+    """The end of its deferral by the publisher, in Unix microseconds; 0: not deferred."""
     expires_us: int
-    """0: never."""
+    """Unix microseconds; 0: never."""
     only_channel: int
-    """It is for this channel alone (a replayed dead letter); 0: for all."""
+    """The only channel that gets it (a replayed dead letter); 0: all channels."""
     priority: int
     attributes: bytes
     body: bytes
 
 
-def encode_meta(message: Message) -> bytes:
-    """All but the body; `decode_row` reads it."""
+def encode_meta(message: QueuedMessage) -> bytes:
+    """Encode all fields but the body; `decode_row` reads them."""
     return (
         pack_meta(
             message.published_us,
@@ -56,40 +58,37 @@ def encode_meta(message: Message) -> bytes:
     )
 
 
-def decode_row(row: MessageRow) -> Message:
-    """A stored message. Raises :class:`ProtocolError` for a damaged one."""
+def decode_row(row: MessageRow) -> QueuedMessage:
+    """Decode a stored message. Raises :class:`ProtocolError` for a damaged one."""
     meta = row.meta
     if len(meta) < _META.size:
         raise ProtocolError(f"message {row.seq} of partition {row.partition} is damaged")
     published_us, due_us, expires_us, only_channel, priority = _META.unpack_from(meta)
     attributes = meta[_META.size :]
-    return Message(row.seq, published_us, due_us, expires_us, only_channel, priority, attributes, row.body)
+    return QueuedMessage(row.seq, published_us, due_us, expires_us, only_channel, priority, attributes, row.body)
 
 
-def damaged(seq: int) -> Message:
-    """What stands in the place of a damaged message: one that has expired, which channels and the sweep pass by."""
-    return Message(seq, 0, 0, _LONG_AGO_US, 0, 0, b"", b"")
+def damaged(seq: int) -> QueuedMessage:
+    """Return the stand-in for a damaged message: one that has expired, so that channels and the sweep pass it by."""
+    return QueuedMessage(seq, 0, 0, _LONG_AGO_US, 0, 0, b"", b"")
 
 
-def is_damaged(message: Message) -> bool:
-    """Whether it is only the place of one."""
+def is_damaged(message: QueuedMessage) -> bool:
+    """Whether a message is the stand-in for a damaged one."""
     return message.expires_us == _LONG_AGO_US
 
 
 def tags_and_headers(attributes: bytes) -> tuple[tuple[str, ...], dict[str, object]]:
-    """What a filter looks at; nothing for attributes that are no map."""
+    """Return the tags and headers that filters read; none when the attributes are no map."""
     if not attributes:
         return (), {}
     try:
         fields = decode_bounded(attributes, "a message's attributes", depth_max=4, entries_max=_ATTRIBUTE_ENTRIES_MAX)
     except ProtocolError:
         return (), {}
-    if not isinstance(fields, dict):
+    if not is_map(fields):
         return (), {}
-    given = cast(dict[object, object], fields)
-    tags, headers = given.get("t"), given.get("h")
-    found = [tag for tag in cast(list[object], tags) if isinstance(tag, str)] if isinstance(tags, list) else []
-    named: dict[str, object] = {}
-    if isinstance(headers, dict):
-        named = {k: v for k, v in cast(dict[object, object], headers).items() if isinstance(k, str)}
+    tags, headers = fields.get("t"), fields.get("h")
+    found = [tag for tag in tags if isinstance(tag, str)] if is_list(tags) else []
+    named = {k: v for k, v in headers.items() if isinstance(k, str)} if is_map(headers) else {}
     return tuple(found), named

@@ -1,4 +1,4 @@
-"""Names of queues and channels (as NSQ's), and where a key goes."""
+"""Names of queues and channels (as NSQ's), and the logical partition of a key."""
 
 import hashlib
 import re
@@ -12,7 +12,7 @@ _NAME: Final = re.compile(r"[.a-zA-Z0-9_-]{1,64}(#ephemeral)?")
 
 
 def check_name(name: str, what: str = "queue") -> None:
-    """Raises ``ValueError`` for what is no name of a queue or channel."""
+    """Check the name of a queue or channel. Raises ``ValueError``."""
     if not _NAME.fullmatch(name):
         raise ValueError(
             f"the {what} name {name[:80]!r} is not allowed: 1 to 64 letters, digits, dots, dashes and underscores, "
@@ -21,12 +21,12 @@ def check_name(name: str, what: str = "queue") -> None:
 
 
 def is_ephemeral(name: str) -> bool:
-    """Whether it lives in memory only and goes with its last consumer."""
+    """Whether a queue or channel of that name lives in memory only, and ends with its last consumer."""
     return name.endswith(EPHEMERAL)
 
 
 def logical_partition(key: str) -> int:
-    """Where an order key belongs among the 1,024 logical partitions: stable across processes and versions.
+    """Return the logical partition of an order key, among 1,024: stable across processes and versions.
 
     The first 8 bytes of BLAKE2b-64 of the key in UTF-8, as a big-endian number, modulo 1,024.
     """
@@ -35,7 +35,8 @@ def logical_partition(key: str) -> int:
 
 
 def ranges(count: int) -> list[range]:
-    """The logical partitions of each of ``count`` partitions: ``[i*1024//k, (i+1)*1024//k)``, covering all of them.
+    """Return the logical partitions of each of ``count`` partitions: ``[i*1024//k, (i+1)*1024//k)``, covering all of
+    them.
 
     Raises ``ValueError`` for a count that is not from 1 to 1,024.
     """

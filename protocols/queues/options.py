@@ -1,10 +1,11 @@
-"""What can be chosen for a queue. Defaults and bounds follow nsqd where it has one (docs/explanation/queues.md)."""
+"""The options of a queue and of a message. Defaults and bounds follow nsqd where it has one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final, cast
+from typing import Any, Final, TypedDict, cast
 
 from dep2p.protocols.queues.names import LOGICAL_PARTITIONS
+from dep2p.types import Headers
 
 ORDERS: Final = ("strict", "best_effort")
 _LEASE_MIN_S: Final = 0.5
@@ -22,11 +23,11 @@ class QueueOptions:
     msg_timeout_s: float = 60.0
     """A message that is not settled by then is delivered again."""
     msg_timeout_max_s: float = 900.0
-    """However often it is touched, counted from its delivery."""
+    """The longest time from a delivery to its settling, however often the message is touched."""
     delay_max_s: float = 3_600.0
-    """Of a requeue; longer ones are cut. Deferred publishes may wait up to ``defer_max_s``."""
+    """The longest delay of a requeue; longer ones are cut. Deferred publishes may wait up to ``defer_max_s``."""
     defer_max_s: float = 2_592_000.0
-    """Of a deferred publish; longer ones are refused."""
+    """The longest delay of a deferred publish; longer ones are refused."""
     ttl_s: float = 0.0
     """Messages older than that are dropped and counted; 0: they are kept."""
     items_max: int = 10_000_000
@@ -34,18 +35,19 @@ class QueueOptions:
     bytes_max: int = 17_179_869_184
     """The same in bytes of the bodies."""
     message_bytes_max: int = 1_048_576
-    """Of one body."""
+    """Bytes of one body at most."""
     dead_letters: bool = True
-    """Keep messages that failed for good, with their history; else they are dropped and counted."""
+    """Whether messages that failed for good are kept, with their history; else they are dropped and counted."""
     dead_items_max: int = 100_000
     """Dead letters of a channel; the oldest go first."""
     requeue_on_disconnect: bool = True
-    """What a consumer held is delivered to others as soon as it is gone; else when its time is over."""
+    """Whether the messages of a consumer that is gone go to others at once; else when their time is over."""
     hold_without_channel: bool = True
-    """Keep messages while there is no channel, for the first one (as nsqd); else they are dropped and counted."""
+    """Whether messages are kept for the first channel while there is none (as nsqd); else they are dropped and
+    counted."""
     order: str = "best_effort"
-    """What an exclusive channel does with a message that failed: ``strict``: it comes again before the next one of its
-    key; ``best_effort``: it comes again later."""
+    """The order of retries in an exclusive channel. ``strict``: a message that failed comes again before the next one
+    of its key; ``best_effort``: it comes again later."""
     lease_s: float = 30.0
     """A consumer of an exclusive channel that is not heard of for so long has lost its partitions."""
 
@@ -68,6 +70,21 @@ class QueueOptions:
                 f"the option msg_timeout_s is {self.msg_timeout_s}: it is at least 0.001 and at most msg_timeout_max_s "
                 f"({self.msg_timeout_max_s})"
             )
+
+
+class MessageOptions(TypedDict, total=False):
+    """The options of a message that is published, as keyword arguments."""
+
+    key: str
+    """Messages with the same key go to the same partition, in order."""
+    tags: Sequence[str]
+    """Tags, for the filters of channels."""
+    priority: int
+    """0 (the default) to 255; higher is delivered first."""
+    delay_s: float
+    """Seconds from the publish to the delivery."""
+    headers: Headers | None
+    """The app's headers, for its consumers and for filters."""
 
 
 def options_from(given: Mapping[str, object], defaults: QueueOptions | None = None) -> QueueOptions:
@@ -93,6 +110,6 @@ def options_from(given: Mapping[str, object], defaults: QueueOptions | None = No
     return QueueOptions(**values)
 
 
-def options_as_dict(options: QueueOptions) -> dict[str, object]:
+def options_as_dict(options: QueueOptions) -> dict[str, bool | int | float | str]:
     """Every option by name."""
     return {each.name: getattr(options, each.name) for each in fields(QueueOptions)}

@@ -5,12 +5,16 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from dep2p.protocols.queues.message import OVERHEAD_BYTES, Message
+from dep2p.protocols.queues.message import OVERHEAD_BYTES, QueuedMessage
 from dep2p.protocols.queues.records import PartitionRecord
+
+PAGE_BYTES: Final = 4_194_304
+"""Bytes of messages that one read brings from the store, at most."""
+_PAGE_ITEMS: Final = 1_024
 
 
 class Read(NamedTuple):
-    """Messages that are wanted from the store."""
+    """A request for messages from the store."""
 
     partition: int
     from_seq: int
@@ -23,14 +27,14 @@ class LogCache:
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
-        self.bytes = 0
+        self.bytes: int = 0
         self.order: deque[tuple[PartitionLog, int]] = deque()
-        """By age, with some that are gone already: taking them out one by one costs more than passing them by."""
+        """Messages by age. Some are gone already: removing them one by one costs more than passing them by."""
         self._gone = 0
-        """About how many these are."""
+        """About the number of those that are gone."""
 
-    def put(self, log: "PartitionLog", message: Message) -> None:
-        """Keep a message; others may go."""
+    def put(self, log: "PartitionLog", message: QueuedMessage) -> None:
+        """Keep a message; older ones may go."""
         seq = message[0]
         rows = log.rows
         if seq in rows:
@@ -42,7 +46,7 @@ class LogCache:
             self.make_room()
 
     def make_room(self) -> None:
-        """The oldest go, while there are too many."""
+        """Drop the oldest messages, while there are too many."""
         order = self.order
         while self.bytes > self.bytes_max and len(order) > 1:
             log, seq = order.popleft()
@@ -88,24 +92,24 @@ class PartitionLog:
     )
 
     def __init__(self, partition: int, record: PartitionRecord, cache: LogCache, *, is_pinned: bool) -> None:
-        self.id = partition
-        self.cache = cache
-        self.is_pinned = is_pinned
-        """The messages are in memory only."""
-        self.last_seq = record.last_seq
-        """The last number that was given; also to messages that are not committed yet."""
-        self.visible = record.last_seq
+        self.id: int = partition
+        self.cache: LogCache = cache
+        self.is_pinned: bool = is_pinned
+        """Whether the messages are in memory only."""
+        self.last_seq: int = record.last_seq
+        """The last number that was given, also to messages that are not committed yet."""
+        self.visible: int = record.last_seq
         """Everything up to here is committed."""
-        self.trimmed = record.trimmed
-        self.items = record.messages
-        self.bytes = record.bytes
-        self.rows: dict[int, Message] = {}
-        self.holes = 0
-        """How many numbers stayed unused in this run."""
-        self.wanted = 0
-        """From where a page was asked for; 0: nothing is under way."""
-        self.wanted_to = 0
-        """What was visible then."""
+        self.trimmed: int = record.trimmed
+        self.items: int = record.messages
+        self.bytes: int = record.bytes
+        self.rows: dict[int, QueuedMessage] = {}
+        self.holes: int = 0
+        """Numbers that stayed unused in this run."""
+        self.wanted: int = 0
+        """The start of the page that was asked for; 0: none is under way."""
+        self.wanted_to: int = 0
+        """The value of `visible` at that time."""
         self._unknown_items = record.messages
         self._unknown_bytes = record.bytes
         self._sizes = array("Q")
@@ -120,13 +124,13 @@ class PartitionLog:
         return seq
 
     def reserve(self, count: int) -> int:
-        """Numbers for new messages: the first of them."""
+        """Reserve numbers for new messages; return the first."""
         first = self.last_seq + 1
         self.last_seq += count
         return first
 
-    def add(self, message: Message) -> None:
-        """A new message, not visible yet; in the order of their numbers."""
+    def add(self, message: QueuedMessage) -> None:
+        """Add a message, not visible yet; in the order of numbers."""
         size = len(message[7])
         self._sizes.append(size)
         self.items += 1
@@ -140,7 +144,7 @@ class PartitionLog:
             cache.make_room()
 
     def take_back(self, seqs: range) -> None:
-        """These were not committed: their numbers stay unused."""
+        """Remove messages that were not committed: their numbers stay unused."""
         for seq in seqs:
             index = seq - self._sizes_from
             if seq > self.trimmed and self._sizes[index] != _GONE:
@@ -151,12 +155,12 @@ class PartitionLog:
         self.cache.drop(self, seqs)
 
     def trim(self, up_to: int) -> None:
-        """Messages up to a number leave the log."""
+        """Remove messages up to a number from the log."""
         self.cache.drop(self, range(self.trimmed + 1, up_to + 1))
         for seq in range(self.trimmed + 1, up_to + 1):
             index = seq - self._sizes_from
             if index < 0:
-                if self._unknown_items > 0:  # of an earlier run: only their sum is known
+                if self._unknown_items > 0:  # messages of an earlier run: only their sum is known
                     size = self._unknown_bytes // self._unknown_items
                     self._unknown_items -= 1
                     self._unknown_bytes -= size
@@ -170,6 +174,15 @@ class PartitionLog:
         if done > _SIZES_DROPPED_AT_ONCE:
             del self._sizes[:done]
             self._sizes_from += done
+
+    def want(self, seq: int) -> Read:
+        """Ask for the page that begins at a number; until it comes, no other page is asked for."""
+        self.wanted = seq
+        self.wanted_to = self.visible
+        # A page must fit into the cache beside others, or its own end would push its beginning out.
+        room = self.cache.bytes_max // 2
+        items = max(1, min(_PAGE_ITEMS, room // (2 * OVERHEAD_BYTES)))
+        return Read(self.id, seq, items, max(1, min(PAGE_BYTES, room - items * OVERHEAD_BYTES)))
 
     def is_gone(self, seq: int) -> bool:
         """Whether the number was never used, or its message has left the log."""

@@ -1,62 +1,106 @@
-"""A queue: its partitions and channels, what publishers say, and what leaves the log. Pure."""
+"""A queue: its partitions and channels, its publishes, and the messages that leave the log. Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final, Protocol
 
 from dep2p.errors import (
     ChannelNotFoundError,
     MessageTooLargeError,
+    PartitionMovedError,
     QueueFullError,
-    QueuePlacedError,
+    QueueIsDistributedError,
 )
 from dep2p.protocols.queues.channel import Channel
-from dep2p.protocols.queues.deduplication import Publish, Publishers, Run
-from dep2p.protocols.queues.exclusive_channel import ExclusiveChannel
+from dep2p.protocols.queues.deduplication import OnDone, PendingPublish, ProducerDeduplication
+from dep2p.protocols.queues.exclusive_channel import ExclusiveChannel, ExclusiveRegistry
 from dep2p.protocols.queues.filters import Filter
-from dep2p.protocols.queues.message import Message, NewMessage, encode_meta, pack_meta
+from dep2p.protocols.queues.message import NewMessage, QueuedMessage, encode_meta, pack_meta
 from dep2p.protocols.queues.names import LOGICAL_PARTITIONS, check_name, is_ephemeral, logical_partition
 from dep2p.protocols.queues.options import QueueOptions
+from dep2p.protocols.queues.ordering.placement import Served, ShardLocation, readable
 from dep2p.protocols.queues.ordering.route_table import RouteTable
-from dep2p.protocols.queues.partition_log import PartitionLog, Read
-from dep2p.protocols.queues.placed import PlacedParts
-from dep2p.protocols.queues.records import DeadRow, MessageRow, PartitionRecord
+from dep2p.protocols.queues.partition_log import LogCache, PartitionLog, Read
+from dep2p.protocols.queues.records import DeadLetterRow, MessageRow, PartitionRecord, Run
 
 _CHANNELS_MAX: Final = 1_000
 _SWEEP_ITEMS: Final = 1_024
 
 
-__all__ = ["Publish", "Queue", "Run"]
-
 _new = tuple[object, ...].__new__
 """A NamedTuple's own constructor costs twice as much."""
 
 
-class Queue(PlacedParts, Publishers):
-    """Made by `QueueBook.create`, or from what the store has; `load` before it is used."""
+class QueueRegistryView(ExclusiveRegistry, Protocol):
+    """The registry of all queues, as a queue uses it."""
+
+    cache: LogCache
+    trimmable: dict[PartitionLog, "Queue"]
+    """Logs whose ack floor may have moved."""
+    trims: dict[int, int]
+    """By partition: messages up to this number leave the store with the next batch."""
+    freed: dict["Queue", None]
+    """Queues in which there may be room now."""
+
+    def define_queue(self, queue: "Queue") -> None:
+        """Store the definition of a queue."""
+        ...
+
+    def new_partition_ids(self, count: int) -> list[int]:
+        """Return ids that were never given before."""
+        ...
+
+    def new_channel_id(self) -> int:
+        """Return an id that was never given before."""
+        ...
+
+    def expanded(self, queue: "Queue", ids: Sequence[int]) -> None:
+        """Add the new partitions of a queue."""
+        ...
+
+    def forget_channel(self, queue: "Queue", channel: Channel) -> None:
+        """Forget a channel that was deleted."""
+        ...
+
+    def publish(self, queue: "Queue", publish: PendingPublish) -> None:
+        """Put a publish into the next batch."""
+        ...
+
+    def publish_ephemeral(self, queue: "Queue", publish: PendingPublish) -> None:
+        """Publish to an ephemeral queue, at once."""
+        ...
+
+    def add_dead_letter(self, queue: "Queue", row: DeadLetterRow) -> None:
+        """Put a dead letter into the next batch."""
+        ...
+
+    def remove_dead_letter(self, queue: "Queue", channel_id: int, dead_id: int) -> None:
+        """Remove a dead letter."""
+        ...
+
+
+class Queue:
+    """A queue. Made by `QueueRegistry.create`, or from its stored form; `load` comes before its use."""
 
     def __init__(
         self,
-        book: Any,
+        registry: QueueRegistryView,
         namespace: str,
         name: str,
         options: QueueOptions,
         partition_ids: Sequence[int],
         routes: RouteTable | None = None,
     ) -> None:
-        PlacedParts.__init__(self)
-        Publishers.__init__(self)
-        self.book = book
-        """The `QueueBook`; untyped, since type checkers know this folder under two names and would see two classes."""
+        self.registry = registry
         self.namespace = namespace
         self.name = name
-        self.options = options
-        self.partition_ids = tuple(partition_ids)
-        self.is_ephemeral = is_ephemeral(name)
-        self.is_paused = False
-        self.is_loaded = False
-        self.is_deleted = False
+        self.options: QueueOptions = options
+        self.partition_ids: tuple[int, ...] = tuple(partition_ids)
+        self.is_ephemeral: bool = is_ephemeral(name)
+        self.is_paused: bool = False
+        self.is_loaded: bool = False
+        self.is_deleted: bool = False
         self.counts: Counter[str] = Counter()
         self.channels: dict[str, Channel] = {}
         self.logs: dict[int, PartitionLog] = {}
@@ -65,17 +109,29 @@ class Queue(PlacedParts, Publishers):
         self._turn = 0
         self._only: PartitionLog | None = None
         """The log of a queue that has one partition."""
+        self.producers: ProducerDeduplication = ProducerDeduplication(
+            self.partition_ids[0], self.counts, None if self.is_ephemeral else registry.define
+        )
+        self.locations: dict[int, ShardLocation] = {}
+        """The location of each partition of a distributed queue whose controller this node is; its own logs stay
+        empty."""
+        self.pending_expansion: dict[int, ShardLocation] = {}
+        """Partitions that an expansion is about to add, and their locations."""
+        self.made_by = ""
+        """The member that made it, by peer id; empty for this node itself."""
+        self.serves: Served | None = None
+        """The logical partitions that a shard of a distributed queue takes; None for other queues."""
 
     @property
     def routes(self) -> RouteTable:
-        """Where each key goes. Made when it is first asked for: thousands of queues hold no start up."""
+        """The route table. It is made when it is first asked for, so that thousands of queues do not slow the start."""
         if self._routes is None:
             self._routes = RouteTable.first(self.partition_ids)
         return self._routes
 
     @property
     def is_expanded(self) -> bool:
-        """Whether the routes are others than those of a new queue."""
+        """Whether the routes differ from those of a new queue."""
         return self._routes is not None and self._routes.version > 1
 
     def _route(self) -> None:
@@ -85,41 +141,44 @@ class Queue(PlacedParts, Publishers):
     # Loading
 
     def load(self, records: Mapping[int, PartitionRecord]) -> None:
-        """Take what the store has of each partition (nothing for a new one); once."""
+        """Load the stored records of each partition (none for a new queue); once."""
         if self.is_loaded:
             return
         self.is_loaded = True
         self._route()
         for partition in self.partition_ids:
             record = records.get(partition) or PartitionRecord()
-            log = self.logs[partition] = PartitionLog(partition, record, self.book.cache, is_pinned=self.is_ephemeral)
+            log = self.logs[partition] = PartitionLog(
+                partition, record, self.registry.cache, is_pinned=self.is_ephemeral
+            )
             for channel in self.channels.values():
                 known = record if channel.id in record.cursors else None
                 channel.add_partition(log, known, log.trimmed)
-            self._lower_barriers(log)  # a crash may have taken back what was in front of one
+            self._lower_barriers(log)  # a crash may have undone messages in front of one
         if len(self.partition_ids) == 1:
             self._only = self.logs[self.partition_ids[0]]
 
     def _lower_barriers(self, log: PartitionLog) -> None:
-        """Numbers at the end of a log are not used after all: who waits for them to be done would wait for ever."""
-        if not self.routes.has_barriers or self.places:  # of a placed queue, the shares know
+        """Lower barriers to the last used number: a channel that waits for unused numbers to be done would wait
+        forever."""
+        if not self.routes.has_barriers or self.locations:  # of a distributed queue, the shards know
             return
         routes = self.routes.lowered(log.id, log.last_used)
         if routes.routes != self.routes.routes:
             self._routes = routes
-            self.book.define_queue(self)
+            self.registry.define_queue(self)
             for channel in self.channels.values():
                 channel.wake()
 
     def expand(self, count: int) -> list[int]:
-        """So many partitions more; gives their ids. Ranges are split, and no key loses its order by that.
+        """Add so many partitions; return their ids. Ranges are split, and no key loses its order by that.
 
         Raises ``ValueError`` for too many.
         """
-        if self.places or self.serves is not None:
-            raise QueuePlacedError(f"the queue {self.name!r} is on several nodes: its home expands it")
+        if self.locations or self.serves is not None:
+            raise QueueIsDistributedError(f"the queue {self.name!r} is on several nodes: its controller expands it")
         routes = self.routes.settled([self._trimmed])
-        ids: list[int] = self.book.new_partition_ids(count)
+        ids: list[int] = self.registry.new_partition_ids(count)
         self._add(ids, routes.expanded(ids, {each: log.last_seq for each, log in self.logs.items()}))
         return ids
 
@@ -130,7 +189,7 @@ class Queue(PlacedParts, Publishers):
         self.partition_ids = (*self.partition_ids, *ids)
         self.options = replace(self.options, partitions=len(self.partition_ids))
         for partition in ids:
-            log = PartitionLog(partition, PartitionRecord(), self.book.cache, is_pinned=self.is_ephemeral)
+            log = PartitionLog(partition, PartitionRecord(), self.registry.cache, is_pinned=self.is_ephemeral)
             self.logs[partition] = log
             for channel in self.channels.values():
                 channel.add_partition(log, None, 0)
@@ -138,7 +197,7 @@ class Queue(PlacedParts, Publishers):
             if isinstance(channel, ExclusiveChannel):
                 channel.set_partitions(self.open_partitions)
             channel.wake()
-        self.book.expanded(self, ids)
+        self.registry.expanded(self, ids)
 
     def _trimmed(self, partition: int) -> int:
         return self.logs[partition].trimmed
@@ -154,13 +213,13 @@ class Queue(PlacedParts, Publishers):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of their bodies."""
+        """Bytes of the messages' bodies."""
         if self._only is not None:
             return self._only.bytes
         return sum(log.bytes for log in self.logs.values())
 
     def is_full(self, items: int, size: int) -> bool:
-        """Whether so much more is too much. An ephemeral queue is never full: it drops."""
+        """Whether so much more is too much. An ephemeral queue is never full: it drops messages."""
         if self.is_ephemeral:
             return False
         options, only = self.options, self._only
@@ -173,12 +232,12 @@ class Queue(PlacedParts, Publishers):
     def publish(
         self,
         messages: Sequence[NewMessage],
-        on_done: Callable[[Any], None],
+        on_done: OnDone,
         *,
         wall_us: int,
         publisher: tuple[bytes, int] | None = None,
-        publish: Publish | None = None,
-    ) -> Publish:
+        publish: PendingPublish | None = None,
+    ) -> PendingPublish:
         """Take all of the messages, or raise: QueueFullError, MessageTooLargeError, ``ValueError`` (a delay).
 
         They are delivered when they are committed. ``publisher``: who publishes, and its number of the first message;
@@ -186,16 +245,18 @@ class Queue(PlacedParts, Publishers):
         ``on_done`` is called with the first one then. ``publish``: the record to use, which calls its own `on_done`.
         """
         if publisher is not None:
-            known = self._known(publisher, on_done)
+            known = self.producers.known(publisher, on_done)
             if known is not None:
                 return known
-        if self.places:
-            raise QueuePlacedError(f"the partitions of the queue {self.name!r} are on several nodes: publish to those")
+        if self.locations:
+            raise QueueIsDistributedError(
+                f"the partitions of the queue {self.name!r} are on several nodes: publish to those"
+            )
         if self.serves is not None:
             self._require_served(messages)
         self._check(messages)
         if publish is None:
-            publish = Publish(on_done)
+            publish = PendingPublish(on_done)
         if not self.channels and not self.options.hold_without_channel:
             self.counts["dropped_no_channel"] += len(messages)
             publish.finish()
@@ -213,18 +274,18 @@ class Queue(PlacedParts, Publishers):
                 if attributes:
                     meta += attributes
                 rows.append(_new(MessageRow, (partition, seq, meta, body)))
-                log.add(_new(Message, (seq, wall_us, due_us, expires_us, 0, priority, attributes, body)))
+                log.add(_new(QueuedMessage, (seq, wall_us, due_us, expires_us, 0, priority, attributes, body)))
                 seq += 1
             log.last_seq = seq - 1
             publish.runs.append(_new(Run, (partition, first, seq - first)))
         self.counts["published"] += len(messages)
         if publisher is not None:
-            self._remember(publisher, publish, len(messages))
+            self.producers.remember(publisher, publish, len(messages))
         if self.is_ephemeral:
             self._drop_overflow()
-            self.book.publish_ephemeral(self, publish)
+            self.registry.publish_ephemeral(self, publish)
         else:
-            self.book.publish(self, publish)
+            self.registry.publish(self, publish)
         return publish
 
     def _check(self, messages: Sequence[NewMessage]) -> None:
@@ -261,7 +322,8 @@ class Queue(PlacedParts, Publishers):
             )
 
     def _by_partition(self, messages: Sequence[NewMessage]) -> list[tuple[PartitionLog, list[NewMessage]]]:
-        """Runs in the order given; those without a key go to one partition, another one with each publish."""
+        """Divide messages among partitions, in the order given. Those without a key go to one partition, another one
+        with each publish."""
         ids = self.partition_ids
         self._turn += 1
         found: list[tuple[PartitionLog, list[NewMessage]]] = []
@@ -283,20 +345,20 @@ class Queue(PlacedParts, Publishers):
                 self._trim(log, log.trimmed + over)
 
     def shown(self, partition: int, seq: int) -> None:
-        """Messages of a partition up to a number are committed: they are there; `wake` tells the channels."""
+        """Show the messages of a partition up to a number, which are committed now; `wake` wakes the channels."""
         log = self.logs.get(partition)
         if log is not None and log.visible < seq:
             log.visible = seq
 
     def wake(self) -> None:
-        """There are new messages."""
+        """Wake the channels for new messages."""
         for channel in self.channels.values():
             if channel.is_ephemeral:
                 channel.drop_overflow()
             channel.wake()
 
-    def hidden(self, publish: Publish) -> None:
-        """The publish was not committed: its numbers stay unused."""
+    def hidden(self, publish: PendingPublish) -> None:
+        """Act on a failed commit: the publish's numbers stay unused."""
         for run in publish.runs:
             log = self.logs.get(run.partition)
             if log is not None:
@@ -305,8 +367,12 @@ class Queue(PlacedParts, Publishers):
 
     # Channels
 
+    def has_channel(self, channel: Channel) -> bool:
+        """Whether the channel is not deleted."""
+        return self.channels.get(channel.name) is channel
+
     def channel(self, name: str) -> Channel:
-        """Raises ChannelNotFoundError."""
+        """Return a channel. Raises ChannelNotFoundError."""
         found = self.channels.get(name)
         if found is None:
             known = ", ".join(self.channels) or "none"
@@ -316,9 +382,10 @@ class Queue(PlacedParts, Publishers):
     def create_channel(
         self, name: str, *, from_start: bool = False, filter_text: str = "", exclusive: bool = False
     ) -> Channel:
-        """The channel, made if it is new: at the end of the log, or at its start. One that is there stays as it is.
+        """Return a channel, made if it is new: at the end of the log, or at its start. A channel that is there stays as
+        it is.
 
-        The first channel always begins at the start: what was published before it was kept for it. Raises
+        The first channel always begins at the start: earlier messages were kept for it. Raises
         ``ValueError`` (the name, the filter, too many).
         """
         found = self.channels.get(name)
@@ -332,35 +399,35 @@ class Queue(PlacedParts, Publishers):
             raise ValueError("an exclusive channel is kept: neither it nor its queue may be ephemeral")
         from_start = from_start or not self.channels
         kind = ExclusiveChannel if exclusive else Channel
-        channel = self.channels[name] = kind(self, self.book.new_channel_id(), name, filter_, is_paused=False)
+        channel = self.channels[name] = kind(self, self.registry.new_channel_id(), name, filter_, is_paused=False)
         for log in self.logs.values():
             channel.add_partition(log, None, log.trimmed if from_start else log.last_seq)
         channel.wake()
-        self.book.define_queue(self)
+        self.registry.define_queue(self)
         return channel
 
     def delete_channel(self, name: str) -> None:
-        """With what waits in it and its dead letters; its consumers are closed. Raises ChannelNotFoundError."""
+        """Delete a channel with its messages and dead letters; close its consumers. Raises ChannelNotFoundError."""
         channel = self.channel(name)
         del self.channels[name]
         channel.close(f"the channel {name!r} was deleted")
-        self.book.forget_channel(self, channel)
+        self.registry.forget_channel(self, channel)
         for log in self.logs.values():
-            self.floor_moved(log)
-        self.book.define_queue(self)
+            self.ack_floor_moved(log)
+        self.registry.define_queue(self)
 
     def set_paused(self, paused: bool, channel: str | None = None) -> None:
-        """Deliver nothing from now on, in one channel or in all, or go on; kept over restarts."""
+        """Pause or resume delivery, in one channel or in all. This outlives restarts."""
         if channel is None:
             self.is_paused = paused
         else:
             self.channel(channel).is_paused = paused
         for each in self.channels.values():
             each.wake()
-        self.book.define_queue(self)
+        self.registry.define_queue(self)
 
     def empty(self) -> int:
-        """Drop everything; gives how many messages were in the log."""
+        """Drop all messages; return how many were in the log."""
         dropped = self.items
         for channel in self.channels.values():
             channel.skip_all()
@@ -370,34 +437,34 @@ class Queue(PlacedParts, Publishers):
 
     # The log's end
 
-    def floor_moved(self, log: PartitionLog) -> None:
-        """Some channel has done more: what all have done may leave the log."""
+    def ack_floor_moved(self, log: PartitionLog) -> None:
+        """Act on a channel's higher ack floor: messages that all channels have finished may leave the log."""
         if self.channels:
-            self.book.trimmable[log] = self
+            self.registry.trimmable[log] = self
 
     def trim(self, log: PartitionLog) -> None:
-        """What every channel has done leaves the log."""
+        """Remove messages from the log that every channel has finished."""
         if self.channels:
-            floor = min(channel.floor(log.id) for channel in self.channels.values())
-            if floor > log.trimmed:
-                self._trim(log, min(floor, log.visible))
+            ack_floor = min(channel.ack_floor(log.id) for channel in self.channels.values())
+            if ack_floor > log.trimmed:
+                self._trim(log, min(ack_floor, log.visible))
 
     def _trim(self, log: PartitionLog, up_to: int) -> None:
         for channel in self.channels.values():
-            if channel.floor(log.id) < up_to:
+            if channel.ack_floor(log.id) < up_to:
                 channel.skip_to(log, up_to)
         log.trim(up_to)
         if not self.is_ephemeral:
-            self.book.trims[log.id] = up_to
+            self.registry.trims[log.id] = up_to
         if self.routes.has_barriers:
             settled = self.routes.settled([self._trimmed])
             if settled.routes != self.routes.routes:
                 self._routes = settled
-                self.book.define_queue(self)
-        self.book.freed[self] = None
+                self.registry.define_queue(self)
+        self.registry.freed[self] = None
 
     def sweep(self, wall_us: int) -> list[Read]:
-        """Drop what is too old at the front of the log. Gives the pages that are missing for it."""
+        """Drop messages at the front of the log that are too old. Returns the pages that are missing for it."""
         wants: list[Read] = []
         if not self.options.ttl_s:
             return wants
@@ -415,58 +482,134 @@ class Queue(PlacedParts, Publishers):
                     if not message.expires_us or message.expires_us > wall_us:
                         break
                     self.counts["expired"] += 1
-                    if self.book.trace is not None:
+                    if self.registry.trace is not None:
                         for channel in self.channels.values():
-                            channel.tell_expired(self.book.trace, log.id, message)
+                            channel.report_expired(self.registry.trace, log.id, message)
                 last += 1
             if last > log.trimmed:
                 self._trim(log, last)
         return wants
 
-    def bury(self, channel: Channel, row: DeadRow) -> None:
-        """A dead letter."""
+    def add_dead_letter(self, channel: Channel, row: DeadLetterRow) -> None:
+        """Store a dead letter."""
         channel.dead_items += 1
-        self.book.bury(self, row)
+        self.registry.add_dead_letter(self, row)
         over = row.id - self.options.dead_items_max
         if over > 0:
             self.counts["dead_dropped_overflow"] += 1
-            self.book.unbury(self, channel.id, over)
+            self.registry.remove_dead_letter(self, channel.id, over)
 
-    def replay(self, channel: Channel, row: DeadRow, on_done: Callable[[Publish], None], wall_us: int) -> Publish:
-        """A dead letter is given to its channel again, as a new message that no other channel sees.
+    def replay(self, channel: Channel, row: DeadLetterRow, on_done: OnDone, wall_us: int) -> PendingPublish:
+        """Give a dead letter to its channel again, as a new message that no other channel sees.
 
-        It is gone when that is written.
+        The dead letter goes when that is written.
         """
         is_unwritten = self.is_ephemeral or is_ephemeral(channel.name)
 
-        def done(publish: Publish) -> None:
+        def done(publish: PendingPublish) -> None:
             if publish.is_done and publish.error is None:
                 channel.dead_items = max(0, channel.dead_items - 1)
                 self.counts["replayed"] += 1
                 if is_unwritten:
-                    self.book.unbury(self, channel.id, row.id)
+                    self.registry.remove_dead_letter(self, channel.id, row.id)
             on_done(publish)
 
-        publish = Publish(done)
+        publish = PendingPublish(done)
         log = self.logs.get(row.partition) or next(iter(self.logs.values()))
         seq = log.reserve(1)
         priority, attributes = row.meta[28], row.meta[29:]
-        message = Message(seq, wall_us, 0, 0, channel.id, priority, attributes, row.body)
+        message = QueuedMessage(seq, wall_us, 0, 0, channel.id, priority, attributes, row.body)
         log.add(message)
         publish.rows.append(MessageRow(log.id, seq, encode_meta(message), row.body))
         publish.runs.append(Run(log.id, seq, 1))
         if not is_unwritten:
             publish.replaces = (channel.id, row.id)
         if self.is_ephemeral:
-            self.book.publish_ephemeral(self, publish)
+            self.registry.publish_ephemeral(self, publish)
         else:
-            self.book.publish(self, publish)
+            self.registry.publish(self, publish)
         return publish
 
+    # Distributed queues: as the controller of partitions, or as one of them (a shard)
+
+    @property
+    def open_partitions(self) -> tuple[int, ...]:
+        """The partitions that consumers of an exclusive channel may get before their barriers are known."""
+        return readable(self.routes, lambda _partition: 0) if self.locations else self.partition_ids
+
+    def set_locations(self, locations: Mapping[int, ShardLocation]) -> None:
+        """Set the locations of its partitions; once. Raises ``ValueError`` when the queue is used already."""
+        if self.items or self.channels or self.serves is not None:
+            raise ValueError(f"the queue {self.name!r} is in use on this node alone: its partitions cannot move")
+        self.locations = dict(locations)
+        self.registry.define_queue(self)
+
+    def plan_expansion(self, locations: Mapping[int, ShardLocation]) -> None:
+        """Plan new partitions. The plan is stored, so that an expansion is completed after a crash, too."""
+        self.pending_expansion = dict(locations)
+        self.registry.define_queue(self)
+
+    def complete_expansion(self, last_seq: Mapping[int, int]) -> list[int]:
+        """Complete an expansion: every shard serves its new range, so the planned partitions are in the table from now
+        on.
+
+        ``last_seq``: by partition, the last number that was given in a shard that was narrowed.
+        """
+        added, self.pending_expansion = self.pending_expansion, {}
+        self.locations.update(added)
+        self._add(list(added), self.routes.expanded(list(added), last_seq))
+        return list(added)
+
+    def passed(self, ack_floors: Mapping[str, Callable[[int], int]]) -> None:
+        """Take the ack floors of each channel in the shards: exclusive channels get the partitions whose barriers they
+        have passed."""
+        for name, ack_floor in ack_floors.items():
+            channel = self.channels.get(name)
+            if isinstance(channel, ExclusiveChannel):
+                channel.set_partitions(readable(self.routes, ack_floor))
+        if self.channels and all(name in ack_floors for name in self.channels):
+            settled = self.routes.settled(list(ack_floors.values()))
+            if settled.routes != self.routes.routes:
+                self._routes = settled
+                self.registry.define_queue(self)
+
+    def serve(self, low: int, high: int) -> int:
+        """Make this queue a shard of that range of logical partitions. Returns the last number so far.
+
+        Raises ``ValueError`` for a queue that cannot be a shard, or for a range that is not inside the present one.
+        """
+        if len(self.partition_ids) != 1 or self.locations:
+            raise ValueError(f"the queue {self.name!r} cannot be a shard of another one")
+        wanted = Served(low, high, low, high) if self.serves is None else self.serves.narrowed(low, high)
+        if wanted != self.serves:
+            self.serves = wanted
+            self.registry.define_queue(self)
+        return self.logs[self.partition_ids[0]].last_seq
+
+    def _require_served(self, messages: Sequence[NewMessage]) -> None:
+        serves = self.serves
+        assert serves is not None
+        is_strict = self.options.order == "strict"
+        off_partition = 0
+        for message in messages:
+            if not message.key:
+                continue
+            logical = logical_partition(message.key)
+            if not serves.takes(logical, is_strict=is_strict):
+                self.counts["refused_moved"] += len(messages)
+                raise PartitionMovedError(
+                    f"a key of the logical partition {logical} does not belong to {self.name!r} now"
+                )
+            off_partition += not serves.low <= logical < serves.high
+        if off_partition:
+            self.counts["published_off_partition"] += off_partition
+
+    # The end
+
     def close(self, reason: str) -> None:
-        """The queue is deleted."""
+        """Close the deleted queue."""
         self.is_deleted = True
         for channel in self.channels.values():
             channel.close(reason)
         for log in self.logs.values():
-            self.book.cache.drop(log, list(log.rows))
+            self.registry.cache.drop(log, list(log.rows))

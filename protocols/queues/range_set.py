@@ -1,4 +1,4 @@
-"""A set of message numbers that is kept as ranges: what is done out of order costs little, however much it is."""
+"""A set of message numbers, kept as ranges: numbers that are done out of order take little memory."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -13,8 +13,8 @@ class Ranges:
         """``ranges``: in rising order, not touching."""
         self._lows: list[int] = []
         self._highs: list[int] = []
-        self.items = 0
-        """How many numbers there are."""
+        self.items: int = 0
+        """The number of numbers."""
         for low, high in ranges:
             self._lows.append(low)
             self._highs.append(high)
@@ -33,7 +33,7 @@ class Ranges:
         return self._highs[-1] if self._highs else 0
 
     def add(self, number: int) -> bool:
-        """False when it was there."""
+        """Add a number; return False when it was there."""
         lows, highs = self._lows, self._highs
         at = bisect_right(lows, number)
         if at and number <= highs[at - 1]:
@@ -54,7 +54,7 @@ class Ranges:
         return True
 
     def take_after(self, number: int) -> int:
-        """The last number of what follows on ``number`` without a gap; that is taken out. ``number`` for nothing."""
+        """Remove the run of numbers that follows on ``number`` without a gap; return its last one, or ``number``."""
         if not self._lows or self._lows[0] != number + 1:
             return number
         self.items -= self._highs[0] - number
@@ -79,12 +79,12 @@ class Ranges:
         self.items = 0
 
     def __len__(self) -> int:
-        """How many ranges there are."""
+        """Return the number of ranges."""
         return len(self._lows)
 
 
 def as_ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Inclusive ranges of rising numbers, that do not touch."""
+    """Return rising numbers as inclusive ranges that do not touch."""
     found: list[tuple[int, int]] = []
     low = high = 0
     for number in numbers:
@@ -99,7 +99,7 @@ def as_ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Inclusive ranges in rising order of their lows: those that touch or overlap become one."""
+    """Join inclusive ranges, in rising order of their lows, that touch or overlap."""
     found: list[tuple[int, int]] = []
     for low, high in ranges:
         if found and low <= found[-1][1] + 1:

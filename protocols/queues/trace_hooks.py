@@ -1,36 +1,57 @@
-"""What a trace is told of queues. The core calls it where a message changes its state, and knows no more about it."""
+"""The interface between queues and a trace. The core calls it where a message changes its state."""
 
-from __future__ import annotations
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Protocol
-
-if TYPE_CHECKING:
-    from dep2p.protocols.queues.consumer import Held
-    from dep2p.protocols.queues.cursor import ChannelPlaces
-    from dep2p.protocols.queues.message import Message
-    from dep2p.protocols.queues.queue import Queue, Run
+from dep2p.protocols.queues.consumer import Held
+from dep2p.protocols.queues.message import QueuedMessage
+from dep2p.protocols.queues.partition_log import PartitionLog
+from dep2p.protocols.queues.records import Run
 
 OVERDUE: Final = "it was not settled in time"
-"""The reason by which a message goes back whose consumer has let its time pass."""
+"""The reason of a message that goes back because its consumer has let its time pass."""
+
+
+class NamedQueue(Protocol):
+    """The names of a queue."""
+
+    namespace: str
+    name: str
+
+
+class TracedQueue(NamedQueue, Protocol):
+    """A queue, as a trace reads it."""
+
+    @property
+    def logs(self) -> Mapping[int, PartitionLog]: ...
+
+
+class TracedChannel(Protocol):
+    """A channel, as a trace reads it."""
+
+    name: str
+
+    @property
+    def queue(self) -> NamedQueue: ...
 
 
 class QueueTrace(Protocol):
-    """Set as `QueueBook.trace`; the calls must be cheap, and raise nothing."""
+    """Set as `QueueRegistry.trace`; the calls must be cheap, and raise nothing."""
 
-    def published(self, queue: Queue, runs: Sequence[Run]) -> None:
-        """Messages are there: they are committed, where the queue is kept at all."""
+    def published(self, queue: TracedQueue, runs: Sequence[Run]) -> None:
+        """Messages of a publish are there; they are committed, unless the queue is ephemeral."""
         ...
 
-    def handed_out(self, channel: ChannelPlaces, partition: int, message: Message, to: str, attempts: int) -> None:
+    def delivered(self, channel: TracedChannel, partition: int, message: QueuedMessage, to: str, attempts: int) -> None:
         """A message was assigned to the consumer ``to``."""
         ...
 
-    def settled(self, channel: ChannelPlaces, state: str, partition: int, held: Held, reason: str = "") -> None:
-        """A message is out of its consumer's hands: ``finished``, ``requeued``, ``timed_out``, ``released`` or
-        ``rejected``."""
+    def settled(self, channel: TracedChannel, state: str, partition: int, held: Held, reason: str = "") -> None:
+        """A message has left its consumer: ``finished``, ``requeued``, ``timed_out``, ``released`` or ``rejected``."""
         ...
 
-    def ended(self, channel: ChannelPlaces, state: str, partition: int, message: Message, reason: str = "") -> None:
-        """A message is done with for a channel: ``dead``, ``dropped`` (without a dead letter) or ``expired``."""
+    def ended(
+        self, channel: TracedChannel, state: str, partition: int, message: QueuedMessage, reason: str = ""
+    ) -> None:
+        """A channel is done with a message: ``dead``, ``dropped`` (without a dead letter) or ``expired``."""
         ...

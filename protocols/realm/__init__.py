@@ -1,1 +1,1 @@
-"""realm."""
+"""Realm keys, the handshake, member records and the member table. Pure."""

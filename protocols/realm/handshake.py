@@ -3,19 +3,27 @@
 ::
 
     initiator                                         responder
-      REQUEST  req_id 1: nonce_i                    ->
+      REQUEST  req_id 1: nonce_i ‖ tag              ->
                                                     <-  RESPONSE req_id 1: nonce_r ‖ proof_R
       REQUEST  req_id 2: proof_I                    ->
                                                     <-  RESPONSE req_id 2: (empty)
 
-Each proof covers both peer ids as the transport authenticated them, so that neither a relayed nor a reflected proof is
-worth anything. Pure: bytes and time come in as events, bytes and the verdict come out as effects.
+Each proof covers both peer ids as the transport authenticated them, and the channel binding of the connection. So
+neither a relayed nor a reflected proof is worth anything, even if a transport should mistake one peer for another.
+
+The handshake is *blinded*: no message names the realm. The tag is a MAC that members recognise and that is random to
+others. A responder that recognises none goes on with a decoy: keys that no peer has. So a peer without the secret
+sees the same steps, sizes and random bytes from every node, whatever realms it is in. A node that it dials gives it no
+proof against which it could guess a passphrase.
+Pure: bytes and time come in as events, bytes and the verdict come out as effects.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final
 
+from dep2p.encoding.decoded import are_texts, is_array
 from dep2p.errors import (
     ErrorCode,
     LocalProtocolError,
@@ -27,14 +35,19 @@ from dep2p.errors import (
     WireError,
 )
 from dep2p.protocols.realm.keys import (
+    CHANNEL_BYTES,
     NONCE_BYTES,
     PROOF_BYTES,
+    TAG_BYTES,
+    ProofContext,
     RealmKeys,
+    Side,
     equal_in_constant_time,
     handshake_proof,
+    hello_tag,
 )
 from dep2p.protocols.wire.frame import HEADERS, Frame, FrameDecoder, FrameType, decode_error, encode_error, encode_frame
-from dep2p.protocols.wire.headers import HeaderMap, Key, decode_headers, encode_headers, header_uint, item_end
+from dep2p.protocols.wire.headers import HeaderKey, HeaderMap, decode_headers, encode_headers, header_uint, headers_end
 from dep2p.types import PeerId, RealmId, Rng, peer_id_bytes
 
 HANDSHAKE_PAYLOAD_BYTES_MAX: Final = 2_048
@@ -47,9 +60,10 @@ _FIRST: Final = 1
 _SECOND: Final = 2
 
 
-def auth_protocol(realm_id: RealmId) -> str:
-    """The protocol id of a realm's handshake."""
-    return f"/dep2p/realm/{realm_id}/auth/1.0.0"
+AUTH_PROTOCOL: Final = "/dep2p/realm/auth/3.0.0"
+"""The protocol id of the handshake of all realms."""
+REALMS_PADDING: Final = 16
+"""A responder computes tags for a multiple of so many realms, so that its time does not count its realms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +86,10 @@ class SendBytes:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerProved:
+class PeerAuthenticated:
     """The peer holds the realm's secret. Always the last effect."""
 
+    realm_id: RealmId
     features: tuple[str, ...]
 
 
@@ -90,7 +105,7 @@ class HandshakeFailed:
 
 
 HandshakeEvent = HandshakeBytes | HandshakeStreamEnded
-HandshakeEffect = SendBytes | PeerProved | HandshakeFailed
+HandshakeEffect = SendBytes | PeerAuthenticated | HandshakeFailed
 
 
 def check_features(features: Sequence[str]) -> tuple[str, ...]:
@@ -107,10 +122,29 @@ def _is_feature(value: object) -> bool:
     return isinstance(value, str) and 0 < len(value) <= FEATURE_BYTES_MAX and value.isascii() and value.isprintable()
 
 
-class _Handshake:
-    """What both sides share: framing, the deadline, the verdict."""
+@dataclass(frozen=True, slots=True)
+class HandshakeChannel:
+    """The connection under a handshake, as the transport authenticated it: both ends, and 32 bytes of channel binding.
+
+    Raises ``ValueError`` for equal ids and for a binding of another length.
+    """
+
+    own: PeerId
+    peer: PeerId
+    binding: bytes
+
+    def __post_init__(self) -> None:
+        if self.own == self.peer:
+            raise ValueError("a node does not shake hands with itself")
+        if len(self.binding) != CHANNEL_BYTES:
+            raise ValueError(f"a channel binding has {CHANNEL_BYTES} bytes, not {len(self.binding)}")
+
+
+class _Handshake(ABC):
+    """The common part of both sides: framing, the deadline, the verdict."""
 
     __slots__ = (
+        "_channel",
         "_deadline",
         "_decoder",
         "_is_over",
@@ -125,21 +159,19 @@ class _Handshake:
     def __init__(
         self,
         keys: RealmKeys,
-        own: PeerId,
-        peer: PeerId,
+        channel: HandshakeChannel,
         *,
         features: Sequence[str],
         rng: Rng,
         now: float,
         timeout_s: float,
     ) -> None:
-        """``own`` and ``peer`` are the transport-authenticated ids of the connection's two ends."""
-        if own == peer:
-            raise ValueError("a node does not shake hands with itself")
+        """``features``: what this side offers. The handshake fails ``timeout_s`` after ``now``."""
+        self._channel = channel.binding
         self._keys = keys
-        self._own = peer_id_bytes(own)
-        self._peer = peer_id_bytes(peer)
-        self._own_headers = encode_headers({Key.FEATURES: list(check_features(features))}) if features else b""
+        self._own = peer_id_bytes(channel.own)
+        self._peer = peer_id_bytes(channel.peer)
+        self._own_headers = encode_headers({HeaderKey.FEATURES: list(check_features(features))}) if features else b""
         self._peer_features: tuple[str, ...] = ()
         self._nonce = rng.randbytes(NONCE_BYTES)
         self._decoder = FrameDecoder(HANDSHAKE_PAYLOAD_BYTES_MAX)
@@ -162,7 +194,7 @@ class _Handshake:
         return self._fail(RequestTimeoutError("the realm handshake took too long"), by_peer=False)
 
     def abandon(self, error: WireError) -> list[HandshakeEffect]:
-        """End it for a reason of this side's own, which the peer is told."""
+        """End it for a reason of this side's own, and name the reason to the peer."""
         if self._is_over:
             return []
         return [SendBytes(encode_error(error.code, str(error))), *self._fail(error, by_peer=False)]
@@ -193,33 +225,33 @@ class _Handshake:
         body = frame.payload
         headers: HeaderMap = {}
         if frame.flags & HEADERS:
-            end = item_end(body, 0, HANDSHAKE_HEADERS_BYTES_MAX)
+            end = headers_end(body, 0, HANDSHAKE_HEADERS_BYTES_MAX)
             headers, body = decode_headers(body[:end]), body[end:]
         if frame.type == FrameType.ERROR:
             return self._fail(_peer_error(body, headers), by_peer=False)
         self._take_features(headers)
         return self._take_message(frame, body)
 
+    @abstractmethod
     def _take_message(self, frame: Frame, body: bytes) -> list[HandshakeEffect]:
-        raise NotImplementedError
+        """Take a message of the handshake that is no ERROR."""
 
     def _take_features(self, headers: HeaderMap) -> None:
-        offered = headers.get(Key.FEATURES)
+        offered = headers.get(HeaderKey.FEATURES)
         if offered is None:
             return
-        if not isinstance(offered, list):
+        if not is_array(offered):
             raise ProtocolError("header FEATURES is not a list")
-        features = cast(list[object], offered)
-        if len(features) > FEATURES_MAX or not all(_is_feature(feature) for feature in features):
+        if not are_texts(offered, FEATURES_MAX, _is_feature):
             raise ProtocolError("header FEATURES holds too many or malformed features")
-        self._peer_features = tuple(cast(list[str], features))
+        self._peer_features = tuple(offered)
 
     def _message(self, type_: FrameType, req_id: int, body: bytes, headers: bytes = b"") -> SendBytes:
         return SendBytes(encode_frame(type_, headers + body, flags=HEADERS if headers else 0, req_id=req_id))
 
-    def _succeed(self) -> PeerProved:
+    def _succeed(self) -> PeerAuthenticated:
         self._is_over = True
-        return PeerProved(self._peer_features)
+        return PeerAuthenticated(self._keys.realm_id, self._peer_features)
 
     def _refuse(self, error: WireError) -> list[HandshakeEffect]:
         """The peer is to blame: tell it, and end."""
@@ -238,15 +270,14 @@ class HandshakeInitiator(_Handshake):
     def __init__(
         self,
         keys: RealmKeys,
-        own: PeerId,
-        peer: PeerId,
+        channel: HandshakeChannel,
         *,
         features: Sequence[str],
         rng: Rng,
         now: float,
         timeout_s: float,
     ) -> None:
-        super().__init__(keys, own, peer, features=features, rng=rng, now=now, timeout_s=timeout_s)
+        super().__init__(keys, channel, features=features, rng=rng, now=now, timeout_s=timeout_s)
         self._state = 0
         self._nonce_r = b""
 
@@ -255,7 +286,8 @@ class HandshakeInitiator(_Handshake):
         if self._state != 0:
             raise LocalProtocolError("a handshake starts once")
         self._state = _FIRST
-        return [self._message(FrameType.REQUEST, _FIRST, self._nonce, self._own_headers)]
+        tag = hello_tag(self._keys.hello_key, self._own, self._peer, self._channel, self._nonce)
+        return [self._message(FrameType.REQUEST, _FIRST, self._nonce + tag, self._own_headers)]
 
     def _take_message(self, frame: Frame, body: bytes) -> list[HandshakeEffect]:
         if frame.type != FrameType.RESPONSE or frame.req_id != self._state:
@@ -274,30 +306,38 @@ class HandshakeInitiator(_Handshake):
         self._state = _SECOND
         return [self._message(FrameType.REQUEST, _SECOND, self._proof("I", nonce_r))]
 
-    def _proof(self, side: str, nonce_r: bytes) -> bytes:
+    def _proof(self, side: Side, nonce_r: bytes) -> bytes:
         keys = self._keys
-        return handshake_proof(
-            keys.auth_key, "R" if side == "R" else "I", self._own, self._peer, keys.realm_id, self._nonce, nonce_r
-        )
+        context = ProofContext(self._own, self._peer, keys.realm_id, self._channel, self._nonce, nonce_r)
+        return handshake_proof(keys.auth_key, side, context)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponderKeys:
+    """The realms that a responder recognises, and a decoy: keys of a random secret that no peer has."""
+
+    realms: tuple[RealmKeys, ...]
+    decoy: RealmKeys
 
 
 class HandshakeResponder(_Handshake):
-    """The side that accepted the stream."""
+    """The side that accepted the stream, for any number of realms."""
 
-    __slots__ = ("_nonce_i",)
+    __slots__ = ("_nonce_i", "_realms")
 
     def __init__(
         self,
-        keys: RealmKeys,
-        own: PeerId,
-        peer: PeerId,
+        keys: ResponderKeys,
+        channel: HandshakeChannel,
         *,
         features: Sequence[str],
         rng: Rng,
         now: float,
         timeout_s: float,
     ) -> None:
-        super().__init__(keys, own, peer, features=features, rng=rng, now=now, timeout_s=timeout_s)
+        super().__init__(keys.decoy, channel, features=features, rng=rng, now=now, timeout_s=timeout_s)
+        padding = -len(keys.realms) % REALMS_PADDING if keys.realms else REALMS_PADDING
+        self._realms = [*keys.realms, *[keys.decoy] * padding]
         self._nonce_i = b""
 
     def _take_message(self, frame: Frame, body: bytes) -> list[HandshakeEffect]:
@@ -305,36 +345,38 @@ class HandshakeResponder(_Handshake):
         if frame.type != FrameType.REQUEST or frame.req_id != expected:
             raise ProtocolError(f"frame type 0x{frame.type:02x} with req_id {frame.req_id} in a realm handshake")
         if expected == _FIRST:
-            if len(body) != NONCE_BYTES:
-                raise ProtocolError(f"a nonce of {len(body)} bytes instead of {NONCE_BYTES}")
-            self._nonce_i = body
+            if len(body) != NONCE_BYTES + TAG_BYTES:
+                raise ProtocolError(f"a first message of {len(body)} bytes instead of {NONCE_BYTES + TAG_BYTES}")
+            self._nonce_i = body[:NONCE_BYTES]
+            self._recognise(body[NONCE_BYTES:])
             answer = self._nonce + self._proof("R")
             return [self._message(FrameType.RESPONSE, _FIRST, answer, self._own_headers)]
         if not equal_in_constant_time(body, self._proof("I")):
-            return self._refuse(NotMemberError("the peer does not hold this realm's secret"))
+            return self._refuse(NotMemberError("the peer proved membership of none of this node's realms"))
         return [self._message(FrameType.RESPONSE, _SECOND, b""), self._succeed()]
 
-    def _proof(self, side: str) -> bytes:
+    def _recognise(self, tag: bytes) -> None:
+        """Take the keys of the realm that the tag is of. All tags are computed and compared, whichever it is."""
+        for keys in self._realms:
+            expected = hello_tag(keys.hello_key, self._peer, self._own, self._channel, self._nonce_i)
+            if equal_in_constant_time(tag, expected):
+                self._keys = keys
+
+    def _proof(self, side: Side) -> bytes:
         keys = self._keys
-        return handshake_proof(
-            keys.auth_key,
-            "R" if side == "R" else "I",
-            self._peer,
-            self._own,
-            keys.realm_id,
-            self._nonce_i,
-            self._nonce,
-        )
+        context = ProofContext(self._peer, self._own, keys.realm_id, self._channel, self._nonce_i, self._nonce)
+        return handshake_proof(keys.auth_key, side, context)
 
 
 def _peer_error(body: bytes, headers: HeaderMap) -> WireError:
-    """What the peer's ERROR means here: only the verdicts that a handshake can end with keep their own type."""
+    """Turn the peer's ERROR into an exception. Only verdicts that a handshake can end with keep their own type."""
     code, text = decode_error(body)
     if code == ErrorCode.NOT_MEMBER:
         return NotMemberError(f"the peer refused the realm handshake: {text!r}")
     if code == ErrorCode.RATE_LIMITED:
         return RateLimitedError(
-            "the peer takes no handshakes from this address for now", header_uint(headers, Key.RETRY_AFTER_MS) or 0
+            "the peer takes no handshakes from this node for now, after failed ones",
+            header_uint(headers, HeaderKey.RETRY_AFTER_MS) or 0,
         )
     if code == ErrorCode.OVERLOADED:
         return OverloadedError("the peer has too many handshakes at work")

@@ -1,14 +1,16 @@
-"""Member records: what a member says of itself, signed by its identity, MACed for the realm (docs/spec/realm.md §4).
+"""Member records: a member's statements about itself, signed by its identity, MACed for the realm (docs/spec/realm.md
+§4).
 
 An envelope is the CBOR array [body, signature, mac]; the body is a canonical CBOR map with integer keys. The MAC covers
 body and signature and is checked first: a stranger's record costs one HMAC. The signature covers the realm id too, so
-that a member of two realms cannot carry somebody's record from one to the other.
+that a member of two realms cannot carry another one's record from one to the other.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, cast
+from typing import Final, Literal
 
+from dep2p.encoding.decoded import are_texts, is_array, is_array_of, is_map
 from dep2p.errors import ProtocolError
 from dep2p.identity import public_key_from_peer_id, verify
 from dep2p.protocols.realm.keys import MAC_BYTES, RealmKeys, equal_in_constant_time, keyed_mac, length_prefixed
@@ -16,19 +18,19 @@ from dep2p.protocols.wire.cbor import decode_bounded, encode_canonical
 from dep2p.types import PeerId, RealmId, peer_id_bytes, peer_id_from_bytes
 
 RECORD_BYTES_MAX: Final = 8_192
-"""Of a whole envelope."""
+"""Bytes of a whole envelope at most."""
 ADDRS_MAX: Final = 16
 ADDR_BYTES_MAX: Final = 256
 RECORD_FEATURES_MAX: Final = 16
 RECORD_FEATURE_BYTES_MAX: Final = 32
 SEQ_MAX: Final = 2**53 - 1
-"""So that every JSON reader keeps it exact."""
+"""The highest sequence number, chosen so that every JSON reader keeps it exact."""
 LIFE_MS: Final = 24 * 3_600_000
-"""Life of a record that this implementation issues."""
+"""Milliseconds of life of a record that this implementation issues."""
 LIFE_MS_MAX: Final = 7 * LIFE_MS
-"""Longest life that is taken."""
+"""Milliseconds of life at most of a record that is accepted."""
 SKEW_MS: Final = 120_000
-"""How far another node's clock may be off."""
+"""Milliseconds that another node's clock may be off."""
 
 _SIGN_PREFIX: Final = b"dep2p-member-record-v1"
 _MAC_PREFIX: Final = b"dep2p-member-mac-v1"
@@ -42,7 +44,7 @@ _PEER, _ADDRS, _SEQ, _ISSUED, _EXPIRES, _STATE, _FEATURES = range(1, 8)
 
 @dataclass(frozen=True, slots=True)
 class MemberRecord:
-    """What one member says of itself. Times are Unix milliseconds by its own clock."""
+    """A member's statement about itself. Times are Unix milliseconds by its own clock."""
 
     peer: PeerId
     addrs: tuple[str, ...]
@@ -80,16 +82,16 @@ def seal_record(record: MemberRecord, keys: RealmKeys, sign: Callable[[bytes], b
 
 
 def open_envelope(envelope: bytes, keys: RealmKeys) -> tuple[SealedRecord, bytes]:
-    """Check size, MAC and shape; give the record and its signature, **not yet verified**: see `check_signature`.
+    """Check size, MAC and shape; return the record and its signature, **not yet verified**: see `check_signature`.
 
     Raises :class:`ProtocolError`.
     """
     if len(envelope) > RECORD_BYTES_MAX:
         raise ProtocolError(f"a member record of {len(envelope)} bytes: at most {RECORD_BYTES_MAX} are allowed")
     parts = decode_bounded(envelope, "member record", depth_max=1, entries_max=3)
-    if not isinstance(parts, list) or len(cast(list[object], parts)) != 3:
+    if not is_array_of(parts, 3):
         raise ProtocolError("a member record is not an array of three")
-    body, signature, mac = cast(list[object], parts)
+    body, signature, mac = parts
     if not isinstance(body, bytes) or not isinstance(signature, bytes) or not isinstance(mac, bytes):
         raise ProtocolError("a member record's parts are not byte strings")
     if len(signature) != _SIGNATURE_BYTES or len(mac) != MAC_BYTES:
@@ -116,16 +118,8 @@ def check_times(record: MemberRecord, now_ms: int) -> None:
         raise ProtocolError("a member record has expired")
 
 
-def verify_record(envelope: bytes, keys: RealmKeys, now_ms: int) -> SealedRecord:
-    """All checks: size, MAC, shape, times, signature. Raises :class:`ProtocolError`."""
-    sealed, signature = open_envelope(envelope, keys)
-    check_times(sealed.record, now_ms)
-    check_signature(sealed, signature, keys.realm_id)
-    return sealed
-
-
 def fitting_addrs(addrs: Sequence[str]) -> tuple[str, ...]:
-    """The first addresses that a record may hold, without repeats."""
+    """Return the first addresses that a record may hold, without repeats."""
     return tuple(dict.fromkeys(addr for addr in addrs if _is_addr(addr)))[:ADDRS_MAX]
 
 
@@ -149,9 +143,9 @@ def _encode_body(record: MemberRecord) -> bytes:
 
 def _decode_body(body: bytes) -> MemberRecord:
     decoded = decode_bounded(body, "member record", depth_max=2, entries_max=16)
-    if not isinstance(decoded, dict):
+    if not is_map(decoded):
         raise ProtocolError("a member record's body is not a map")
-    fields = cast(dict[object, object], decoded)
+    fields = decoded
     record = MemberRecord(
         peer=_peer(fields.get(_PEER)),
         addrs=_texts(fields.get(_ADDRS), "addresses", ADDRS_MAX, _is_addr),
@@ -191,16 +185,15 @@ def _state(value: object) -> State:
 
 
 def _texts(value: object, name: str, items_max: int, is_valid: Callable[[object], bool]) -> tuple[str, ...]:
-    if not isinstance(value, list):
+    if not is_array(value):
         raise ProtocolError(f"a member record's {name} are not a list")
-    items = cast(list[object], value)
-    if len(items) > items_max or not all(is_valid(item) for item in items):
+    if not are_texts(value, items_max, is_valid):
         raise ProtocolError(f"a member record's {name} are too many or malformed")
-    return tuple(cast(list[str], items))
+    return tuple(value)
 
 
 def _is_addr(value: object) -> bool:
-    """Only its form: what the text means is the host's affair."""
+    """Whether this has the form of an address: what the text means is the host's affair."""
     return isinstance(value, str) and value.startswith("/") and len(value) <= ADDR_BYTES_MAX and _is_plain(value)
 
 

@@ -4,19 +4,19 @@
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from dep2p.errors import ProtocolError
 from dep2p.protocols.realm.anti_entropy import MemberSync, SendFrames
-from dep2p.protocols.realm.keys import RealmKeys
+from dep2p.protocols.realm.dialable import AddressScope, plausible_addrs
 from dep2p.protocols.realm.member_record import MemberRecord, SealedRecord, State
 from dep2p.protocols.realm.messages import Digest, MembersMessage, Records, Want
 from dep2p.protocols.realm.own_record import OwnRecord
-from dep2p.protocols.realm.peer_selection import KEPT_MAX, KeepChoice
+from dep2p.protocols.realm.peer_selection import KEPT_MAX, PeerSelection, SelectionChange
 from dep2p.protocols.realm.presence import MemberPresence, PresenceChanged
-from dep2p.protocols.realm.record_store import Applied, OwnRecordSeen, RecordStore
+from dep2p.protocols.realm.record_store import Applied, OwnRecordSeen, RecordSource, RecordStore, StoredRecord
 from dep2p.types import PeerId, Rng
 
 MemberState = Literal["up", "down", "left"]
@@ -24,15 +24,15 @@ ChangeKind = Literal["joined", "up", "down", "left", "expired"]
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """What a node knows of another member. Times are Unix seconds."""
+class RealmMember:
+    """Another member, as this node knows it. Times are Unix seconds."""
 
     peer: PeerId
     addrs: tuple[str, ...]
     state: MemberState
     """"up": verified on a live connection, or lost for less than 15 s; "down": a member that is not connected."""
     seq: int
-    """Of its record; 0 while none has arrived."""
+    """The number of its record; 0 while none has arrived."""
     issued_s: float
     expires_s: float
     last_seen_s: float | None
@@ -55,9 +55,9 @@ class AddrsChanged:
 
 @dataclass(frozen=True, slots=True)
 class RecordsLoaded:
-    """Envelopes of an earlier run, from disk; verified like any other."""
+    """Records of an earlier run, from disk; verified like any other."""
 
-    envelopes: tuple[bytes, ...]
+    records: tuple[StoredRecord, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class PeerVerified:
 
 @dataclass(frozen=True, slots=True)
 class PeerUnverified:
-    """That connection ended, or does not count any more."""
+    """A connection ended on which the peer had proved itself, or it does not count any more."""
 
     connection: int
     peer: PeerId
@@ -82,11 +82,13 @@ class LinkOpened:
 
     link: int
     peer: PeerId
+    scope: AddressScope = AddressScope.PUBLIC
+    """How far the connection's addresses reach."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkClosed:
-    """It ended."""
+    """A members stream ended."""
 
     link: int
 
@@ -119,7 +121,7 @@ TableEvent = (
 
 @dataclass(frozen=True, slots=True)
 class MemberChanged:
-    """Tell subscribers."""
+    """Tell subscribers that a member came, went or changed."""
 
     peer: PeerId
     kind: ChangeKind
@@ -142,7 +144,7 @@ class CloseLink:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepConnected:
+class RetainPeer:
     """Stay connected to this member."""
 
     peer: PeerId
@@ -151,18 +153,26 @@ class KeepConnected:
 
 
 @dataclass(frozen=True, slots=True)
-class LetGo:
-    """No need to stay connected to this peer."""
+class ReleasePeer:
+    """This node need not stay connected to the peer any more."""
 
     peer: PeerId
 
 
-TableEffect = SendFrames | MemberChanged | MembershipEnded | CloseLink | KeepConnected | LetGo
+@dataclass(frozen=True, slots=True)
+class ProbePeer:
+    """Dial this peer once, at these addresses and no others, for a handshake: it never proved itself to this node."""
+
+    peer: PeerId
+    addrs: tuple[str, ...]
+
+
+TableEffect = SendFrames | MemberChanged | MembershipEnded | CloseLink | RetainPeer | ReleasePeer | ProbePeer
 
 
 @dataclass(slots=True)
 class _Standing:
-    """What is known of a peer beyond its record."""
+    """The part of a peer's state that is not in its record."""
 
     is_member: bool = False
     connections: dict[int, None] = field(default_factory=dict[int, None])
@@ -170,39 +180,38 @@ class _Standing:
 
 
 class MemberTable:
-    """All that one node knows of one realm's members."""
+    """One node's knowledge of the members of one realm."""
 
     def __init__(
         self,
-        own: PeerId,
-        keys: RealmKeys,
-        sign: Callable[[bytes], bytes],
+        own_record: OwnRecord,
+        store: RecordStore,
         *,
         members_max: int,
         rng: Rng,
-        features: Sequence[str] = (),
         kept_max: int = KEPT_MAX,
         presence: MemberPresence | None = None,
-        store: RecordStore | None = None,
     ) -> None:
-        """``sign`` makes Ed25519 signatures with the key of ``own``."""
+        """``own_record`` and ``store`` belong to the same peer and realm."""
+        own = own_record.peer
         self.counts: Counter[str] = Counter()
-        self.version = 0
-        """Rises when a foreign record was added or dropped: there is something new to save."""
+        self.version: int = 0
+        """Rises when a foreign record was added, proved or dropped: there is something new to save."""
         self._own = own
         self._members_max = members_max
-        self._own_record = OwnRecord(own, keys, sign, features=features)
-        self._store = store or RecordStore(own, keys, records_max=members_max)
+        self._own_record = own_record
+        self._store = store
         self._presence = presence or MemberPresence()
         self._sync = MemberSync(self._store, rng, self.counts)
-        self._keep = KeepChoice(own, kept_max=kept_max)
+        self._keep = PeerSelection(own, kept_max=kept_max)
         self._standing: dict[PeerId, _Standing] = {}
+        self._own_addrs: tuple[str, ...] = ()
         self._wall_offset_s = 0.0
 
-    # What is asked
+    # Queries
 
-    def member(self, peer: PeerId) -> Member | None:
-        """One member as known now."""
+    def member(self, peer: PeerId) -> RealmMember | None:
+        """Return one member as known now."""
         standing = self._standing.get(peer)
         sealed = self._store.get(peer)
         if peer == self._own or (standing is None and sealed is None):
@@ -212,7 +221,7 @@ class MemberTable:
         state: MemberState = "down" if is_member else "left"
         if is_member and self._presence.is_up(peer):
             state = "up"
-        return Member(
+        return RealmMember(
             peer=peer,
             addrs=() if record is None else record.addrs,
             state=state,
@@ -222,33 +231,45 @@ class MemberTable:
             last_seen_s=None if standing is None else standing.last_seen_s,
         )
 
-    def members(self) -> list[Member]:
-        """All other members, also those that left lately, in the order in which they became known."""
+    def members(self) -> list[RealmMember]:
+        """Return all other members, also those that left lately, in the order in which they became known."""
         views = (self.member(peer) for peer in self._standing)
         return [view for view in views if view is not None]
 
     @property
     def own_record(self) -> MemberRecord | None:
-        """What this node says of itself now."""
+        """Return this node's own record; None before the first one."""
         current = self._own_record.current
         return None if current is None else current.record
 
     @property
     def own_envelope(self) -> bytes:
-        """The same, as it is sent. Raises ``LookupError`` before the first one."""
+        """Return this node's own record as it is sent. Raises ``LookupError`` before the first one."""
         if self._own_record.current is None:
             raise LookupError("no own record was issued yet")
         return self._own_record.current.envelope
 
-    def envelopes(self) -> list[bytes]:
-        """All foreign records, for keeping on disk."""
-        return [sealed.envelope for sealed in self._store.all() if sealed.record.peer != self._own]
+    def stored(self) -> list[StoredRecord]:
+        """Return all foreign records, for keeping on disk."""
+        return self._store.stored()
+
+    def dialable_addrs(self, peer: PeerId) -> tuple[str, ...]:
+        """Return the addresses in the peer's record that can be right."""
+        sealed = self._store.get(peer)
+        if sealed is None:
+            return ()
+        return plausible_addrs(sealed.record.addrs, heard_over=self._store.scope(peer), own=self._own_addrs)
+
+    def full_introducers(self) -> list[PeerId]:
+        """Return the members that brought as many records of members that this node never met as it takes from one."""
+        return self._store.full_introducers()
 
     def next_deadline(self) -> float | None:
         """When `on_deadline` is due."""
         times = [
             self._presence.next_deadline(),
             self._sync.next_deadline(),
+            self._keep.next_deadline(),
             self._own_record.next_deadline(self._wall_offset_s),
         ]
         expiry_ms = self._store.next_expiry_ms()
@@ -256,10 +277,10 @@ class MemberTable:
             times.append(expiry_ms / 1000 - self._wall_offset_s)
         return min((time for time in times if time is not None), default=None)
 
-    # What happens
+    # Events
 
     def handle(self, event: TableEvent, now: float) -> list[TableEffect]:
-        """Take one event, give what is to be done."""
+        """Take one event and return the effects."""
         match event:
             case MessageReceived():
                 return self._on_message(event.link, event.message, now)
@@ -270,7 +291,7 @@ class MemberTable:
             case LinkOpened():
                 current = self._own_record.current
                 own = None if current is None else current.envelope
-                return list(self._sync.opened(event.link, event.peer, own, now))
+                return list(self._sync.opened(event.link, event.peer, own, now, scope=event.scope))
             case LinkClosed():
                 self._sync.closed(event.link)
                 return []
@@ -278,10 +299,11 @@ class MemberTable:
                 self._wall_offset_s = event.wall_s - now
                 return []
             case AddrsChanged():
+                self._own_addrs = event.addrs
                 self._own_record.set_addrs(event.addrs)
                 return self._issue("active", now)
             case RecordsLoaded():
-                return self._on_records(None, event.envelopes, now)
+                return self._on_loaded(event.records, now)
             case LeaveRequested():
                 return self._issue("left", now)
 
@@ -291,11 +313,12 @@ class MemberTable:
         for sealed in self._store.expire(self._now_ms(now)):
             self.version += 1
             effects += self._on_expired(sealed, now)
-        effects += self._told(self._presence.on_deadline(now))
+        effects += self._presence_effects(self._presence.on_deadline(now))
         own_due = self._own_record.next_deadline(self._wall_offset_s)
         if own_due is not None and own_due <= now:
             effects += self._issue("active", now)
         effects += self._sync.on_deadline(now)
+        effects += self._selected(self._keep.on_deadline(now), now)
         return effects
 
     def _on_message(self, link: int, message: MembersMessage, now: float) -> list[TableEffect]:
@@ -309,19 +332,33 @@ class MemberTable:
             case _:
                 return list(self._sync.on_summary(link, message.digest, now))
 
-    def _on_records(self, link: int | None, envelopes: Sequence[bytes], now: float) -> list[TableEffect]:
+    def _on_loaded(self, records: Sequence[StoredRecord], now: float) -> list[TableEffect]:
+        effects: list[TableEffect] = []
+        for record in records:
+            outcome = self._store.offer(record.envelope, self._now_ms(now), now, RecordSource(scope=record.scope))
+            match outcome:
+                case Applied():
+                    if record.is_proved:
+                        self._store.prove(outcome.sealed.record.peer)
+                    effects += self._on_applied(outcome, now)
+                case OwnRecordSeen():
+                    self._own_record.seen(outcome.sealed.record, now)
+                case _:
+                    self.counts[f"record_{outcome.reason}"] += 1
+        return effects
+
+    def _on_records(self, link: int, envelopes: Sequence[bytes], now: float) -> list[TableEffect]:
         effects: list[TableEffect] = []
         news: list[bytes] = []
         owners: list[PeerId] = []
         now_ms = self._now_ms(now)
+        source = RecordSource(self._sync.peer(link), self._sync.scope(link))
         for envelope in envelopes:
-            outcome = self._store.offer(envelope, now_ms, now)
+            outcome = self._store.offer(envelope, now_ms, now, source)
             match outcome:
                 case Applied():
                     peer = outcome.sealed.record.peer
                     effects += self._on_applied(outcome, now)
-                    if link is None:
-                        continue
                     if self._sync.was_wanted(link, peer):
                         self._sync.pulled(now)
                     else:
@@ -332,10 +369,10 @@ class MemberTable:
                     self._own_record.seen(outcome.sealed.record, now)
                 case _:
                     self.counts[f"record_{outcome.reason}"] += 1
-                    if outcome.reason == "invalid" and link is not None and self._sync.invalid_record(link):
+                    if outcome.reason == "invalid" and self._sync.invalid_record(link):
                         effects.append(CloseLink(link, ProtocolError("too many invalid member records")))
                         return effects
-        if link is not None and news:
+        if news:
             sender = self._sync.peer(link)
             # With one record the owner is left out, too: it knows its own. With more, it is not worth a frame each.
             without = owners if len(owners) == 1 else []
@@ -346,36 +383,39 @@ class MemberTable:
         self.version += 1
         self.counts["record_applied"] += 1
         record = applied.sealed.record
+        effects = [] if applied.evicted is None else self._on_expired(applied.evicted, now)
         standing = self._standing.setdefault(record.peer, _Standing())
         if record.state == "left":
-            ended = self._end(record.peer, standing, "left") if standing.is_member else []
-            return [*ended, *self._kept_changes(self._keep.discard(record.peer), now)]
-        effects: list[TableEffect] = []
+            effects += self._end(record.peer, standing, "left") if standing.is_member else []
+            return [*effects, *self._selected(self._keep.discard(record.peer, now), now)]
         if not standing.is_member:
             standing.is_member = True
             effects.append(MemberChanged(record.peer, "joined"))
-        if not record.addrs:
-            return [*effects, *self._kept_changes(self._keep.discard(record.peer), now)]
-        previous = applied.previous
-        if record.peer in self._keep and (previous is None or previous.record.addrs != record.addrs):
-            effects += self._kept_changes(([record.peer], []), now)
-        return [*effects, *self._kept_changes(self._keep.add(record.peer), now)]
+        change = self._keep.offer(
+            record.peer, self.dialable_addrs(record.peer), is_proved=self._store.is_proved(record.peer), now=now
+        )
+        return [*effects, *self._selected(change, now)]
 
     def _on_verified(self, peer: PeerId, connection: int, now: float) -> list[TableEffect]:
         standing = self._standing.get(peer)
+        effects: list[TableEffect] = []
         if standing is None:
+            if len(self._standing) >= self._members_max and (evicted := self._store.evict_unproved()) is not None:
+                effects += self._on_expired(evicted, now)
             if len(self._standing) >= self._members_max:
                 # It may talk: it holds the secret. It is only not listed.
                 self.counts["member_full"] += 1
-                return []
+                return effects
             standing = self._standing[peer] = _Standing()
-        effects: list[TableEffect] = []
+        self.version += not self._store.is_proved(peer)
+        self._store.prove(peer)
+        effects += self._selected(self._keep.proved(peer, now), now)
         if not standing.is_member:
             standing.is_member = True
             effects.append(MemberChanged(peer, "joined"))
         standing.connections[connection] = None
         standing.last_seen_s = now + self._wall_offset_s
-        return [*effects, *self._told(self._presence.connected(peer, now))]
+        return [*effects, *self._presence_effects(self._presence.connected(peer, now))]
 
     def _on_unverified(self, peer: PeerId, connection: int, now: float) -> list[TableEffect]:
         standing = self._standing.get(peer)
@@ -385,7 +425,7 @@ class MemberTable:
         standing.last_seen_s = now + self._wall_offset_s
         if standing.connections:
             return []
-        return self._told(self._presence.disconnected(peer, now))
+        return self._presence_effects(self._presence.disconnected(peer, now))
 
     def _on_expired(self, sealed: SealedRecord, now: float) -> list[TableEffect]:
         peer = sealed.record.peer
@@ -393,15 +433,17 @@ class MemberTable:
         if standing is None:
             return []
         if sealed.record.state == "left":
-            # Its tombstone. A peer that proved itself again since then stays while it is up; `_told` ends it later.
+            # Its tombstone. A peer that proved itself again since then stays while it is up; then
+            # `_presence_effects` ends it.
             if not standing.is_member:
                 del self._standing[peer]
                 return []
             if self._presence.is_up(peer):
+                self._store.prove(peer)
                 return []
         effects = self._end(peer, standing, "expired")
         del self._standing[peer]
-        return [*effects, *self._kept_changes(self._keep.discard(peer), now)]
+        return [*effects, *self._selected(self._keep.discard(peer, now), now)]
 
     def _end(self, peer: PeerId, standing: _Standing, reason: Literal["left", "expired"]) -> list[TableEffect]:
         standing.is_member = False
@@ -409,24 +451,26 @@ class MemberTable:
         self._presence.forget(peer)
         return [MembershipEnded(peer, reason), MemberChanged(peer, reason)]
 
-    def _told(self, changes: Sequence[PresenceChanged]) -> list[TableEffect]:
+    def _presence_effects(self, changes: Sequence[PresenceChanged]) -> list[TableEffect]:
         effects: list[TableEffect] = []
         for change in changes:
             effects.append(MemberChanged(change.peer, change.kind))
             if change.kind == "down" and change.peer not in self._store:
                 # It proved itself once but never sent a record: nothing else would ever end it.
                 self._presence.forget(change.peer)
+                self._store.forget_proof(change.peer)
                 del self._standing[change.peer]
                 effects.append(MemberChanged(change.peer, "expired"))
         return effects
 
-    def _kept_changes(self, changes: tuple[list[PeerId], list[PeerId]], now: float) -> list[TableEffect]:
-        effects: list[TableEffect] = [LetGo(peer) for peer in changes[1]]
-        for peer in changes[0]:
+    def _selected(self, change: SelectionChange, now: float) -> list[TableEffect]:
+        effects: list[TableEffect] = [ReleasePeer(peer) for peer in change.release]
+        for peer in change.keep:
             sealed = self._store.get(peer)
             if sealed is not None:
                 ttl_s = max(0.0, (sealed.record.expires_ms - self._now_ms(now)) / 1000)
-                effects.append(KeepConnected(peer, sealed.record.addrs, ttl_s))
+                effects.append(RetainPeer(peer, self.dialable_addrs(peer), ttl_s))
+        effects += [ProbePeer(probe.peer, probe.addrs) for probe in change.probes]
         return effects
 
     def _issue(self, state: State, now: float) -> list[TableEffect]:

@@ -1,12 +1,13 @@
-"""What members say to each other on `/dep2p/realm/<id>/members/1.0.0` (docs/spec/realm.md §5).
+"""The messages between members on `/dep2p/realm/<id>/members/1.0.0` (docs/spec/realm.md §5).
 
 Each message is the payload of a GOSSIP frame: the CBOR array [kind, items].
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final
 
+from dep2p.encoding.decoded import is_array, is_array_of
 from dep2p.errors import ProtocolError
 from dep2p.protocols.realm.member_record import RECORD_BYTES_MAX, SEQ_MAX
 from dep2p.protocols.wire.cbor import decode_bounded, encode_canonical
@@ -18,7 +19,7 @@ MEMBERS_PAYLOAD_BYTES_MAX: Final = 262_144
 RECORDS_PER_MESSAGE_MAX: Final = 64
 RECORD_BYTES_PER_MESSAGE_MAX: Final = 200_000
 ENTRIES_PER_MESSAGE_MAX: Final = 512
-"""Of a DIGEST or a WANT."""
+"""Entries of a DIGEST or a WANT at most."""
 SUMMARY_BYTES: Final = 32
 
 _RECORDS, _DIGEST, _WANT, _SUMMARY = range(1, 5)
@@ -39,14 +40,14 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """Which record of whom the sender has: peers and sequence numbers; a part of all that it has."""
+    """Names the records that the sender has: peers and sequence numbers; a part of all that it has."""
 
     entries: tuple[tuple[PeerId, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Send me your records of these peers."""
+    """Asks for the records of these peers."""
 
     peers: tuple[PeerId, ...]
 
@@ -62,7 +63,7 @@ MembersMessage = Records | Digest | Want | Summary
 
 
 def encode_records(envelopes: Iterable[bytes]) -> list[bytes]:
-    """GOSSIP frames with these records, as few as the bounds allow."""
+    """Encode these records as GOSSIP frames, as few as the bounds allow."""
     frames: list[bytes] = []
     batch: list[bytes] = []
     batch_bytes = 0
@@ -80,58 +81,57 @@ def encode_records(envelopes: Iterable[bytes]) -> list[bytes]:
 
 
 def encode_digest(entries: Sequence[tuple[PeerId, int]]) -> list[bytes]:
-    """GOSSIP frames with these entries."""
+    """Encode these entries as GOSSIP frames."""
     flat = [[peer_id_bytes(peer), seq] for peer, seq in entries]
     return [_frame(_DIGEST, part) for part in _parts(flat)]
 
 
 def encode_want(peers: Sequence[PeerId]) -> list[bytes]:
-    """GOSSIP frames that ask for these peers' records."""
+    """Encode a request for these peers' records as GOSSIP frames."""
     return [_frame(_WANT, part) for part in _parts([peer_id_bytes(peer) for peer in peers])]
 
 
 def encode_summary(digest: bytes) -> bytes:
-    """A GOSSIP frame with the sum over all records."""
+    """Encode the sum over all records as a GOSSIP frame."""
     return _frame(_SUMMARY, digest)
 
 
 def decode_members(frame: Frame) -> MembersMessage:
-    """The message in a frame. Raises :class:`ProtocolError`."""
+    """Decode the message in a frame. Raises :class:`ProtocolError`."""
     if frame.type != FrameType.GOSSIP or frame.flags or frame.req_id:
         raise ProtocolError(f"frame type 0x{frame.type:02x}, flags 0x{frame.flags:04x} on a members stream")
     decoded = decode_bounded(frame.payload, "members message", depth_max=3, entries_max=ENTRIES_PER_MESSAGE_MAX)
-    if not isinstance(decoded, list) or len(cast(list[object], decoded)) != 2:
+    if not is_array_of(decoded, 2):
         raise ProtocolError("a members message is not an array of two")
-    kind, items = cast(list[object], decoded)
+    kind, items = decoded
     if type(kind) is int and kind == _SUMMARY:
         if not isinstance(items, bytes) or len(items) != SUMMARY_BYTES:
             raise ProtocolError(f"a SUMMARY is not {SUMMARY_BYTES} bytes")
         return Summary(items)
-    if type(kind) is not int or not isinstance(items, list):
+    if type(kind) is not int or not is_array(items):
         raise ProtocolError("a members message has no kind or no items")
-    entries = cast(list[object], items)
     if kind == _RECORDS:
-        return _decode_records(entries)
+        return _decode_records(items)
     if kind == _DIGEST:
-        return Digest(tuple(_digest_entry(entry) for entry in entries))
+        return Digest(tuple(_digest_entry(entry) for entry in items))
     if kind == _WANT:
-        return Want(tuple(_peer(entry) for entry in entries))
+        return Want(tuple(_peer(entry) for entry in items))
     raise ProtocolError(f"members message of kind {kind}")
 
 
 def _decode_records(entries: list[object]) -> Records:
     if len(entries) > RECORDS_PER_MESSAGE_MAX:
         raise ProtocolError(f"{len(entries)} records in one message: at most {RECORDS_PER_MESSAGE_MAX} are taken")
-    for entry in entries:
-        if not isinstance(entry, bytes) or len(entry) > RECORD_BYTES_MAX:
-            raise ProtocolError("a record in a members message is no byte string or too long")
-    return Records(tuple(cast(list[bytes], entries)))
+    records = tuple(entry for entry in entries if isinstance(entry, bytes) and len(entry) <= RECORD_BYTES_MAX)
+    if len(records) < len(entries):
+        raise ProtocolError("a record in a members message is no byte string or too long")
+    return Records(records)
 
 
 def _digest_entry(entry: object) -> tuple[PeerId, int]:
-    if not isinstance(entry, list) or len(cast(list[object], entry)) != 2:
+    if not is_array_of(entry, 2):
         raise ProtocolError("a digest's entry is not a pair")
-    peer, seq = cast(list[object], entry)
+    peer, seq = entry
     if type(seq) is not int or not 0 <= seq <= SEQ_MAX:
         raise ProtocolError("a digest's seq is out of range")
     return _peer(peer), seq

@@ -17,18 +17,18 @@ from dep2p.protocols.realm.member_record import (
 from dep2p.types import PeerId
 
 REFRESH_FRACTION: Final = 0.5
-"""Of a record's life, after which its owner issues the next one."""
+"""The fraction of a record's life after which its owner issues the next one."""
 REISSUE_INTERVAL_S: Final = 10.0
-"""Two nodes with one identity would outbid each other for ever: at most this often."""
+"""Seconds between two records of one node at least: two nodes with one identity would outbid each other forever."""
 
 
 class OwnRecord:
     """Issues this node's records. Sequence numbers follow the clock: a restart without any state goes on rising."""
 
     def __init__(
-        self, own: PeerId, keys: RealmKeys, sign: Callable[[bytes], bytes], *, features: Sequence[str]
+        self, own: PeerId, keys: RealmKeys, sign: Callable[[bytes], bytes], *, features: Sequence[str] = ()
     ) -> None:
-        self._own = own
+        self.peer = own
         self._keys = keys
         self._sign = sign
         self._features = tuple(features)
@@ -37,22 +37,22 @@ class OwnRecord:
         self._issued_at: float | None = None
         self._overtake_due: float | None = None
         self.current: SealedRecord | None = None
-        """The newest one."""
+        """The newest record of this node."""
 
     @property
     def has_left(self) -> bool:
-        """Whether the newest one says that this node left."""
+        """Whether the newest record says that this node left."""
         return self.current is not None and self.current.record.state == "left"
 
     def set_addrs(self, addrs: Sequence[str]) -> None:
-        """The addresses of the records from now on; what does not fit is left out."""
+        """Set the addresses of the records from now on; those that do not fit are left out."""
         self._addrs = fitting_addrs(addrs)
 
     def issue(self, state: State, now: float, now_ms: int) -> SealedRecord:
         """Make the next record."""
         issued_seq = 0 if self.current is None else self.current.record.seq
         record = MemberRecord(
-            peer=self._own,
+            peer=self.peer,
             addrs=self._addrs if state == "active" else (),
             seq=min(SEQ_MAX, max(issued_seq + 1, self._seq_seen + 1, now_ms)),
             issued_ms=now_ms,
@@ -66,16 +66,16 @@ class OwnRecord:
         return self.current
 
     def seen(self, record: MemberRecord, now: float) -> None:
-        """A record of ours, ahead of the newest one, is about: the next one has to be ahead of it, soon."""
+        """Note a record of ours that is ahead of the newest one: the next one has to be ahead of it, soon."""
         self._seq_seen = max(self._seq_seen, record.seq)
         if self._issued_at is None or self.has_left or self._seq_seen >= SEQ_MAX:
             return
         self._overtake_due = max(now, self._issued_at + REISSUE_INTERVAL_S)
 
     def next_deadline(self, wall_offset_s: float) -> float | None:
-        """When the next record is due; ``wall_offset_s`` is the wall clock (Unix) minus the monotonic one.
+        """Return when the next record is due; ``wall_offset_s`` is the wall clock (Unix) minus the monotonic one.
 
-        By the wall clock, since the record expires by it, also while the machine sleeps.
+        The wall clock counts, since the record expires by it, also while the machine sleeps.
         """
         if self.current is None or self.has_left:
             return None
@@ -84,6 +84,6 @@ class OwnRecord:
         if self._overtake_due is not None:
             due = min(due, self._overtake_due)
         if self._issued_at is not None and record.issued_ms / 1000 > self._issued_at + wall_offset_s + SKEW_MS / 1000:
-            # The clock was set back since: for everybody else this record is from the future.
+            # The clock was set back since: for all other members this record is from the future.
             due = min(due, self._issued_at + REISSUE_INTERVAL_S)
         return due

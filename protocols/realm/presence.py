@@ -1,7 +1,7 @@
-"""When a member counts as up or down, without flapping (docs/spec/realm.md §6). Pure.
+"""The decision when a member counts as up or down, without flapping (docs/spec/realm.md §6). Pure.
 
-A lost connection counts only after a grace period. A member that drops three times in a minute is *damped*: nothing is
-told of it until it has stayed the same for five minutes; then its state is told if it differs from what was told last.
+A lost connection counts only after a grace period. A member that drops three times in a minute is *damped*: it is
+not reported until it has stayed the same for five minutes; then its state is reported if it differs from the last one.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ STABLE_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class PresenceChanged:
-    """What subscribers are told."""
+    """The event for subscribers."""
 
     peer: PeerId
     kind: Literal["up", "down"]
@@ -26,7 +26,7 @@ class PresenceChanged:
 @dataclass(slots=True)
 class _Presence:
     is_connected: bool = False
-    told_up: bool = False
+    reported_up: bool = False
     grace_until: float | None = None
     damped_until: float | None = None
     drops: list[float] = field(default_factory=list[float])
@@ -59,17 +59,13 @@ class MemberPresence:
         self._timed: dict[PeerId, None] = {}
 
     def is_up(self, peer: PeerId) -> bool:
-        """Connected and verified now, or within the grace period. True state, also while events are damped."""
+        """Whether the member is connected and verified now, or within the grace period. True also while events are
+        damped."""
         presence = self._members.get(peer)
         return presence is not None and presence.is_up
 
-    def is_damped(self, peer: PeerId) -> bool:
-        """Whether the member flapped and is not told of for now."""
-        presence = self._members.get(peer)
-        return presence is not None and presence.damped_until is not None
-
     def connected(self, peer: PeerId, now: float) -> list[PresenceChanged]:
-        """The member's first verified connection came up."""
+        """Note that the member's first verified connection came up."""
         presence = self._members.setdefault(peer, _Presence())
         if presence.is_connected:
             return []
@@ -80,10 +76,11 @@ class MemberPresence:
             self._note_timers(peer, presence)
             return []
         self._note_timers(peer, presence)
-        return self._tell(peer, presence)
+        return self._report(peer, presence)
 
     def disconnected(self, peer: PeerId, now: float) -> list[PresenceChanged]:
-        """The member's last verified connection ended. Never tells at once: the grace period comes first."""
+        """Note that the member's last verified connection ended. Never returns an event at once: the grace period comes
+        first."""
         presence = self._members.get(peer)
         if presence is None or not presence.is_connected:
             return []
@@ -97,7 +94,7 @@ class MemberPresence:
         return []
 
     def forget(self, peer: PeerId) -> None:
-        """The member left or expired."""
+        """Forget a member that left or expired."""
         self._members.pop(peer, None)
         self._timed.pop(peer, None)
 
@@ -117,14 +114,14 @@ class MemberPresence:
                 presence.damped_until = None
                 presence.drops = []
             if presence.damped_until is None:
-                changes += self._tell(peer, presence)
+                changes += self._report(peer, presence)
             self._note_timers(peer, presence)
         return changes
 
-    def _tell(self, peer: PeerId, presence: _Presence) -> list[PresenceChanged]:
-        if presence.is_up == presence.told_up:
+    def _report(self, peer: PeerId, presence: _Presence) -> list[PresenceChanged]:
+        if presence.is_up == presence.reported_up:
             return []
-        presence.told_up = presence.is_up
+        presence.reported_up = presence.is_up
         return [PresenceChanged(peer, "up" if presence.is_up else "down")]
 
     def _note_timers(self, peer: PeerId, presence: _Presence) -> None:

@@ -1,4 +1,4 @@
-"""Pushes bound to requests: which go in front of a response, which behind it, and until when they are kept."""
+"""Pushes bound to requests: those in front of a response, those behind it, and the time for which they are kept."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from dep2p.protocols.sessions.options import SessionOptions
 from dep2p.protocols.sessions.wire import AFTER, BEFORE, REQUEST_MAX
 
 _BOUND_BYTES: Final = 64
-"""What keeping one costs besides its data."""
+"""Bytes that one bound push counts for besides its data."""
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class _Bound:
 
 
 class Bindings:
-    """By request id, before the request has come or after.
+    """The bindings by request id, before the request has come or after.
 
     Request ids of a session are 1, 2, 3 and so on, taken in order: one that is not open and not above the highest is
     answered.
@@ -35,19 +35,19 @@ class Bindings:
         self._bound: dict[int, _Bound] = {}
         self._due: deque[tuple[float, int]] = deque()  # for ids whose requests have not come; by time
         self._open: dict[int, None] = {}
-        self.taken = 0
+        self.taken: int = 0
         """The highest request id taken."""
-        self.items = 0
-        self.size_bytes = 0
-        self.expired = 0
+        self.items: int = 0
+        self.size_bytes: int = 0
+        self.expired: int = 0
 
     @property
     def open_requests(self) -> int:
-        """Requests taken and not answered."""
+        """The number of requests that were taken and not answered."""
         return len(self._open)
 
     def open_ids(self) -> list[int]:
-        """Their ids, in order."""
+        """The ids of these requests, in order."""
         return list(self._open)
 
     def is_open(self, request_id: int) -> bool:
@@ -55,16 +55,16 @@ class Bindings:
         return request_id in self._open
 
     def open(self, request_id: int) -> None:
-        """The next request was taken."""
+        """Take the next request."""
         self.taken = request_id
         self._open[request_id] = None
 
     def skip_to(self, request_id: int) -> None:
-        """Requests up to this one do not come any more."""
+        """Skip requests up to this one, which do not come any more."""
         self.taken = max(self.taken, request_id)
 
     def bind(self, kind: int, request_id: int, data: bytes, now: float) -> bool:
-        """Keep one push for a request; False for an AFTER of an answered one: it is to be sent at once.
+        """Keep one push for a request. Returns False for an AFTER of an answered one, which can be sent at once.
 
         Raises AlreadyRespondedError for a BEFORE of an answered one, SessionFullError over the bounds, ``ValueError``
         for an id that no request can have.
@@ -94,12 +94,12 @@ class Bindings:
         return True
 
     def of(self, request_id: int) -> tuple[list[bytes], list[bytes]]:
-        """What is bound to a request, in order: in front, and behind."""
+        """Return the pushes bound to a request, in order: those before its response, and those after it."""
         bound = self._bound.get(request_id)
         return (bound.before, bound.after) if bound is not None else ([], [])
 
     def close(self, request_id: int) -> None:
-        """The request is answered, and what was bound to it is on its way."""
+        """Close an answered request, whose bound pushes are on their way."""
         self._open.pop(request_id, None)
         self._forget(request_id)
 
@@ -110,11 +110,11 @@ class Bindings:
             self.size_bytes -= bound.size_bytes
 
     def next_deadline(self) -> float | None:
-        """When the oldest binding is given up whose request has not come."""
+        """Return when the oldest binding is given up whose request has not come."""
         return self._due[0][0] if self._due else None
 
     def expire(self, now: float) -> list[tuple[int, int, bytes]]:
-        """Kind, request id and data of what is given up."""
+        """Give up bindings whose time is over; return kind, request id and data of each."""
         given_up: list[tuple[int, int, bytes]] = []
         while self._due and self._due[0][0] <= now:
             _due, request_id = self._due.popleft()

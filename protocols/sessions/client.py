@@ -1,10 +1,10 @@
-"""The client's end of one ordered session: what it takes in, acknowledges and asks, over any number of links."""
+"""The client's end of one ordered session: its pushes, acknowledgements and requests, over any number of links."""
 
 from typing import Final, NamedTuple
 
 from dep2p.errors import MessageTooLargeError, ProtocolError, SessionClosedError, SessionFullError
 from dep2p.protocols.sessions.options import SessionOptions
-from dep2p.protocols.sessions.receiver import OrderedReceiver
+from dep2p.protocols.sessions.receiver import SessionReceiver
 from dep2p.protocols.sessions.wire import (
     END,
     FAILURE,
@@ -14,10 +14,10 @@ from dep2p.protocols.sessions.wire import (
     RESET_UNKNOWN,
     RESPONSE,
     WINDOW_MAX,
-    Answer,
     Push,
     Resume,
-    decode_answer,
+    SessionAnswer,
+    decode_session_answer,
     decode_taken,
     encode_ack,
     encode_request,
@@ -31,18 +31,18 @@ _RESUME: Final = int(FrameType.RESUME)
 _CANCEL: Final = int(FrameType.CANCEL)
 _STREAM_END: Final = int(FrameType.STREAM_END)
 _ACK_DELAY_S: Final = 0.2
-"""A receipt is told after so long if nothing told it before."""
+"""Seconds after which a receipt is sent, unless another frame has carried it."""
 _ACK_PART: Final = 4
-"""What was handled is told at the latest when this part of the window is."""
+"""The part of the window after which a receipt is sent at the latest."""
 _TIMEOUT_MS_MAX: Final = 0xFFFF_FFFF
 
 
-class _Asked(NamedTuple):
+class _PendingRequest(NamedTuple):
     data: bytes
     timeout_ms: int
 
 
-_NOTHING: Final = _Asked(b"", 0)
+_NOTHING: Final = _PendingRequest(b"", 0)
 
 
 class ClientSession:
@@ -62,32 +62,34 @@ class ClientSession:
         self.session_id = session_id
         self.name = name
         self.options = options
-        self.epoch = epoch
-        self.receiver = OrderedReceiver(options, handled)
-        self.is_attached = False
-        """A link is there; the server may not have answered yet."""
-        self.is_open = False
-        """The server has answered on this link."""
-        self.ended = False
-        """END is in the queue or was taken: nothing more comes."""
-        self.links = 0
-        self.resumes = 0
-        self.resets = 0
+        self.epoch: int = epoch
+        self.receiver: SessionReceiver = SessionReceiver(options, handled)
+        self.is_attached: bool = False
+        """Whether a link is there; the server may not have answered yet."""
+        self.is_open: bool = False
+        """Whether the server has answered on this link."""
+        self.ended: bool = False
+        """Whether END is in the queue or was taken: nothing more comes."""
+        self.links: int = 0
+        self.resumes: int = 0
+        self.resets: int = 0
         self.lost_requests: list[int] = []
-        """Requests that a reset has lost, for the shell to tell."""
+        """Requests that a reset has lost; the shell reports them."""
         self.counts: dict[str, int] = {}
         self._data = data
         self._place = (epoch, handled)
-        self._asked: dict[int, _Asked | None] = {}  # not answered, by id; None: given up, and the server has not it
+        self._asked: dict[
+            int, _PendingRequest | None
+        ] = {}  # not answered, by id; None: given up, and the server has not it
         self._next_request = 1
         self._next_to_send = 1
         self._taken = 0  # the server has these
-        self._cancels: list[int] = []  # that the server has and nobody waits for any more
-        self._told_received = handled
-        self._told_handled = handled
-        self._told_bytes = 0
-        self.ack_now = False
-        """Something is to be acknowledged with the next write."""
+        self._cancels: list[int] = []  # that the server has and no caller waits for
+        self._reported_received = handled
+        self._reported_handled = handled
+        self._reported_bytes = 0
+        self.ack_now: bool = False
+        """Whether the next write carries an acknowledgement."""
         self._ack_at: float | None = None
         self._repeat_at: float | None = None
         self._leaves = False
@@ -95,7 +97,7 @@ class ClientSession:
     # Links
 
     def attach(self, now: float) -> bytes:
-        """A link begins: the frame to send first."""
+        """Begin a link; return the frame to send first."""
         receiver = self.receiver
         receiver.forget_early()
         self.is_attached, self.is_open = True, False
@@ -116,18 +118,19 @@ class ClientSession:
         )
 
     def detach(self) -> None:
-        """The link is gone."""
+        """End the link."""
         self.is_attached = self.is_open = False
         self._cancels.clear()  # the server's own deadline ends those
         self._ack_at = self._repeat_at = None
 
     @property
     def may_attach(self) -> bool:
-        """False while the app has not taken what came before a reset: another one would pile up."""
+        """Whether a link may begin: not while the app has items from before a reset, since another reset would pile
+        up."""
         return self.receiver.stale <= 1  # the RESET alone
 
     def handle(self, frames: list[Frame], now: float) -> None:
-        """Frames of the attached link. Raises ProtocolError: the link is to be closed."""
+        """Take frames of the attached link. Raises ProtocolError: then the link has to be closed."""
         receiver = self.receiver
         duplicates = receiver.duplicates
         for frame in frames:
@@ -141,10 +144,10 @@ class ClientSession:
             elif kind == _RESUME:
                 if self.is_open:
                     raise ProtocolError("a second answer to RESUME")
-                self._open(decode_answer(frame[3]), now)
+                self._open(decode_session_answer(frame[3]), now)
             elif kind == _ACK:
                 taken = decode_taken(frame[3])
-                self.ack_now |= taken == self._taken  # no news: the server asks for ours
+                self.ack_now |= taken == self._taken  # no news: the server asks for our acknowledgement
                 self._server_took(taken, now)
             else:
                 raise ProtocolError(f"frame type 0x{kind:02x} is not for the client of a session")
@@ -154,10 +157,10 @@ class ClientSession:
             self.ack_now = True
         if receiver.duplicates != duplicates:
             self.ack_now = True  # the server has not heard it
-        if receiver.received != self._told_received and self._ack_at is None:
+        if receiver.received != self._reported_received and self._ack_at is None:
             self._ack_at = now + _ACK_DELAY_S
 
-    def _open(self, answer: Answer, now: float) -> None:
+    def _open(self, answer: SessionAnswer, now: float) -> None:
         receiver = self.receiver
         if answer.status in (RESET_UNKNOWN, RESET_RELEASED):
             self._reset(answer)
@@ -167,19 +170,19 @@ class ClientSession:
             self.resumes += 1
         self.epoch = answer.epoch
         self.is_open = True
-        self._told_received = receiver.received
-        self._told_handled = receiver.handled
+        self._reported_received = receiver.received
+        self._reported_handled = receiver.handled
         self._next_request = max(self._next_request, answer.requests_taken + 1)
         self._server_took(answer.requests_taken, now)
         self._next_to_send = self._taken + 1
 
-    def _reset(self, answer: Answer) -> None:
+    def _reset(self, answer: SessionAnswer) -> None:
         receiver = self.receiver
         self.resets += 1
         if answer.status == RESET_UNKNOWN:
             reason = "the server does not have this session any more (it was restarted, or the session expired)"
             answered = {push[3]: None for push in receiver.queue if push[2] in (RESPONSE, FAILURE)}
-            # Those asked since this link's RESUME are not among them: they go to the new session.
+            # Requests since this link's RESUME are not lost: they go to the new session.
             lost = [each for each in self._asked if each <= answer.requests_taken and each not in answered]
             self.lost_requests += [each for each in lost if self._asked[each] is not None]
             for request_id in lost:
@@ -205,18 +208,18 @@ class ClientSession:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Epoch and handled number to go on with later: the old ones until the app has been told of a reset."""
+        """The epoch and handled number to go on with later: the old ones until the app has learned of a reset."""
         return self._place if self.receiver.stale else (self.epoch, self.receiver.handled)
 
-    # The app's verbs
+    # For the app
 
     @property
     def next_request_id(self) -> int:
-        """What the next request will have."""
+        """The number that the next request gets."""
         return self._next_request
 
     def ask(self, data: bytes, timeout_ms: int) -> int:
-        """Number a request, to be sent when a link is there.
+        """Number a request, which is sent when a link is there.
 
         Raises MessageTooLargeError, SessionClosedError, SessionFullError.
         """
@@ -232,19 +235,20 @@ class ClientSession:
             raise SessionClosedError("every request id of this session has been used: open another one")
         request_id = self._next_request
         self._next_request += 1
-        self._asked[request_id] = _Asked(data, max(1, min(timeout_ms, _TIMEOUT_MS_MAX)))
+        self._asked[request_id] = _PendingRequest(data, max(1, min(timeout_ms, _TIMEOUT_MS_MAX)))
         return request_id
 
     def leave(self) -> None:
-        """Tell the server that the session is over, when a link is there. Nothing more is taken or asked."""
+        """End the session; the server learns it when a link is there. Nothing more is taken or asked."""
         self.ended = self._leaves = True
 
     def answered(self, request_id: int) -> bool:
-        """A response was taken; False when nobody waits for it."""
+        """Take a response; return False when no caller waits for it."""
         return self._asked.pop(request_id, None) is not None
 
     def give_up(self, request_id: int) -> None:
-        """Nobody waits for this one any more. Its number is used, so the server is told even if it has not got it."""
+        """Give up a request whose caller waits no more. Its number is used, so the server gets a CANCEL, even without
+        the request."""
         if request_id in self._asked:
             if request_id > self._taken:
                 self._asked[request_id] = None
@@ -254,45 +258,45 @@ class ClientSession:
 
     @property
     def requests_open(self) -> int:
-        """Asked and not answered."""
+        """The number of requests without an answer."""
         return len(self._asked)
 
     def asked_ids(self) -> list[int]:
-        """The ids of those that somebody waits for."""
+        """The ids of the requests with a waiting caller."""
         return [each for each, asked in self._asked.items() if asked is not None]
 
     def take(self) -> Push | None:
-        """The next item for the app, which has handled all it took before."""
+        """Return the next item for the app, which has handled all earlier ones."""
         self.done()
         return self.receiver.take()
 
     def done(self) -> None:
-        """The app has handled all that it took."""
+        """Note that the app has handled all that it took."""
         receiver = self.receiver
         before = receiver.unhandled_bytes
         receiver.done()
-        self._told_bytes += before - receiver.unhandled_bytes
+        self._reported_bytes += before - receiver.unhandled_bytes
         options = self.options
         if (
-            receiver.handled - self._told_handled >= options.items_max // _ACK_PART
-            or self._told_bytes >= options.bytes_max // _ACK_PART
+            receiver.handled - self._reported_handled >= options.items_max // _ACK_PART
+            or self._reported_bytes >= options.bytes_max // _ACK_PART
         ):
-            self.ack_now |= receiver.handled != self._told_handled
+            self.ack_now |= receiver.handled != self._reported_handled
 
     def idle(self) -> None:
-        """The app waits for more: tell what it has handled."""
-        if self.receiver.handled != self._told_handled:
+        """Acknowledge handled items soon: the app waits for more."""
+        if self.receiver.handled != self._reported_handled:
             self.ack_now = True
 
     @property
     def wants_write(self) -> bool:
-        """`collect` has something."""
+        """Whether `collect` would return frames."""
         return self.is_open and (
             self.ack_now or self._leaves or bool(self._cancels) or self._next_to_send < self._next_request
         )
 
     def collect(self, bytes_max: int, now: float) -> list[bytes]:
-        """Pieces to write now, about ``bytes_max`` bytes."""
+        """Return the pieces to write now, about ``bytes_max`` bytes."""
         if not self.is_open:
             return []
         pieces: list[bytes] = []
@@ -300,8 +304,8 @@ class ClientSession:
         if self.ack_now:
             self.ack_now = False
             self._ack_at = None
-            self._told_bytes = 0
-            self._told_received, self._told_handled = receiver.received, receiver.handled
+            self._reported_bytes = 0
+            self._reported_received, self._reported_handled = receiver.received, receiver.handled
             pieces.append(encode_ack(receiver.received, receiver.handled))
         size = 0
         while self._next_to_send < self._next_request and size < bytes_max:
@@ -325,7 +329,7 @@ class ClientSession:
     # Time
 
     def next_deadline(self) -> float | None:
-        """When `on_deadline` is due."""
+        """Return when `on_deadline` has work to do."""
         due = [self._ack_at, self._repeat_at, self.receiver.next_deadline()]
         return min((each for each in due if each is not None), default=None)
 
@@ -344,7 +348,7 @@ class ClientSession:
         self.counts[name] = self.counts.get(name, 0) + 1
 
     def stats(self) -> dict[str, object]:
-        """What is going on, as plain values."""
+        """Return counts and settings of this moment as plain values."""
         receiver = self.receiver
         return {
             "session_id": self.session_id.hex(),

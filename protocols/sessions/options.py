@@ -11,7 +11,7 @@ BOUND_MAX: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions:
-    """How one end of a session behaves. The defaults are the seed's where it names one."""
+    """How one end of a session behaves (docs/spec/session.md)."""
 
     items_max: int = 4_096
     """Server: pushes that wait or are not handled yet, together; with responses twice as many. Client: pushes that it
@@ -19,19 +19,21 @@ class SessionOptions:
     bytes_max: int = 8_388_608
     """The same in bytes, framing included. One push always passes, however small the window is."""
     ack_timeout_s: float = 15.0
-    """Without a receipt for so long, everything from the oldest push without one is sent again."""
+    """Seconds without a receipt, after which everything from the oldest push without one is sent again."""
     retries_max: int = 3
-    """So often (seed: 3); then the session fails."""
+    """Times that pushes are sent again without a receipt; then the session fails."""
     gap_timeout_s: float = 30.0
-    """A reserved number that is not filled, or one that does not arrive, holds up what is behind it so long at most."""
+    """Seconds for which a reserved number that is not filled, or one that does not arrive, holds up later ones at
+    most."""
     gap: Literal["fail", "skip"] = "fail"
-    """What happens then: the session fails, or the client is told that these numbers are skipped."""
+    """The end of a gap that is not filled in time: the session fails, or the client learns that these numbers are
+    skipped."""
     resume_timeout_s: float = 300.0
-    """A session without a client is kept so long (seed: 5 minutes)."""
+    """Seconds for which a session without a client is kept."""
     binding_timeout_s: float = 30.0
-    """A push bound to a request that does not come is kept so long."""
+    """Seconds for which a push bound to a request that does not come is kept."""
     binding_expired: Literal["drop", "deliver"] = "drop"
-    """What happens then. A drop is counted and logged."""
+    """The end of a bound push whose request has not come in time. A drop is counted and logged."""
     bound_items_max: int = BOUND_MAX
     """Pushes bound to requests of one session that are not answered yet."""
     bound_bytes_max: int = 8_388_608
@@ -39,13 +41,13 @@ class SessionOptions:
     requests_max: int = REQUESTS_OPEN_MAX
     """Requests of one session that are not answered yet; further ones get OVERLOADED."""
     request_timeout_s: float = 30.0
-    """For requests that name no timeout."""
+    """Seconds for a request that names no timeout."""
     message_bytes_max: int = 1_048_576
-    """One push, request or response."""
+    """Bytes of one push, request or response."""
 
     @classmethod
     def of(cls, limits: Limits) -> "SessionOptions":
-        """Those that the node's limits say."""
+        """Return the options of a node's limits."""
         return cls(
             items_max=limits.session_items_max,
             bytes_max=limits.session_bytes_max,

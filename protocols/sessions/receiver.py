@@ -16,10 +16,10 @@ from dep2p.protocols.sessions.wire import (
 )
 
 
-class OrderedReceiver:
-    """Takes numbered items in any order and as often as they come; gives each once, in order.
+class SessionReceiver:
+    """Takes numbered items in any order and any number of times; gives each to the app once, in order.
 
-    What the app took from ``queue`` (`take`) is handled when it says so (`done`): by coming for more.
+    Items that the app took from ``queue`` (`take`) are handled when it reports that (`done`), by coming for more.
     """
 
     __slots__ = (
@@ -54,19 +54,19 @@ class OrderedReceiver:
         self._taken_seq = handled
         self._taken_bytes = 0
         self.queue: deque[Push] = deque()
-        """In order, not taken by the app yet."""
-        self.received = handled
+        """Items in order that the app has not taken."""
+        self.received: int = handled
         """Everything up to this number is here."""
-        self.handled = handled
+        self.handled: int = handled
         """Everything up to this number was handled by the app."""
-        self.unhandled_bytes = 0
-        self.duplicates = 0
-        self.early_dropped = 0
-        self.skipped = 0
-        self.stale = 0
-        """So many at the front of ``queue`` are of an earlier epoch, the RESET included."""
+        self.unhandled_bytes: int = 0
+        self.duplicates: int = 0
+        self.early_dropped: int = 0
+        self.skipped: int = 0
+        self.stale: int = 0
+        """Items at the front of ``queue`` that are of an earlier epoch, the RESET included."""
         self.failure: str | None = None
-        """Why the session cannot go on; None while it can."""
+        """The reason why the session cannot go on; None while it can."""
 
     # From the wire
 
@@ -97,7 +97,7 @@ class OrderedReceiver:
         early, options = self._early, self._options
         for push in pushes:
             seq = push.seq
-            size = len(push.data) + ITEM_BYTES
+            size = len(push.body) + ITEM_BYTES
             if seq in early:
                 self.duplicates += 1
             elif (
@@ -116,7 +116,7 @@ class OrderedReceiver:
         heap, early, queue = self._heap, self._early, self.queue
         while heap and heap[0] <= self.received + 1:
             push = early.pop(heapq.heappop(heap))
-            size = len(push.data) + ITEM_BYTES
+            size = len(push.body) + ITEM_BYTES
             self._early_bytes -= size
             if push.seq <= self.received:
                 self.duplicates += 1
@@ -127,14 +127,14 @@ class OrderedReceiver:
         self._gap_deadline = now + self._options.gap_timeout_s if early else None
 
     def forget_early(self) -> None:
-        """A new link begins: what comes behind a gap comes again."""
+        """Forget items behind a gap, which come again: a new link begins."""
         self._early.clear()
         self._heap.clear()
         self._early_bytes = 0
         self._gap_deadline = None
 
     def reset(self, epoch: int, next_seq: int, reason: str) -> None:
-        """The server goes on with other numbers: ``queue`` gets a RESET where it goes over to them."""
+        """Go on with the server's other numbers: ``queue`` gets a RESET in between."""
         self.forget_early()
         if self.stale == 1 == len(self.queue):
             self.queue.clear()  # one RESET says it
@@ -146,7 +146,7 @@ class OrderedReceiver:
     # To the app
 
     def take(self) -> Push | None:
-        """The next item for the app."""
+        """Return the next item for the app."""
         if not self.queue:
             return None
         push = self.queue.popleft()
@@ -158,7 +158,7 @@ class OrderedReceiver:
         return push
 
     def take_many(self, items_max: int) -> list[Push]:
-        """Up to so many."""
+        """Return up to so many items."""
         queue = self.queue
         if self.stale:
             return [push for push in [self.take()] if push is not None]
@@ -173,20 +173,20 @@ class OrderedReceiver:
         return pushes
 
     def done(self) -> None:
-        """The app has handled all that it took."""
+        """Note that the app has handled all that it took."""
         self.handled = self._taken_seq
         self.unhandled_bytes -= self._taken_bytes
         self._taken_bytes = 0
 
     def give_back(self) -> None:
-        """The app has not handled what it took: it counts as not taken. Only before the session is left."""
+        """Put back items that the app took and has not handled. Only before the session is left."""
         self._taken_seq = self.handled
         self._taken_bytes = 0
 
     # Time
 
     def next_deadline(self) -> float | None:
-        """When a gap is given up."""
+        """Return when a gap is given up."""
         return self._gap_deadline
 
     def on_deadline(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Where a client is in a session, as text to keep: with it another process of the same node goes on."""
+"""The place of a client in a session, as text: with it another process of the same node can go on."""
 
 import base64
 import binascii
@@ -12,7 +12,7 @@ _HEAD: Final = struct.Struct(">16sQQB")
 
 
 class SessionToken(NamedTuple):
-    """A place in a session. It is no secret: it is worth something only to the peer that opened the session."""
+    """A place in a session. It is no secret: only the peer that opened the session can use it."""
 
     session_id: bytes
     epoch: int
@@ -24,13 +24,13 @@ class SessionToken(NamedTuple):
 
 
 def encode_token(token: SessionToken) -> str:
-    """As one word of text."""
+    """Encode a token as one word of text."""
     head = _HEAD.pack(token.session_id, token.epoch, token.handled, len(token.server))
     return _PREFIX + base64.urlsafe_b64encode(head + token.server + token.name.encode()).decode().rstrip("=")
 
 
 def decode_token(text: str) -> SessionToken:
-    """Raises SessionTokenError."""
+    """Decode a token. Raises SessionTokenError."""
     if not text.startswith(_PREFIX):
         raise SessionTokenError(f"a session token starts with {_PREFIX}: copy the whole word")
     body = text[len(_PREFIX) :]

@@ -1,4 +1,4 @@
-"""The sending half of an ordered session: numbers, a bounded log of what is not handled yet, go-back-N."""
+"""The sending half of an ordered session: numbers, a bounded log of unhandled items, go-back-N."""
 
 import heapq
 from typing import Final
@@ -8,11 +8,11 @@ from dep2p.protocols.sessions.options import SessionOptions
 from dep2p.protocols.sessions.wire import ITEM, ITEM_BYTES, SKIP, encode_item, push_header
 
 _FRAME_BYTES: Final = 65_536
-"""Items are joined into frames of about this size."""
+"""About the bytes of a frame that joins items."""
 
 
-class OrderedSender:
-    """Numbers what is pushed, and keeps it until the client has handled it.
+class SessionSender:
+    """Numbers pushes, and keeps each until the client has handled it.
 
     Two floors come back: ``received`` (in order, in the client's process: it ends retransmission) and ``handled`` (by
     the client's app: it releases). A number is given together with its encoded content, or explicitly reserved; so a
@@ -56,39 +56,39 @@ class OrderedSender:
         self._flight_bytes = 0  # of what was sent on this link and is not handled
         self._tries = 0
         self._deadline: float | None = None
-        self.handled = 0
+        self.handled: int = 0
         """Everything up to this number was handled by the client's app, and is forgotten."""
-        self.received = 0
+        self.received: int = 0
         """Everything up to this number is in the client's process."""
-        self.sent = 0
+        self.sent: int = 0
         """The last number sent on this link, or counted as such because the client has it."""
-        self.last_sent = 0
+        self.last_sent: int = 0
         """The highest number ever sent."""
-        self.last_seq = 0
+        self.last_seq: int = 0
         """The last number given."""
-        self.kept_bytes = 0
-        self.retransmissions = 0
-        self.retransmitted_items = 0
-        self.skipped = 0
-        self.wants_probe = False
-        """The client is to be asked for its floors."""
+        self.kept_bytes: int = 0
+        self.retransmissions: int = 0
+        self.retransmitted_items: int = 0
+        self.skipped: int = 0
+        self.wants_probe: bool = False
+        """Whether the client has to be asked for its floors."""
         self.failure: str | None = None
-        """Why the session has failed; None while it has not."""
+        """The reason why the session has failed; None while it has not."""
 
     # Taking in
 
     def has_room(self, items: int, size_bytes: int) -> bool:
         """Whether so many items, of so many bytes of data together, may be appended now: all of them or none.
 
-        For responses and what is bound to them: they may take as much again as pushes may, so that a client which asks
-        and does not take pushes meanwhile is answered.
+        For responses and the pushes bound to them: they may take as much again as other pushes, so that a client which
+        asks and does not take pushes meanwhile is answered.
         """
         kept = self.last_seq - self.handled
         kept_bytes = self.kept_bytes + size_bytes + items * ITEM_BYTES
         return not kept or (kept + items <= 2 * self._items_max and kept_bytes <= 2 * self._bytes_max)
 
     def offer(self, kind: int, request_id: int, data: bytes) -> int:
-        """Append one item and give its number; 0 when there is no room for it."""
+        """Append one item and return its number; 0 when there is no room for it."""
         size = ITEM_BYTES + len(data)
         kept_bytes = self.kept_bytes + size
         kept = self.last_seq - self.handled
@@ -104,7 +104,7 @@ class OrderedSender:
         return seq
 
     def append(self, kind: int, request_id: int, data: bytes) -> int:
-        """Append one item whatever the bounds, and give its number: for what the caller has made room for."""
+        """Append one item over any bound, and return its number: the caller has made room for it."""
         item = encode_item(kind, request_id, data)
         self.kept_bytes += len(item)
         self.last_seq = seq = self.last_seq + 1
@@ -115,9 +115,9 @@ class OrderedSender:
         return seq
 
     def reserve(self, now: float) -> int:
-        """Give a number whose content comes later, by `fill`; 0 when there is no room.
+        """Return a number whose content comes later, by `fill`; 0 when there is no room.
 
-        What is appended behind it waits until then, at most ``gap_timeout_s``.
+        Items behind it wait until then, at most ``gap_timeout_s``.
         """
         kept = self.last_seq - self.handled
         if kept and (kept >= self._items_max or self.kept_bytes > self._bytes_max):
@@ -127,7 +127,7 @@ class OrderedSender:
         return seq
 
     def fill(self, seq: int, kind: int, data: bytes) -> None:
-        """The content of a reserved number: always taken, its place was counted when it was reserved.
+        """Set the content of a reserved number. It always fits: its place was counted when it was reserved.
 
         Raises LocalProtocolError when the number is not reserved (any more).
         """
@@ -146,7 +146,7 @@ class OrderedSender:
 
     @property
     def unsent(self) -> bool:
-        """Something may be sent as soon as the window lets it."""
+        """Whether items may be sent as soon as the window lets them."""
         return self.sent - self.handled < len(self._log)
 
     @property
@@ -156,11 +156,11 @@ class OrderedSender:
 
     @property
     def unhandled(self) -> int:
-        """Numbers given that the client has not handled."""
+        """The count of numbers that the client has not handled."""
         return self.last_seq - self.handled
 
     def attach(self, received: int, window_items: int, window_bytes: int) -> None:
-        """A link begins at ``received + 1`` with the client's window: pushes fill half of it, responses the rest.
+        """Begin a link at ``received + 1`` with the client's window: pushes fill half of it, responses the rest.
 
         ``received`` may be less than before: a client that was started again has lost what it had not handled.
         """
@@ -174,7 +174,7 @@ class OrderedSender:
         self._go_back()
 
     def detach(self) -> None:
-        """The link is gone: nothing is sent, and nothing is expected."""
+        """End the link: nothing is sent, and nothing is expected."""
         self.wants_probe = False
         self._deadline = None
         self._items_max = self._options.items_max
@@ -185,7 +185,8 @@ class OrderedSender:
         self._flight_bytes = sum(map(len, self._log[: self.sent - self.handled]))
 
     def take(self, bytes_max: int, now: float) -> list[bytes]:
-        """Pieces to write, in order: PUSH frames of about ``bytes_max`` bytes together; [] when nothing may be sent."""
+        """Return the pieces to write, in order: PUSH frames of about ``bytes_max`` bytes together; [] when nothing may
+        be sent."""
         log = self._log
         first = position = self.sent - self.handled
         limit = min(len(log), self._window_items)
@@ -225,10 +226,10 @@ class OrderedSender:
             self._deadline = now + self._options.ack_timeout_s
         return pieces
 
-    # What comes back
+    # Acknowledgements
 
     def acknowledge(self, received: int, handled: int, now: float) -> bool:
-        """The client's floors. Old ones change nothing; gives whether something was released.
+        """Take the client's floors. Old ones change nothing. Returns whether items were released.
 
         Raises ProtocolError for a number that was never sent, or for more handled than received.
         """
@@ -257,7 +258,7 @@ class OrderedSender:
         return True
 
     def next_deadline(self) -> float | None:
-        """Of the acknowledgement or of the oldest reserved number."""
+        """Return the earlier deadline: of the acknowledgement, or of the oldest reserved number."""
         deadline = self._deadline
         if self._reserved:
             gap = next(iter(self._reserved.values()))
@@ -280,7 +281,7 @@ class OrderedSender:
         if self._deadline is None or self._deadline > now:
             return
         if self.received == self.sent:
-            # All is there. Handling may take as long as it likes, but word of it may have been lost.
+            # The client has all items. Handling may take any time, but its acknowledgement may have been lost.
             self.wants_probe = True
             self._deadline = now + self._options.ack_timeout_s
             return
@@ -293,7 +294,7 @@ class OrderedSender:
         self._go_back()
 
     def stats(self) -> dict[str, object]:
-        """The seed's queue statistics, and ours."""
+        """Return statistics of the sending queue (docs/reference/control-api.md)."""
         return {
             "queue_size": len(self._waiting) + self.in_order - min(self.sent, self.in_order),
             "pending_count": max(0, self.sent - self.handled),

@@ -1,4 +1,4 @@
-"""The server's end of one ordered session: what it pushes and answers, over any number of links."""
+"""The server's end of one ordered session: its pushes and answers, over any number of links."""
 
 import heapq
 from collections import deque
@@ -14,7 +14,7 @@ from dep2p.errors import (
 )
 from dep2p.protocols.sessions.bindings import Bindings
 from dep2p.protocols.sessions.options import SessionOptions
-from dep2p.protocols.sessions.sender import OrderedSender
+from dep2p.protocols.sessions.sender import SessionSender
 from dep2p.protocols.sessions.wire import (
     AFTER,
     BEFORE,
@@ -25,13 +25,13 @@ from dep2p.protocols.sessions.wire import (
     RESET_RELEASED,
     RESET_UNKNOWN,
     RESUMED,
-    Answer,
     Resume,
+    SessionAnswer,
     cut_text,
     decode_ack,
     decode_request,
-    encode_answer,
     encode_failure,
+    encode_session_answer,
     encode_taken,
 )
 from dep2p.protocols.wire.frame import Frame, FrameType
@@ -49,7 +49,7 @@ class Asked(NamedTuple):
     request_id: int
     data: bytes
     deadline: float
-    """In the clock of ``now``; it is answered with TIMEOUT then."""
+    """The time, in the clock of ``now``, at which the request is answered with TIMEOUT."""
 
 
 class ServerSession:
@@ -60,33 +60,34 @@ class ServerSession:
         self.name = name
         self.epoch = epoch
         self.options = options
-        self.sender = OrderedSender(options)
-        self.bindings = Bindings(options)
+        self.sender: SessionSender = SessionSender(options)
+        self.bindings: Bindings = Bindings(options)
         self.requests: deque[Asked] = deque()
-        """Taken, for the app."""
+        """Requests that the app has not taken."""
         self.expired_requests: list[int] = []
-        """Those answered with TIMEOUT or given up by the client, since the shell last looked."""
-        self.is_attached = False
-        self.links = 0
-        """How many there have been."""
-        self.resumes = 0
-        """How often the client came back to what it had left."""
-        self.is_ending = False
-        """The app has ended it: END is the last thing that the client gets."""
+        """Requests that got TIMEOUT or that the client gave up, since the shell last looked."""
+        self.is_attached: bool = False
+        self.links: int = 0
+        """The number of links so far."""
+        self.resumes: int = 0
+        """How often the client came back to the session that it had left."""
+        self.is_ending: bool = False
+        """Whether the app has ended it: END is the last item for the client."""
         self.closed: str | None = None
-        """Why it is over; None while it lives."""
-        self.failed = False
-        """It is over by a failure, not by one of its ends."""
+        """The reason why it is over; None while it lives."""
+        self.failed: bool = False
+        """Whether it ended by a failure."""
         self.counts: dict[str, int] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._expires_at: float | None = now + options.resume_timeout_s
-        self._outbox: list[bytes] = []  # small frames that go in front of pushes
-        self._taken_told = 0
+        self._control_frames: list[bytes] = []  # small frames that go in front of pushes
+        self._reported_taken = 0
 
-    # The app's verbs
+    # For the app
 
     def push(self, data: bytes) -> int:
-        """Number one push and keep it; 0 when there is no room. Raises SessionClosedError, MessageTooLargeError."""
+        """Number one push and keep it; return 0 when there is no room. Raises SessionClosedError,
+        MessageTooLargeError."""
         if self.closed is not None or self.is_ending or len(data) > self.options.message_bytes_max:
             self.check(data)
         return self.sender.offer(PUSH, 0, data)
@@ -104,13 +105,13 @@ class ServerSession:
             )
 
     def fill(self, seq: int, kind: int, data: bytes) -> None:
-        """The content of a reserved number, even in front of the end. Raises LocalProtocolError and as `push`."""
+        """Set the content of a reserved number, even in front of the end. Raises LocalProtocolError and as `push`."""
         if self.closed is not None or len(data) > self.options.message_bytes_max:
             self.check(data)
         self.sender.fill(seq, kind, data)
 
     def bind(self, kind: int, request_id: int, data: bytes, now: float) -> bool:
-        """Bind a push to a request; False when there is no room for one that goes out at once.
+        """Bind a push to a request. Returns False when there is no room for one that goes out at once.
 
         Raises AlreadyRespondedError, SessionFullError and what `push` raises.
         """
@@ -123,9 +124,9 @@ class ServerSession:
         return True
 
     def respond(self, request_id: int, kind: int, data: bytes, *, force: bool = False) -> bool:
-        """Answer a request: what is bound in front, the response, what is bound behind, in one run of numbers.
+        """Answer a request: the pushes bound in front, the response, the pushes bound behind, in one run of numbers.
 
-        False when there is no room for all of it now; ``force`` takes it whatever the room. Raises
+        Returns False when there is no room for all of it now; ``force`` takes it over the bound. Raises
         AlreadyRespondedError and what `push` raises.
         """
         bindings, sender = self.bindings, self.sender
@@ -148,11 +149,11 @@ class ServerSession:
         return True
 
     def fail_request(self, request_id: int, code: ErrorCode, text: str) -> None:
-        """Answer a request by an error; what is bound to it goes all the same. Always has room."""
+        """Answer a request by an error; the pushes bound to it go all the same. There is always room."""
         self.respond(request_id, FAILURE, encode_failure(code, text), force=True)
 
     def end(self, reason: str = "") -> None:
-        """Nothing more is pushed: the client gets what is under way, then the end. Idempotent.
+        """End it: nothing more can be pushed, and the client gets the items under way, then the end. Idempotent.
 
         ``reason``: why it fails; the client raises it then.
         """
@@ -163,7 +164,7 @@ class ServerSession:
             self.sender.append(END, 0, cut_text(reason))
 
     def close(self, reason: str, *, failed: bool = False) -> None:
-        """It is over now, whatever is under way. Idempotent."""
+        """End it now, even with items under way. Idempotent."""
         if self.closed is None:
             self.closed = reason
             self.failed = failed
@@ -172,12 +173,12 @@ class ServerSession:
     # Links
 
     def attach(self, resume: Resume, now: float) -> None:
-        """A link of the client begins with this RESUME. Raises ProtocolError for floors that cannot be."""
+        """Begin a link of the client with this RESUME. Raises ProtocolError for impossible floors."""
         sender = self.sender
         # Without an epoch, a client has not heard the answer to its first RESUME yet.
         if resume.epoch != self.epoch and (resume.epoch or sender.handled):
             status, received = RESET_UNKNOWN, sender.handled
-            self.bindings.skip_to(resume.requests_given)  # the client gives no id twice
+            self.bindings.skip_to(resume.requests_given)  # the client uses no id twice
         elif resume.handled < sender.handled:
             status, received = RESET_RELEASED, sender.handled
         else:
@@ -188,21 +189,23 @@ class ServerSession:
         self.is_attached = True
         self._expires_at = None
         sender.attach(received, resume.window_items, resume.window_bytes)
-        self._taken_told = self.bindings.taken
-        self._outbox = [encode_answer(Answer(status, self.epoch, sender.sent + 1, self.bindings.taken))]
+        self._reported_taken = self.bindings.taken
+        self._control_frames = [
+            encode_session_answer(SessionAnswer(status, self.epoch, sender.sent + 1, self.bindings.taken))
+        ]
 
     def detach(self, now: float) -> None:
-        """The link is gone."""
+        """End the link."""
         self.is_attached = False
-        self._outbox.clear()
+        self._control_frames.clear()
         self.sender.detach()
         if self.closed is None:
             self._expires_at = now + self.options.resume_timeout_s
 
     def handle(self, frames: list[Frame], now: float) -> bool:
-        """Frames of the attached link, behind its RESUME; gives whether room was made for pushes.
+        """Take frames of the attached link, behind its RESUME. Returns whether there is new room for pushes.
 
-        Raises ProtocolError: the link is to be closed, the session lives on.
+        Raises ProtocolError: then the link has to be closed, and the session lives on.
         """
         made_room = False
         for frame in frames:
@@ -237,7 +240,7 @@ class ServerSession:
         if request_id != bindings.taken + 1:
             # Taken before, or behind one that was lost: the client sends it again.
             self._count("requests_repeated" if request_id <= bindings.taken else "requests_early")
-            self._taken_told = -1
+            self._reported_taken = -1
             return
         bindings.open(request_id)
         if self.is_ending:
@@ -253,7 +256,8 @@ class ServerSession:
         self.requests.append(Asked(request_id, data, deadline))
 
     def _cancel(self, request_id: int) -> None:
-        """The client has given a request up: before it was sent, which uses its number all the same, or after."""
+        """Cancel a request that the client has given up: before it was sent, which uses its number all the same, or
+        after."""
         bindings = self.bindings
         if request_id == bindings.taken + 1:
             bindings.skip_to(request_id)
@@ -262,26 +266,26 @@ class ServerSession:
             self.expired_requests.append(request_id)
             self.fail_request(request_id, ErrorCode.TIMEOUT, "the client has given up")
         else:
-            self._taken_told = -1
+            self._reported_taken = -1
 
     def _count(self, name: str) -> None:
         self.counts[name] = self.counts.get(name, 0) + 1
 
     def collect(self, bytes_max: int, now: float) -> list[bytes]:
-        """Pieces to write now, about ``bytes_max`` bytes."""
+        """Return the pieces to write now, about ``bytes_max`` bytes."""
         if not self.is_attached:
             return []
-        pieces, self._outbox = self._outbox, []
-        if self._taken_told != self.bindings.taken or self.sender.wants_probe:
+        pieces, self._control_frames = self._control_frames, []
+        if self._reported_taken != self.bindings.taken or self.sender.wants_probe:
             self.sender.wants_probe = False
-            self._taken_told = self.bindings.taken
-            pieces.append(encode_taken(self._taken_told))
+            self._reported_taken = self.bindings.taken
+            pieces.append(encode_taken(self._reported_taken))
         return pieces + self.sender.take(bytes_max, now)
 
     # Time
 
     def next_deadline(self) -> float | None:
-        """When `on_deadline` is due."""
+        """Return when `on_deadline` has work to do."""
         if self.closed is not None:
             return None
         while self._deadlines and not self.bindings.is_open(self._deadlines[0][1]):
@@ -295,7 +299,8 @@ class ServerSession:
         return min((each for each in due if each is not None), default=None)
 
     def on_deadline(self, now: float) -> list[tuple[int, int, bytes]]:
-        """Give up what is overdue; gives the bound pushes (kind, request id, data) whose requests did not come.
+        """Give up overdue requests and bindings. Returns the bound pushes (kind, request id, data) whose requests did
+        not come.
 
         They are sent now when the option says so.
         """
@@ -324,7 +329,7 @@ class ServerSession:
         self.counts[name] = self.counts.get(name, 0) + count
 
     def stats(self) -> dict[str, object]:
-        """What is going on, as plain values."""
+        """Return counts and settings of this moment as plain values."""
         return {
             "session_id": self.session_id.hex(),
             "name": self.name,

@@ -7,7 +7,7 @@ from dep2p.errors import ProtocolError
 from dep2p.protocols.wire.frame import FrameType, encode_frame, encode_header
 
 PUSH: Final = 0
-"""A push of the app's."""
+"""A push of the app."""
 BEFORE: Final = 1
 """A push that goes in front of a request's response."""
 RESPONSE: Final = 2
@@ -17,11 +17,11 @@ FAILURE: Final = 3
 AFTER: Final = 4
 """A push that goes behind a request's response."""
 SKIP: Final = 5
-"""This number holds nothing; the body is the reason, UTF-8."""
+"""An empty number; the body is the reason, UTF-8."""
 END: Final = 6
-"""The server has ended the session: nothing comes behind this; the body is empty, or why it failed, UTF-8."""
+"""The server has ended the session, and nothing follows. The body is empty, or the reason of a failure, UTF-8."""
 RESET: Final = 7
-"""Never on the wire: where a reader's queue goes over to another epoch."""
+"""Never on the wire: marks where a reader's queue goes over to another epoch."""
 _KIND_MAX: Final = END
 
 ITEM: Final = struct.Struct(">BII")
@@ -39,11 +39,11 @@ _CODE: Final = struct.Struct(">I")
 OPENED: Final = 0
 """A new session."""
 RESUMED: Final = 1
-"""It goes on where the client is."""
+"""The session goes on at the client's place."""
 RESET_UNKNOWN: Final = 2
 """The server does not have the session: a new one begins."""
 RESET_RELEASED: Final = 3
-"""The server has the session, but not all that the client asks for: it was acknowledged before."""
+"""The server has the session, but not all items that the client asks for: they were acknowledged before."""
 _STATUS_MAX: Final = RESET_RELEASED
 
 SESSION_ID_BYTES: Final = 16
@@ -60,10 +60,10 @@ _REQUEST_TYPE = int(FrameType.REQUEST)
 
 
 class Push(NamedTuple):
-    """One numbered thing of a session. ``kind`` is one of the numbers above, ``request_id`` 0 when bound to none."""
+    """One numbered item of a session. ``kind`` is one of the numbers above, ``request_id`` 0 when bound to none."""
 
     seq: int
-    data: bytes
+    body: bytes
     kind: int
     request_id: int
 
@@ -73,7 +73,7 @@ class Resume(NamedTuple):
 
     session_id: bytes
     epoch: int
-    """0: none yet."""
+    """The client's epoch; 0: none yet."""
     handled: int
     received: int
     window_items: int
@@ -82,10 +82,10 @@ class Resume(NamedTuple):
     """The highest request id that the client has used: after a reset, ids go on behind it."""
     name: str
     data: bytes
-    """For the server's handler, when the session is new."""
+    """Data for the server's handler, when the session is new."""
 
 
-class Answer(NamedTuple):
+class SessionAnswer(NamedTuple):
     """The server's first frame."""
 
     status: int
@@ -97,29 +97,29 @@ class Answer(NamedTuple):
 
 
 def encode_item(kind: int, request_id: int, data: bytes) -> bytes:
-    """One numbered thing, as it is kept and sent."""
+    """Encode one numbered item, as it is kept and sent."""
     return ITEM.pack(kind, request_id, len(data)) + data
 
 
 def push_header(first_seq: int, items_bytes: int) -> bytes:
-    """What goes in front of a run of items to make a PUSH frame of them."""
+    """Return the bytes in front of a run of items that make a PUSH frame of them."""
     return encode_header(_PUSH_TYPE, SEQ_BYTES + items_bytes) + _SEQ.pack(first_seq)
 
 
 def first_seq_of(payload: bytes) -> int:
-    """The number of a PUSH frame's first item. Raises ProtocolError."""
+    """Return the number of a PUSH frame's first item. Raises ProtocolError."""
     if len(payload) < SEQ_BYTES + ITEM_BYTES:
         raise ProtocolError("PUSH without an item")
     return int(_SEQ.unpack_from(payload)[0])
 
 
 def encode_ack(received: int, handled: int) -> bytes:
-    """A client's PUSH_ACK frame."""
+    """Encode a client's PUSH_ACK frame."""
     return encode_frame(_ACK_TYPE, _ACK.pack(received, handled))
 
 
 def decode_ack(payload: bytes) -> tuple[int, int]:
-    """``received`` and ``handled`` of a client's PUSH_ACK. Raises ProtocolError."""
+    """Decode ``received`` and ``handled`` of a client's PUSH_ACK. Raises ProtocolError."""
     if len(payload) != _ACK.size:
         raise ProtocolError(f"PUSH_ACK of {len(payload)} bytes: a client's has {_ACK.size}")
     received, handled = _ACK.unpack(payload)
@@ -127,19 +127,19 @@ def decode_ack(payload: bytes) -> tuple[int, int]:
 
 
 def encode_taken(request_id: int) -> bytes:
-    """A server's PUSH_ACK frame: every request up to this one was taken."""
+    """Encode a server's PUSH_ACK frame: every request up to this one was taken."""
     return encode_frame(_ACK_TYPE, _TAKEN.pack(request_id))
 
 
 def decode_taken(payload: bytes) -> int:
-    """The request id of a server's PUSH_ACK. Raises ProtocolError."""
+    """Decode the request id of a server's PUSH_ACK. Raises ProtocolError."""
     if len(payload) != _TAKEN.size:
         raise ProtocolError(f"PUSH_ACK of {len(payload)} bytes: a server's has {_TAKEN.size}")
     return int(_TAKEN.unpack(payload)[0])
 
 
 def encode_resume(resume: Resume) -> bytes:
-    """A client's RESUME frame."""
+    """Encode a client's RESUME frame."""
     name = resume.name.encode()
     head = _RESUME.pack(
         resume.session_id,
@@ -155,7 +155,7 @@ def encode_resume(resume: Resume) -> bytes:
 
 
 def decode_resume(payload: bytes) -> Resume:
-    """Raises ProtocolError."""
+    """Decode a client's RESUME frame. Raises ProtocolError."""
     if len(payload) < _RESUME.size:
         raise ProtocolError("RESUME is too short")
     session_id, epoch, handled, received, items, size, given, name_bytes = _RESUME.unpack_from(payload)
@@ -171,47 +171,47 @@ def decode_resume(payload: bytes) -> Resume:
     return Resume(session_id, epoch, handled, received, items, size, given, name, payload[end:])
 
 
-def encode_answer(answer: Answer) -> bytes:
-    """A server's RESUME frame."""
+def encode_session_answer(answer: SessionAnswer) -> bytes:
+    """Encode a server's RESUME frame."""
     return encode_frame(_RESUME_TYPE, _ANSWER.pack(*answer))
 
 
-def decode_answer(payload: bytes) -> Answer:
-    """Raises ProtocolError."""
+def decode_session_answer(payload: bytes) -> SessionAnswer:
+    """Decode a server's RESUME frame. Raises ProtocolError."""
     if len(payload) != _ANSWER.size:
         raise ProtocolError(f"RESUME of {len(payload)} bytes: a server's has {_ANSWER.size}")
-    answer = Answer(*_ANSWER.unpack(payload))
+    answer = SessionAnswer(*_ANSWER.unpack(payload))
     if answer.status > _STATUS_MAX or not answer.epoch or not answer.next_seq:
         raise ProtocolError("RESUME with an unknown status, or without an epoch or number")
     return answer
 
 
 def encode_request(request_id: int, data: bytes, timeout_ms: int) -> bytes:
-    """A client's REQUEST frame; ``timeout_ms`` 0 leaves it to the server."""
+    """Encode a client's REQUEST frame; ``timeout_ms`` 0 leaves the choice to the server."""
     return encode_frame(_REQUEST_TYPE, _TIMEOUT.pack(timeout_ms) + data, req_id=request_id)
 
 
 def decode_request(payload: bytes) -> tuple[int, bytes]:
-    """``timeout_ms`` and the body. Raises ProtocolError."""
+    """Decode ``timeout_ms`` and the body. Raises ProtocolError."""
     if len(payload) < _TIMEOUT.size:
         raise ProtocolError("REQUEST without a timeout")
     return int(_TIMEOUT.unpack_from(payload)[0]), payload[_TIMEOUT.size :]
 
 
 def encode_failure(code: int, text: str) -> bytes:
-    """The body of a FAILURE; the text is cut to 1,024 bytes."""
+    """Encode the body of a FAILURE; the text is cut to 1,024 bytes."""
     return _CODE.pack(code) + cut_text(text)
 
 
 def decode_failure(body: bytes) -> tuple[int, str]:
-    """Code and text of a FAILURE. Raises ProtocolError."""
+    """Decode code and text of a FAILURE. Raises ProtocolError."""
     if not _CODE.size <= len(body) <= _CODE.size + REASON_BYTES_MAX:
         raise ProtocolError(f"a response that is an error has {len(body)} bytes")
     return int(_CODE.unpack_from(body)[0]), body[_CODE.size :].decode("utf-8", "replace")
 
 
 def cut_text(text: str) -> bytes:
-    """UTF-8 of at most 1,024 bytes, cut at a character's edge."""
+    """Encode a text as at most 1,024 bytes of UTF-8, cut at a character's edge."""
     raw = text.encode("utf-8", "replace")
     if len(raw) > REASON_BYTES_MAX:
         raw = raw[:REASON_BYTES_MAX].decode("utf-8", "ignore").encode()
@@ -219,20 +219,20 @@ def cut_text(text: str) -> bytes:
 
 
 def reset_mark(epoch: int, next_seq: int, reason: str) -> Push:
-    """Where a reader's queue goes over to another epoch, or to a later number."""
+    """Make the mark where a reader's queue goes over to another epoch, or to a later number."""
     return Push(next_seq, _SEQ.pack(epoch) + reason.encode(), RESET, 0)
 
 
 def read_reset(push: Push) -> tuple[int, int, str]:
-    """Epoch, next number and reason of a RESET."""
-    return int(_SEQ.unpack_from(push.data)[0]), push.seq, push.data[_SEQ.size :].decode()
+    """Decode epoch, next number and reason of a RESET."""
+    return int(_SEQ.unpack_from(push.body)[0]), push.seq, push.body[_SEQ.size :].decode()
 
 
 _new_push = tuple[object, ...].__new__  # NamedTuple's own constructor costs twice as much
 
 
 def read_items(payload: bytes, first_seq: int, skip: int, data_bytes_max: int) -> tuple[list[Push], int]:
-    """The items of a PUSH frame from the one after the first ``skip`` on, and how many were skipped.
+    """Decode the items of a PUSH frame after the first ``skip``; return them, and how many were skipped.
 
     Raises ProtocolError for a frame that is cut off, holds an unknown kind, or an item over ``data_bytes_max``.
     """

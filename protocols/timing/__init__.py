@@ -1,1 +1,1 @@
-"""timing."""
+"""Clock readings and the back-off of reconnects. Pure."""

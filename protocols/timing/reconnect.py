@@ -1,13 +1,14 @@
-"""When to dial which wanted peer again: exponential back-off with jitter. Pure."""
+"""The schedule of reconnects: exponential back-off with jitter. Pure."""
 
 import heapq
 from dataclasses import dataclass
 
+from dep2p.protocols.timing.backoff import Backoff
 from dep2p.types import PeerId, Rng
 
 
 @dataclass(slots=True)
-class _Wanted:
+class _Target:
     failures: int = 0
     state: str = "waiting"
     """waiting (for ``due_s``), trying, or connected."""
@@ -16,7 +17,7 @@ class _Wanted:
 
 
 class ReconnectPolicy:
-    """The wanted peers of one host and their next attempts.
+    """The peers that one host stays connected to (targets), and the next attempt for each.
 
     Times are seconds of the caller's clock. The delay after the n-th failure in a row is ``initial_s * 2**(n-1)``, at
     most ``max_s``, times a random factor between 0.5 and 1, so that peers which lost each other together do not dial at
@@ -36,95 +37,93 @@ class ReconnectPolicy:
         if not 0 < initial_s <= max_s:
             raise ValueError(f"initial_s {initial_s} must be over 0 and at most max_s {max_s}")
         self._rng = rng
-        self._initial_s = initial_s
-        self._max_s = max_s
+        self._backoff = Backoff(initial_s, max_s)
         self._stable_s = stable_s
         self._peers_max = peers_max
-        self._wanted: dict[PeerId, _Wanted] = {}
+        self._targets: dict[PeerId, _Target] = {}
         self._heap: list[tuple[float, PeerId]] = []
 
     def __contains__(self, peer: PeerId) -> bool:
-        return peer in self._wanted
+        return peer in self._targets
 
     def __len__(self) -> int:
-        return len(self._wanted)
+        return len(self._targets)
 
-    def want(self, peer: PeerId, now: float, *, connected: bool) -> bool:
-        """Keep this peer connected from now on, dialling at once if it is not. False when ``peers_max`` are wanted."""
-        if peer in self._wanted:
+    def add(self, peer: PeerId, now: float, *, connected: bool) -> bool:
+        """Keep this peer connected from now on, dialling at once if it is not. Returns False when ``peers_max`` are
+        kept."""
+        if peer in self._targets:
             return True
-        if len(self._wanted) >= self._peers_max:
+        if len(self._targets) >= self._peers_max:
             return False
-        wanted = self._wanted[peer] = _Wanted()
+        target = self._targets[peer] = _Target()
         if connected:
-            wanted.state, wanted.connected_s = "connected", now
+            target.state, target.connected_s = "connected", now
         else:
-            self._schedule(peer, wanted, now)
+            self._schedule(peer, target, now)
         return True
 
     def forget(self, peer: PeerId) -> None:
-        """Want it no more."""
-        self._wanted.pop(peer, None)
+        """Keep a peer connected no more."""
+        self._targets.pop(peer, None)
 
     def connected(self, peer: PeerId, now: float) -> None:
-        """A connection to the peer exists, whoever dialled it."""
-        wanted = self._wanted.get(peer)
-        if wanted is not None and wanted.state != "connected":
-            wanted.state, wanted.connected_s = "connected", now
+        """Note that a connection to the peer exists, dialled by either side."""
+        target = self._targets.get(peer)
+        if target is not None and target.state != "connected":
+            target.state, target.connected_s = "connected", now
 
     def disconnected(self, peer: PeerId, now: float) -> None:
-        """The last connection to the peer ended."""
-        wanted = self._wanted.get(peer)
-        if wanted is None or wanted.state != "connected":
+        """Note that the last connection to the peer ended."""
+        target = self._targets.get(peer)
+        if target is None or target.state != "connected":
             return
-        if now - wanted.connected_s >= self._stable_s:
-            wanted.failures = 0
-        self._back_off(peer, wanted, now)
+        if now - target.connected_s >= self._stable_s:
+            target.failures = 0
+        self._back_off(peer, target, now)
 
     def failed(self, peer: PeerId, now: float) -> None:
-        """An attempt from `due` did not connect."""
-        wanted = self._wanted.get(peer)
-        if wanted is not None and wanted.state == "trying":
-            self._back_off(peer, wanted, now)
+        """Note that an attempt from `due` did not connect."""
+        target = self._targets.get(peer)
+        if target is not None and target.state == "trying":
+            self._back_off(peer, target, now)
 
     def hint(self, peer: PeerId, now: float) -> None:
-        """Something new is known of where the peer is: a waiting attempt need not wait longer than the first delay."""
-        wanted = self._wanted.get(peer)
-        if wanted is not None and wanted.state == "waiting":
-            soon_s = now + self._initial_s * (0.5 + 0.5 * self._rng.random())
-            if soon_s < wanted.due_s:
-                self._schedule(peer, wanted, soon_s)
+        """Note a new address of the peer: a waiting attempt need not wait longer than the first delay."""
+        target = self._targets.get(peer)
+        if target is not None and target.state == "waiting":
+            soon_s = now + self._backoff.jittered(1, self._rng)
+            if soon_s < target.due_s:
+                self._schedule(peer, target, soon_s)
 
     def due(self, now: float) -> list[PeerId]:
-        """The peers to dial now; each counts as being tried until `connected` or `failed`."""
+        """Return the peers to dial now; each counts as being tried until `connected` or `failed`."""
         found: list[PeerId] = []
         while self._heap and self._heap[0][0] <= now:
             due_s, peer = heapq.heappop(self._heap)
-            wanted = self._wanted.get(peer)
-            if wanted is not None and wanted.state == "waiting" and wanted.due_s == due_s:
-                wanted.state = "trying"
+            target = self._targets.get(peer)
+            if target is not None and target.state == "waiting" and target.due_s == due_s:
+                target.state = "trying"
                 found.append(peer)
         return found
 
     def next_deadline(self) -> float | None:
-        """When `due` should be asked next; None when nothing waits."""
+        """Return when to ask `due` next; None when nothing waits."""
         while self._heap:
             due_s, peer = self._heap[0]
-            wanted = self._wanted.get(peer)
-            if wanted is not None and wanted.state == "waiting" and wanted.due_s == due_s:
+            target = self._targets.get(peer)
+            if target is not None and target.state == "waiting" and target.due_s == due_s:
                 return due_s
             heapq.heappop(self._heap)
         return None
 
-    def _back_off(self, peer: PeerId, wanted: _Wanted, now: float) -> None:
-        # 2**40 initial delays are over any max_s; a larger exponent would overflow a float in time.
-        delay_s = min(self._max_s, self._initial_s * 2.0 ** min(wanted.failures, 40))
-        wanted.failures += 1
-        self._schedule(peer, wanted, now + delay_s * (0.5 + 0.5 * self._rng.random()))
+    def _back_off(self, peer: PeerId, target: _Target, now: float) -> None:
+        target.failures += 1
+        self._schedule(peer, target, now + self._backoff.jittered(target.failures, self._rng))
 
-    def _schedule(self, peer: PeerId, wanted: _Wanted, due_s: float) -> None:
-        wanted.state, wanted.due_s = "waiting", due_s
+    def _schedule(self, peer: PeerId, target: _Target, due_s: float) -> None:
+        target.state, target.due_s = "waiting", due_s
         heapq.heappush(self._heap, (due_s, peer))
-        if len(self._heap) > 64 + 4 * len(self._wanted):  # entries that were rescheduled or forgotten
-            self._heap = [(w.due_s, p) for p, w in self._wanted.items() if w.state == "waiting"]
+        if len(self._heap) > 64 + 4 * len(self._targets):  # entries that were rescheduled or forgotten
+            self._heap = [(w.due_s, p) for p, w in self._targets.items() if w.state == "waiting"]
             heapq.heapify(self._heap)

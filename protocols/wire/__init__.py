@@ -1,1 +1,1 @@
-"""wire."""
+"""Frames, headers, payloads, compression, and CBOR with bounds. Pure."""

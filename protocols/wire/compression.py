@@ -7,7 +7,7 @@ import zstandard
 from dep2p.errors import ErrorCode, ProtocolError
 
 FEATURE: Final = "zstd"
-"""How a peer offers compression in its realm handshake."""
+"""The feature by which a peer offers compression in its realm handshake."""
 
 _LEVEL: Final = 1
 _SKIP_MAX: Final = 63
@@ -20,7 +20,7 @@ class Zstd:
     __slots__ = ("_body_bytes_max", "_compressor", "_decompressor")
 
     def __init__(self, body_bytes_max: int) -> None:
-        """``body_bytes_max``: what a body may have decompressed, in bytes."""
+        """``body_bytes_max``: bytes of a decompressed body at most."""
         self._body_bytes_max = body_bytes_max
         self._compressor = zstandard.ZstdCompressor(level=_LEVEL)
         # The window is memory that the sender chooses: never more than the largest body needs.
@@ -28,12 +28,12 @@ class Zstd:
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=window)
 
     def compress(self, body: bytes | memoryview) -> bytes:
-        """One zstd frame that names its content's size."""
+        """Compress a body into one zstd frame that names its content's size."""
         # A copy: the library's result keeps the memory of the worst case, a megabyte for a hundred bytes.
         return bytes(memoryview(self._compressor.compress(body)))
 
     def content_bytes(self, body: bytes) -> int:
-        """What decompressing gives at most: the size that the frame names, else the cap.
+        """Return the most bytes that decompressing gives: the size that the frame names, else the cap.
 
         Raises :class:`ProtocolError`, also when that is over the cap.
         """
@@ -46,7 +46,7 @@ class Zstd:
         return declared if declared >= 0 else self._body_bytes_max
 
     def decompress(self, body: bytes) -> bytes:
-        """The content of exactly one zstd frame.
+        """Decompress exactly one zstd frame.
 
         A frame that names a size over the cap is refused before anything is decompressed; one that names none is
         decompressed up to the cap and no further. Raises :class:`ProtocolError`.
@@ -80,12 +80,12 @@ class Zstd:
 
 
 def too_large(bytes_max: int) -> ProtocolError:
-    """The violation of a body over its cap."""
+    """Return the violation of a body over its cap."""
     return ProtocolError(f"a body over {bytes_max} bytes is not taken here", ErrorCode.MESSAGE_TOO_LARGE)
 
 
 class Compression:
-    """One link's decision what to compress: bodies from ``bytes_min`` on, and only while it pays.
+    """Decides for one link which bodies to compress: those from ``bytes_min`` on, and only while it pays.
 
     After a body that did not shrink the next ones are sent as they are: 1, 3, 7 … at most 63 of them.
     """
@@ -100,7 +100,7 @@ class Compression:
         self._skip = 0
 
     def compress(self, body: bytes | memoryview) -> bytes | None:
-        """The compressed body, or None when it is to be sent as it is."""
+        """Return the compressed body, or None when it is better sent as it is."""
         size = len(body)
         if not self._bytes_min or size < self._bytes_min:
             return None

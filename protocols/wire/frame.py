@@ -7,7 +7,7 @@
     | ver u8 | type u8|   flags u16     |   req_id u32    |   length u32    | payload
     +--------+--------+-----------------+-----------------+-----------------+=========
 
-All integers are big-endian. Any split of the same bytes gives the same frames.
+All integers are big-endian. The same bytes give the same frames however they are split.
 """
 
 import struct
@@ -21,7 +21,7 @@ HEADER_BYTES: Final = 12
 REQ_ID_MAX: Final = 0xFFFF_FFFF
 
 HEADER: Final = struct.Struct(">BBHII")
-"""Version, type, flags, req_id, payload bytes; for who packs thousands in a loop. Else `encode_header`."""
+"""Version, type, flags, req_id, payload bytes. For code that packs thousands in a loop; else use `encode_header`."""
 _CODE = struct.Struct(">I")
 
 
@@ -74,18 +74,18 @@ class Frame(NamedTuple):
 
 
 def encode_frame(type_: int, payload: bytes, *, flags: int = 0, req_id: int = 0) -> bytes:
-    """The bytes of one frame. The caller has checked the payload against the peer's cap."""
+    """Encode one frame. The caller has checked the payload against the peer's cap."""
     return HEADER.pack(VERSION, type_, flags, req_id, len(payload)) + payload
 
 
 def encode_header(type_: int, payload_bytes: int, *, flags: int = 0, req_id: int = 0) -> bytes:
-    """The 12 bytes in front of a payload that is written separately, to save a copy of a large one."""
+    """Encode the 12 bytes in front of a payload that is written separately, to save a copy of a large one."""
     return HEADER.pack(VERSION, type_, flags, req_id, payload_bytes)
 
 
 _LARGE_BYTES: Final = 4_096
 _TEXT_BYTES_MAX: Final = 1_024
-"""Every receiver takes a longer text for a violation, whatever this side's limit is."""
+"""Bytes of an error's text. Every receiver takes a longer one for a violation, whatever this side's limit is."""
 _new_frame = tuple[object, ...].__new__  # NamedTuple's own constructor costs twice as much
 
 
@@ -114,9 +114,9 @@ class FrameDecoder:
         self._large_bytes: int = 0
         self._skip_bytes: int = 0
         self.error: ProtocolError | None = None
-        self.error_req_id = 0
-        """The req_id of a frame over the cap, so that its sender learns which message was too large; else 0."""
-        self.skipped_frames = 0
+        self.error_req_id: int = 0
+        """The req_id of a frame over the cap, which tells its sender which message was too large; else 0."""
+        self.skipped_frames: int = 0
 
     @property
     def buffered_bytes(self) -> int:
@@ -124,7 +124,7 @@ class FrameDecoder:
         return len(self._rest) + len(self._large)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        """Take received bytes, give the frames that they complete, in order.
+        """Take received bytes; return the frames that they complete, in order.
 
         Raises :class:`LocalProtocolError` when called after an error.
         """
@@ -216,7 +216,7 @@ class FrameDecoder:
 
 
 def encode_error(code: int, text: str, *, req_id: int = 0, headers: bytes = b"", text_bytes_max: int = 1024) -> bytes:
-    """An ERROR frame: u32 code, then UTF-8 text cut to ``text_bytes_max`` (1,024 at most) at a character's edge.
+    """Encode an ERROR frame: u32 code, then UTF-8 text cut to ``text_bytes_max`` (1,024 at most) at a character's edge.
 
     ``headers`` is an encoded header map or empty.
     """
@@ -229,7 +229,7 @@ def encode_error(code: int, text: str, *, req_id: int = 0, headers: bytes = b"",
 
 
 def decode_error(body: bytes, *, text_bytes_max: int = 1024) -> tuple[int, str]:
-    """Code and text of an ERROR frame's body (what follows its headers).
+    """Decode code and text of an ERROR frame's body (behind its headers).
 
     Raises :class:`ProtocolError` when it is shorter than the code, longer than allowed, or no UTF-8.
     """

@@ -1,20 +1,23 @@
 """Message headers: a CBOR map in front of a payload (flag HEADERS, docs/spec/frame.md).
 
-Integer keys are dep2p's own (:class:`Key`), text keys are the app's. Only definite lengths, no tags, bounded in bytes,
-entries and depth, and walked before anything is decoded, so that hostile CBOR costs nothing.
+Integer keys are dep2p's own (:class:`HeaderKey`), text keys are the app's. Only definite lengths, no tags, bounded in
+bytes, entries and depth, and walked before anything is decoded, so that hostile CBOR costs nothing.
 """
 
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Final, cast
+from typing import Final
 
 import cbor2
 
+from dep2p.arguments import WrongTypeError
+from dep2p.encoding.cbor import Bounds, item_end
+from dep2p.encoding.shapes import is_map, is_mapping
 from dep2p.errors import ProtocolError
 from dep2p.types import Headers
 
 
-class Key(IntEnum):
+class HeaderKey(IntEnum):
     """dep2p's own header keys."""
 
     NAME = 1
@@ -35,17 +38,20 @@ class Key(IntEnum):
 
 HeaderMap = dict[int | str, object]
 
-_DEPTH_MAX: Final = 3
 _ENTRIES_MAX: Final = 64
+_BOUNDS: Final = Bounds(depth_max=3, entries_max=_ENTRIES_MAX, floats=True)
 
 
 def encode_headers(own: Mapping[int, object], app: Mapping[str, object] | None = None) -> bytes:
-    """The canonical CBOR of a header map.
+    """Encode a header map as canonical CBOR.
 
-    Raises ``ValueError`` when an app header's value cannot be encoded or there are more than 64 entries.
+    Raises ``ValueError`` when an app header's value cannot be encoded or there are more than 64 entries,
+    `WrongTypeError` for app headers that are no mapping.
     """
     entries: HeaderMap = {int(key): value for key, value in own.items()}
     if app:
+        if not is_mapping(app):
+            raise WrongTypeError(f"headers must be a dict of names and values, not {type(app).__name__}")
         for key, value in app.items():
             if type(key) is not str:
                 raise ValueError(f"header name {key!r} is not text")
@@ -54,71 +60,39 @@ def encode_headers(own: Mapping[int, object], app: Mapping[str, object] | None =
         raise ValueError(f"{len(entries)} headers: at most {_ENTRIES_MAX} are allowed")
     try:
         encoded = cbor2.dumps(entries, canonical=True)
-    except cbor2.CBOREncodeError as error:
+    except UnicodeEncodeError:
+        raise ValueError("headers hold text that UTF-8 cannot encode: half of a surrogate pair") from None
+    except (cbor2.CBOREncodeError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"headers cannot be encoded as CBOR: {error}") from error
     try:
-        item_end(encoded, 0, len(encoded))
+        headers_end(encoded, 0, len(encoded))
     except ProtocolError as error:
         raise ValueError(f"headers hold a value that is not allowed: {error}") from error
     return encoded
 
 
-def item_end(data: bytes, start: int, bytes_max: int) -> int:
-    """Where the CBOR item that starts at ``start`` ends, without decoding it.
+def headers_end(data: bytes, start: int, bytes_max: int) -> int:
+    """Return where the header map that starts at ``start`` ends, without decoding it.
 
     Raises :class:`ProtocolError` for indefinite lengths, tags, too deep nesting, truncation or more than ``bytes_max``.
     """
-    limit = min(len(data), start + bytes_max)
-    return _walk(data, start, limit, 0)
-
-
-def _walk(data: bytes, position: int, limit: int, depth: int) -> int:
-    if position >= limit:
-        raise ProtocolError("headers are cut off or over the limit")
-    initial = data[position]
-    major, info = initial >> 5, initial & 0x1F
-    position += 1
-    if info < 24:
-        argument = info
-    elif info <= 27:
-        width = 1 << (info - 24)
-        if position + width > limit:
-            raise ProtocolError("headers are cut off or over the limit")
-        argument = int.from_bytes(data[position : position + width], "big")
-        position += width
-    else:
-        raise ProtocolError("headers use an indefinite or reserved CBOR length")
-    if major in (0, 1, 7):
-        return position
-    if major in (2, 3):
-        if argument > limit - position:
-            raise ProtocolError("headers are cut off or over the limit")
-        return position + argument
-    if major == 6:
-        raise ProtocolError("headers use a CBOR tag")
-    if depth >= _DEPTH_MAX:
-        raise ProtocolError("headers are nested too deeply")
-    children = argument * 2 if major == 5 else argument
-    if children > limit - position or argument > _ENTRIES_MAX:
-        raise ProtocolError("headers have too many entries")
-    for _ in range(children):
-        position = _walk(data, position, limit, depth + 1)
-    return position
+    return item_end(data, start, min(len(data), start + bytes_max), _BOUNDS, "headers")
 
 
 def decode_headers(data: bytes) -> HeaderMap:
     """Decode exactly one header map. Raises :class:`ProtocolError`."""
     try:
-        decoded = cast(object, cbor2.loads(data))
+        decoded: object = cbor2.loads(data)
     except Exception as error:  # cbor2 leaks UnicodeDecodeError, OverflowError and others on hostile input
         raise ProtocolError(f"headers are not CBOR: {type(error).__name__}") from None
-    if not isinstance(decoded, dict):
+    if not is_map(decoded):
         raise ProtocolError("headers are not a CBOR map")
-    entries = cast(dict[object, object], decoded)
-    for key in entries:
+    entries: HeaderMap = {}
+    for key, value in decoded.items():
         if type(key) is not int and type(key) is not str:
             raise ProtocolError("a header's key is neither an integer nor text")
-    return cast(HeaderMap, decoded)
+        entries[key] = value
+    return entries
 
 
 class HeaderReader:
@@ -139,7 +113,7 @@ class HeaderReader:
         self._last_headers: HeaderMap = {}
 
     def split(self, payload: bytes) -> tuple[HeaderMap, bytes]:
-        """Headers and body of a payload whose frame has the flag HEADERS. Raises :class:`ProtocolError`."""
+        """Return headers and body of a payload whose frame has the flag HEADERS. Raises :class:`ProtocolError`."""
         last = self._last
         if last and payload.startswith(last):
             return self._last_headers, payload[len(last) :]
@@ -149,7 +123,7 @@ class HeaderReader:
                 recent.insert(0, recent.pop(index))
                 self._last, self._last_headers = prefix, headers
                 return headers, payload[len(prefix) :]
-        end = item_end(payload, 0, self._bytes_max)
+        end = headers_end(payload, 0, self._bytes_max)
         prefix = payload[:end]
         headers = decode_headers(prefix)
         recent.insert(0, (prefix, headers))
@@ -159,20 +133,12 @@ class HeaderReader:
 
 
 def app_headers(headers: HeaderMap) -> Headers:
-    """The app's part of a header map."""
+    """Return the app's part of a header map."""
     return {key: value for key, value in headers.items() if isinstance(key, str)}
 
 
-def header_text(headers: HeaderMap, key: int) -> str | None:
-    """A text header of dep2p's own; None when absent. Raises :class:`ProtocolError` when it is no text."""
-    value = headers.get(key)
-    if value is None or isinstance(value, str):
-        return value
-    raise ProtocolError(f"header {key} is not text")
-
-
 def header_uint(headers: HeaderMap, key: int) -> int | None:
-    """An unsigned header of dep2p's own; None when absent. Raises :class:`ProtocolError` otherwise."""
+    """Return an unsigned header of dep2p's own; None when absent. Raises :class:`ProtocolError` otherwise."""
     value = headers.get(key)
     if value is None:
         return None

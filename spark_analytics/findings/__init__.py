@@ -1,1 +1,1 @@
-"""findings."""
+"""Findings, derived from the figures of an analysis."""

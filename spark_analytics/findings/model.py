@@ -1,11 +1,11 @@
-"""A finding: something that somebody should look at, in words, with the evidence."""
+"""A finding: a sentence about something that deserves a look, with the evidence."""
 
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 _MOST: Final = 20
-"""Findings of one kind; further ones are counted."""
+"""Findings of one kind at most; further ones are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,21 +20,21 @@ class Finding:
     text: str
     subject: str = ""
     at_us: int | None = None
-    evidence: dict[str, Any] = field(default_factory=dict[str, Any])
+    evidence: dict[str, object] = field(default_factory=dict[str, object])
 
-    def as_object(self) -> dict[str, Any]:
-        """For JSON."""
+    def as_object(self) -> dict[str, object]:
+        """Return the finding as an object for JSON."""
         return asdict(self)
 
 
 def short(name: object) -> str:
-    """A peer id as people read it."""
+    """Shorten a peer id for reading."""
     text = str(name)
     return f"{text[:8]}…{text[-6:]}" if len(text) > 20 else text
 
 
 def clock_time(t_us: float) -> str:
-    """``2026-11-28 06:12:03.4`` in UTC."""
+    """Write a time as ``2026-11-28 06:12:03.4`` in UTC."""
     at = datetime.fromtimestamp(t_us / 1e6, UTC)
     return f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 100_000}"
 

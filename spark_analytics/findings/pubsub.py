@@ -1,20 +1,20 @@
-"""What somebody should look at, in words, with the evidence."""
+"""Findings about nodes, meshes and deliveries."""
 
-from typing import Any, Final
+from typing import Final
 
 import pandas as pd
 
-from dep2p.spark_analytics.findings.apps_and_trace import of_apps, of_trace
 from dep2p.spark_analytics.findings.model import Finding, capped, clock_time, short
 from dep2p.spark_analytics.metrics.analysis import Analysis
+from dep2p.spark_analytics.metrics.figures import Figures
 
 SILENT_S: Final = 10.0
 _RELIABLE: Final = 0.999
 
 
-def findings(found: Analysis, figures: dict[str, Any]) -> list[Finding]:
-    """All of them, the worst first."""
-    result = [
+def of_pubsub(found: Analysis, figures: Figures) -> list[Finding]:
+    """Nodes that ended or were silent, parted meshes, missing and late deliveries, and suspicious peers."""
+    return [
         *_runs(found),
         *_silent(found),
         *_islands(found),
@@ -26,11 +26,7 @@ def findings(found: Analysis, figures: dict[str, Any]) -> list[Finding]:
         *_rejects(found),
         *_drops(found, figures),
         *_scores(found),
-        *of_apps(found, figures),
-        *of_trace(found, figures),
     ]
-    order = {"bad": 0, "look": 1, "note": 2}
-    return sorted(result, key=lambda item: order[item.level])
 
 
 def _runs(found: Analysis) -> list[Finding]:
@@ -69,8 +65,8 @@ def _runs(found: Analysis) -> list[Finding]:
 
 
 def _silent(found: Analysis) -> list[Finding]:
-    """A node that wrote nothing for long, while it otherwise never paused so long, within one run."""
-    result: list[Finding] = []
+    """Find nodes that wrote nothing for long, while they otherwise never paused so long, within one run."""
+    result: list[tuple[float, Finding]] = []
     activity = found.tables["activity"].sort_values(["node", "run", "first_t"])
     for (node, _), rows in activity.groupby(["node", "run"], sort=False):
         pauses = (rows["first_t"].shift(-1) - rows["last_t"]).dropna() / 1e6
@@ -78,18 +74,17 @@ def _silent(found: Analysis) -> list[Finding]:
         for index, pause in pauses.items():
             if pause > max(SILENT_S, 4 * usual):
                 start = int(rows["last_t"][index])
-                result.append(
-                    Finding(
-                        "bad",
-                        "silent",
-                        f"{short(node)} was silent for {pause:.1f} s from {clock_time(start)} on (stopped, starved or "
-                        f"without anything to write; its usual pause is {max(usual, 0):.1f} s)",
-                        str(node),
-                        start,
-                        {"silent_s": float(pause), "usual_pause_s": usual},
-                    )
+                finding = Finding(
+                    "bad",
+                    "silent",
+                    f"{short(node)} was silent for {pause:.1f} s from {clock_time(start)} on (stopped, starved or "
+                    f"without anything to write; its usual pause is {max(usual, 0):.1f} s)",
+                    str(node),
+                    start,
+                    {"silent_s": float(pause), "usual_pause_s": usual},
                 )
-    return capped(sorted(result, key=lambda item: -item.evidence.get("silent_s", 0)), "pauses")
+                result.append((float(pause), finding))
+    return capped([finding for _, finding in sorted(result, key=lambda row: -row[0])], "pauses")
 
 
 def _islands(found: Analysis) -> list[Finding]:
@@ -124,7 +119,7 @@ def _islands(found: Analysis) -> list[Finding]:
     return capped(result, "partitions")
 
 
-def _topics(figures: dict[str, Any]) -> list[Finding]:
+def _topics(figures: Figures) -> list[Finding]:
     result: list[Finding] = []
     for topic in figures["topics"]:
         if topic["reliability"] is not None and topic["reliability"] < _RELIABLE:
@@ -136,7 +131,11 @@ def _topics(figures: dict[str, Any]) -> list[Finding]:
                     f"{topic['topic']}: {lost:,} of {topic['expected']:,} deliveries are missing "
                     f"({topic['reliability']:.3%} arrived; the worst message reached {topic['worst_message']:.1%})",
                     topic["topic"],
-                    evidence={name: topic[name] for name in ("reliability", "expected", "worst_message")},
+                    evidence={
+                        "reliability": topic["reliability"],
+                        "expected": topic["expected"],
+                        "worst_message": topic["worst_message"],
+                    },
                 )
             )
     return capped(result, "topics")
@@ -170,7 +169,7 @@ def _lossy_nodes(found: Analysis) -> list[Finding]:
 
 
 def _late_nodes(found: Analysis) -> list[Finding]:
-    """Nodes that get messages much later than the middle of all: slow themselves, or badly connected."""
+    """Find nodes that get messages much later than the median node: slow themselves, or badly connected."""
     nodes = _per_node(found)
     nodes = nodes[nodes["reached"] >= 10]
     if len(nodes) < 5:
@@ -194,7 +193,7 @@ def _late_nodes(found: Analysis) -> list[Finding]:
     )
 
 
-def _mesh(found: Analysis, figures: dict[str, Any]) -> list[Finding]:
+def _mesh(found: Analysis, figures: Figures) -> list[Finding]:
     result: list[Finding] = []
     for topic in figures["mesh"]:
         if topic["one_way"] is not None and topic["one_way"] > 0.05:
@@ -222,7 +221,7 @@ def _mesh(found: Analysis, figures: dict[str, Any]) -> list[Finding]:
 
 
 def _sources(found: Analysis) -> list[Finding]:
-    """Eclipse suspicion: nearly all first deliveries from one peer, or a mesh that only strangers are in."""
+    """Suspect an eclipse: nearly all first deliveries from one peer, or a mesh of peers that trace nothing."""
     result: list[Finding] = []
     copies = found.tables["copies"].dropna(subset=["peer"])
     per_peer = copies.groupby(["node", "peer"])[["firsts", "duplicates"]].sum().reset_index()
@@ -245,9 +244,9 @@ def _sources(found: Analysis) -> list[Finding]:
     if len(sessions):
         traced = set(found.tables["runs"]["node"])
         length = (sessions["end"] - sessions["begin"]).clip(lower=1)
-        strange = length.where(~sessions["peer"].isin(traced), 0)
-        by_node = pd.DataFrame({"node": sessions["node"], "all": length, "strange": strange}).groupby("node").sum()
-        shares = by_node["strange"] / by_node["all"]
+        untraced = length.where(~sessions["peer"].isin(traced), 0)
+        by_node = pd.DataFrame({"node": sessions["node"], "all": length, "untraced": untraced}).groupby("node").sum()
+        shares = by_node["untraced"] / by_node["all"]
         usual = float(shares.median())
         if usual < 0.5:
             for node in shares[shares > max(0.75, usual + 0.3)].index:
@@ -267,7 +266,7 @@ def _sources(found: Analysis) -> list[Finding]:
 def _rejects(found: Analysis) -> list[Finding]:
     rejects = found.tables["rejects"]
     rows = rejects[rejects["peer"].notna()].groupby("peer")
-    result = []
+    result: list[tuple[int, Finding]] = []
     for peer, group in rows:
         count = int(group["rejects"].sum())
         reasons = group.groupby("reason")["rejects"].sum().sort_values(ascending=False)
@@ -276,23 +275,22 @@ def _rejects(found: Analysis) -> list[Finding]:
         )
         if grave.sum() >= 3:
             words = ", ".join(f"{reason} {int(n)}" for reason, n in reasons.head(3).items())
-            result.append(
-                Finding(
-                    "look",
-                    "misbehaving",
-                    f"{short(peer)} sent {count:,} messages that {group['node'].nunique()} nodes rejected ({words})",
-                    str(peer),
-                    evidence={"rejects": count, "reasons": {str(k): int(v) for k, v in reasons.items()}},
-                )
+            finding = Finding(
+                "look",
+                "misbehaving",
+                f"{short(peer)} sent {count:,} messages that {group['node'].nunique()} nodes rejected ({words})",
+                str(peer),
+                evidence={"rejects": count, "reasons": {str(k): int(v) for k, v in reasons.items()}},
             )
-    return capped(sorted(result, key=lambda item: -item.evidence["rejects"]), "peers")
+            result.append((count, finding))
+    return capped([finding for _, finding in sorted(result, key=lambda row: -row[0])], "peers")
 
 
-def _drops(found: Analysis, figures: dict[str, Any]) -> list[Finding]:
+def _drops(found: Analysis, figures: Figures) -> list[Finding]:
     rpcs = figures["rpcs"]
     if not rpcs or not rpcs["dropped"]:
         return []
-    share: float | None = rpcs["drop_ratio"]
+    share = rpcs["drop_ratio"]
     of_all = "" if share is None else f" ({share:.2%})"
     worst = found.tables["drops"].groupby("peer")["drops"].sum().sort_values(ascending=False)
     return [

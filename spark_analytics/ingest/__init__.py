@@ -1,1 +1,1 @@
-"""ingest."""
+"""Raw trace files turned into silver."""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import zstandard
 
@@ -16,7 +16,7 @@ _PEEK_BYTES: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class FileTrouble:
+class FileError:
     """``kind``: ``cut``, ``damaged``, ``foreign-name``, ``foreign-columns``, ``empty-file`` or ``unreadable``."""
 
     path: Path
@@ -24,30 +24,30 @@ class FileTrouble:
     text: str
 
 
-def troubles(paths: Iterable[Path]) -> list[FileTrouble]:
-    """What is odd about these files. Reads the heads of their frames and the first events of each."""
-    found: list[FileTrouble] = []
+def file_errors(paths: Iterable[Path]) -> list[FileError]:
+    """Find faults of these files. Reads the heads of their frames and the first events of each."""
+    found: list[FileError] = []
     for path in paths:
         try:
             found += _of(path)
         except OSError as error:
-            found.append(FileTrouble(path, "unreadable", f"{path} cannot be read: {error.strerror or error}"))
+            found.append(FileError(path, "unreadable", f"{path} cannot be read: {error.strerror or error}"))
     return found
 
 
-def _of(path: Path) -> list[FileTrouble]:
-    found: list[FileTrouble] = []
+def _of(path: Path) -> list[FileError]:
+    found: list[FileError] = []
     if parse_file_name(path.name) is None:
         found.append(
-            FileTrouble(path, "foreign-name", f"{path} is not named <node>-<start>-<number>: its run is not known")
+            FileError(path, "foreign-name", f"{path} is not named <node>-<start>-<number>: its run is not known")
         )
     with path.open("rb") as file:
         frames = scan_frames(file)
         if not frames.whole and not frames.cut_bytes:
-            return [*found, FileTrouble(path, "empty-file", f"{path} is empty")]
+            return [*found, FileError(path, "empty-file", f"{path} is empty")]
         if frames.cut_bytes:
             text = f"{path} is cut: its last {frames.cut_bytes:,} bytes are no whole frame; {len(frames.whole)} are"
-            found.append(FileTrouble(path, "cut", text))
+            found.append(FileError(path, "cut", text))
         if not frames.whole:
             return found
         start, end = frames.whole[0]
@@ -56,18 +56,18 @@ def _of(path: Path) -> list[FileTrouble]:
     try:
         text = zstandard.ZstdDecompressor().decompressobj().decompress(head).decode("utf-8", "replace")
     except zstandard.ZstdError as error:
-        return [*found, FileTrouble(path, "damaged", f"{path} is damaged in its first frame: {error}")]
+        return [*found, FileError(path, "damaged", f"{path} is damaged in its first frame: {error}")]
     strange: dict[str, None] = {}
     for line in text.splitlines()[:50]:
         try:
-            event: Any = json.loads(line)
-        except ValueError:
+            event: object = json.loads(line)
+        except (ValueError, RecursionError):
             continue
         if isinstance(event, dict):
             strange |= dict.fromkeys(name for name in event if name not in _KNOWN)  # pyright: ignore
     if strange:
         names = ", ".join(sorted(strange)[:6])
         found.append(
-            FileTrouble(path, "foreign-columns", f"{path} has fields that no event has, which are ignored: {names}")
+            FileError(path, "foreign-columns", f"{path} has fields that no event has, which are ignored: {names}")
         )
     return found

@@ -9,7 +9,6 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,17 +20,17 @@ GROUP_ROWS = 1 << 17
 WRITTEN_DDL = "file STRING, events BIGINT"
 
 
-def writer(layout: Layout, scratch: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """What to give to ``mapInArrow``: rows (path[, content]) of files become silver below ``scratch``, a directory for
+def writer(layout: Layout, scratch: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A function for ``mapInArrow``: rows (path[, content]) of files become silver below ``scratch``, a directory for
     each part. Gives the files that were written (`WRITTEN_DDL`), relative to it; others there are of failed attempts.
     """
 
-    def write(files: Iterator[Any]) -> Iterator[Any]:
+    def write(files: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = layout.schema(encoded=True)
         repeated = _repeated(schema)
         name = f"{uuid.uuid4().hex}.parquet"
-        held: dict[str, list[Any]] = {}
-        opened: dict[str, Any] = {}
+        held: dict[str, list[pa.RecordBatch]] = {}
+        opened: dict[str, pq.ParquetWriter] = {}
         written: dict[str, int] = {}
 
         def flush(part: str) -> None:
@@ -64,8 +63,9 @@ def writer(layout: Layout, scratch: str) -> Callable[[Iterator[Any]], Iterator[A
     return write
 
 
-def _repeated(schema: Any) -> list[str]:
-    """Columns to write with dictionaries: half the time and two thirds of the bytes of trying them for all."""
+def _repeated(schema: pa.Schema) -> list[str]:
+    """Return the columns to write with dictionaries: half the time and two thirds of the bytes of trying them for
+    all."""
     found = [field.name for field in schema if field.name not in ("seq", "t", "msg_id", "validation_us")]
     for field in schema:
         if pa.types.is_struct(field.type):
@@ -73,12 +73,15 @@ def _repeated(schema: Any) -> list[str]:
     return found
 
 
-def finisher(scratch: str, place: str, written: set[str]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """What to give to ``mapInArrow`` over a single row: what was written below ``scratch`` becomes ``place``, instead
-    of what was there. It runs where the writers ran: nobody else need reach the place. Gives the files that it found.
+def finisher(
+    scratch: str, place: str, written: set[str]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A function for ``mapInArrow`` over a single row: the files below ``scratch`` replace those in ``place``.
+
+    It runs where the writers ran, so that no other process needs to reach the place. Yields the files that it found.
     """
 
-    def finish(rows: Iterator[Any]) -> Iterator[Any]:
+    def finish(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in rows:
             foreign = foreign_in(place)
             if foreign:
@@ -103,14 +106,14 @@ def finisher(scratch: str, place: str, written: set[str]) -> Callable[[Iterator[
 
 
 def foreign_in(place: str) -> str:
-    """What there is at a place for silver that is no silver, and would be lost; in words, empty when there is none."""
+    """Name in words the foreign files at a place for silver, which would be lost; "" when there are none."""
     if not os.path.isdir(place):
         return f"{place} is no directory: silver needs one of its own" if os.path.lexists(place) else ""
     return foreign_of(place, [name for name in os.listdir(place) if not _OWN.fullmatch(name)])
 
 
 def foreign_of(place: str, names: list[str]) -> str:
-    """The same of names that were found."""
+    """Name in words the foreign files among names that were found; "" when there are none."""
     shown = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
     return f"{place} holds what is no silver ({shown}), which would be lost: give another place" if names else ""
 
@@ -119,10 +122,10 @@ _OWN = re.compile(r"part=\w+|\.?_SUCCESS(\.crc)?")
 
 
 def hidden(place: str) -> str:
-    """How the names of directories begin that are to become a place, beside it."""
+    """Return the prefix of directories beside a place that are to replace it."""
     return f".{os.path.basename(place)}-new-"
 
 
 def scratch_of(place: str) -> str:
-    """A new one of them."""
+    """Return the path of a new directory beside a place that is to replace it."""
     return os.path.join(os.path.dirname(place), hidden(place) + uuid.uuid4().hex)

@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +17,11 @@ import pyarrow.json as pj
 from dep2p.spark_analytics.ingest.keys import keys_of
 
 BLOCK_BYTES = 4 << 20
-"""About what is decoded at once, as JSON: some 16,000 events."""
+"""Bytes of JSON that are decoded at once, about: some 16,000 events."""
 LINE_BYTES_MAX = 64 << 20
-"""A line that is longer is cut, and counts as one that is no JSON."""
+"""Bytes of a line; a longer one is cut, and counts as a line that is not JSON."""
 UNREADABLE = "cannot be read:"
-"""How the reason begins of a row that stands for a file."""
+"""The beginning of the reason in a row that stands for a file."""
 _READ_BYTES = 1 << 20
 _SHOWN = 1_000
 _MAGIC = b"\x28\xb5\x2f\xfd"
@@ -32,7 +32,7 @@ _BAD = "bad"
 
 @dataclass(frozen=True)
 class Layout:
-    """What to decode and how to lay it out; fields are Arrow's.
+    """The fields to decode, and their order in silver. Fields are Arrow's.
 
     - ``fields``: of all parts, as they are in the files. ``order``: the columns that are made of them.
     - ``nested``: part → the fields only it has, which go into a struct ``of_<part>``. Of ``counted`` ones only the
@@ -41,9 +41,9 @@ class Layout:
       text of ``msg`` is not kept.
     """
 
-    fields: Sequence[Any]
+    fields: Sequence[pa.Field]
     order: Sequence[str]
-    nested: Mapping[str, Sequence[Any]]
+    nested: Mapping[str, Sequence[pa.Field]]
     counted: frozenset[str]
     hashed: frozenset[str]
     summed: Mapping[str, str]
@@ -51,14 +51,14 @@ class Layout:
     parts: Sequence[str]
     textless: Sequence[str]
 
-    def struct(self, part: str) -> Any:
-        """The type of ``of_<part>``."""
+    def struct(self, part: str) -> pa.StructType:
+        """Return the type of ``of_<part>``."""
         types = {**dict.fromkeys(self.counted, pa.int32()), **dict.fromkeys(self.summed, pa.int64())}
         types |= dict.fromkeys(self.hashed, pa.list_(pa.int64()))
         return pa.struct([(field.name, types.get(field.name, field.type)) for field in self.nested[part]])
 
-    def schema(self, *, encoded: bool = False) -> Any:
-        """Of silver, without ``part``. ``encoded``: texts that repeat are dictionaries."""
+    def schema(self, *, encoded: bool = False) -> pa.Schema:
+        """Return the schema of silver, without ``part``. ``encoded``: texts that repeat are dictionaries."""
         types = {field.name: field.type for field in self.fields}
         types |= {"k": pa.int8(), "run": pa.int64(), "source_id": pa.int64()}
         types |= dict.fromkeys((*_KEYED, "source"), pa.dictionary(pa.int32(), pa.string()) if encoded else pa.string())
@@ -67,10 +67,10 @@ class Layout:
         return pa.schema([*((name, types[name]) for name in self.order), *nested, ("_corrupt", pa.string())])
 
 
-def decoder(layout: Layout) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """What to give to ``mapInArrow`` to get silver, with ``part`` as the first column, of the rows of `batches_of`."""
+def decoder(layout: Layout) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A function for ``mapInArrow``: makes silver, with ``part`` as the first column, of the rows of `batches_of`."""
 
-    def decode(files: Iterator[Any]) -> Iterator[Any]:
+    def decode(files: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = layout.schema()
         for part, batch in batches_of(files, layout):
             whole = filled(pa.Table.from_batches([batch]), schema)
@@ -80,8 +80,8 @@ def decoder(layout: Layout) -> Callable[[Iterator[Any]], Iterator[Any]]:
     return decode
 
 
-def filled(table: Any, schema: Any) -> Any:
-    """The columns of a schema; nulls for those that the table lacks."""
+def filled(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the columns of a schema; nulls for those that the table lacks."""
     have = set(table.column_names)
     columns = [
         table[field.name].cast(field.type) if field.name in have else pa.nulls(table.num_rows, field.type)
@@ -90,7 +90,7 @@ def filled(table: Any, schema: Any) -> Any:
     return pa.table(columns, schema=schema)
 
 
-def batches_of(files: Iterator[Any], layout: Layout) -> Iterator[tuple[str, Any]]:
+def batches_of(files: Iterator[pa.RecordBatch], layout: Layout) -> Iterator[tuple[str, pa.RecordBatch]]:
     """(part, batch of its events) of rows (path[, content]) of files, whose bytes are in ``content`` or are read here.
 
     A batch lacks the columns that are null; texts that repeat are dictionaries. A file that cannot be read is one row
@@ -114,13 +114,13 @@ def batches_of(files: Iterator[Any], layout: Layout) -> Iterator[tuple[str, Any]
 
 
 def local_path(path: str) -> str:
-    """The path of a ``file:`` URL, as Spark writes it: not percent-encoded."""
+    """Return the path of a ``file:`` URL, as Spark writes it: not percent-encoded."""
     path = path.removeprefix("file:")
     return path[2:] if path.startswith("//") else path
 
 
 def run_of(path: str) -> int:
-    """``start_ns`` of ``<node>-<start_ns>-<number>.ndjson.zst``, 0 for others."""
+    """Return ``start_ns`` of ``<node>-<start_ns>-<number>.ndjson.zst``, 0 for other names."""
     words = path.rpartition("/")[2].rsplit("-", 2)
     number = words[-1].partition(".")[0]
     if len(words) < 2 or not _is_int64(number):
@@ -166,7 +166,7 @@ def frames(file: BinaryIO) -> Iterator[tuple[int, int]]:
 
 
 class _Range(io.RawIOBase):
-    """Bytes of a file from ``at`` to ``end``, however large."""
+    """A range of bytes of a file, from ``at`` to ``end``, however large."""
 
     def __init__(self, file: BinaryIO, at: int, end: int) -> None:
         super().__init__()
@@ -230,14 +230,14 @@ class Blocks:
         # By the number of a kind; the last, which -1 stands for, is of unknown ones.
         self._part_of = np.array([self._names.index(part) for part in (*layout.parts, _BAD)])
 
-    def of_file(self, file: Any, path: str) -> Iterator[tuple[str, Any]]:
-        """The batches of a file. Raises ``OSError`` when it cannot be read."""
+    def of_file(self, file: BinaryIO, path: str) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Return the batches of a file. Raises ``OSError`` when it cannot be read."""
         run = run_of(path)
         for block in lines(file):
             yield from self.of_block(block, path, run)
 
-    def of_block(self, block: bytes, path: str, run: int) -> list[tuple[str, Any]]:
-        """The batches of a block of whole lines."""
+    def of_block(self, block: bytes, path: str, run: int) -> list[tuple[str, pa.RecordBatch]]:
+        """Return the batches of a block of whole lines."""
         try:
             return self._of_objects(block, path, run)
         except _Unsure:
@@ -245,12 +245,13 @@ class Blocks:
             bad = [self._bad(path, run, _corrupt=corrupt)] if corrupt else []
             return bad + self._of_objects(block, path, run)
 
-    def unreadable(self, path: str, why: str) -> tuple[str, Any]:
-        """The row that says that a file cannot be read."""
+    def unreadable(self, path: str, why: str) -> tuple[str, pa.RecordBatch]:
+        """Return the row that stands for a file that cannot be read."""
         return self._bad(path, run_of(path), reason=[f"{UNREADABLE} {why}"])
 
-    def _of_objects(self, block: bytes, path: str, run: int) -> list[tuple[str, Any]]:
-        """Raises `_Unsure` when it is not surely one JSON object a line, of which all known fields have their types."""
+    def _of_objects(self, block: bytes, path: str, run: int) -> list[tuple[str, pa.RecordBatch]]:
+        """Return the batches of a block. Raises `_Unsure` when it is not surely one JSON object a line, of which all
+        known fields have their types."""
         if not block:
             return []
         octets = np.frombuffer(block, dtype=np.uint8)
@@ -270,7 +271,7 @@ class Blocks:
         lacking = pc.or_(pc.is_null(table["node"]), pc.is_null(table["t"])).to_numpy()
         part[lacking] = self._names.index(_BAD)
         columns = self._columns(table, pa.array(codes.astype(np.int8)))
-        batches: list[tuple[str, Any]] = []
+        batches: list[tuple[str, pa.RecordBatch]] = []
         for number in np.unique(part):
             name, rows = self._names[number], np.flatnonzero(part == number)
             every = len(rows) == len(ends)
@@ -284,8 +285,8 @@ class Blocks:
             batches.append((name, self._batch(mine, path, run, len(rows))))
         return batches
 
-    def _columns(self, table: Any, k: Any) -> Any:
-        """What silver has of all events, but for ``kind`` of those whose kind is known."""
+    def _columns(self, table: pa.Table, k: pa.Array) -> pa.RecordBatch:
+        """Return the columns that silver has of all events; ``kind`` is null for known kinds."""
         made = {name: table[name].combine_chunks() for name in table.column_names}
         for name in _KEYED:
             encoded = made[name].dictionary_encode()
@@ -298,7 +299,7 @@ class Blocks:
         made["k"] = k
         return pa.RecordBatch.from_pydict(made)
 
-    def _struct(self, part: str, table: Any) -> Any:
+    def _struct(self, part: str, table: pa.Table) -> pa.StructArray:
         values = []
         for field in self._layout.nested[part]:
             value = table[field.name].combine_chunks()
@@ -312,13 +313,13 @@ class Blocks:
             values.append(value)
         return pa.StructArray.from_arrays(values, fields=list(self._layout.struct(part)))
 
-    def _bad(self, path: str, run: int, **columns: list[str]) -> tuple[str, Any]:
+    def _bad(self, path: str, run: int, **columns: list[str]) -> tuple[str, pa.RecordBatch]:
         count = len(next(iter(columns.values())))
         made = {name: pa.array(values, pa.string()) for name, values in columns.items()}
         made |= {"k": pa.array([-1] * count, pa.int8()), "v": pa.array([0] * count, pa.int64())}
         return _BAD, self._batch(made, path, run, count)
 
-    def _batch(self, columns: dict[str, Any], path: str, run: int, count: int) -> Any:
+    def _batch(self, columns: dict[str, pa.Array], path: str, run: int, count: int) -> pa.RecordBatch:
         source = pa.array([path])
         columns["source"] = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, dtype=np.int32)), source)
         columns["source_id"] = pa.array(np.full(count, keys_of(source)[0].as_py(), dtype=np.int64))
@@ -326,7 +327,7 @@ class Blocks:
         return pa.RecordBatch.from_pydict(columns)
 
     def _cleaned(self, block: bytes) -> tuple[bytes, list[str]]:
-        """The lines that are objects, with known fields of the right types only; and those that are none."""
+        """Return the lines that are objects, with known fields of the right types only; and those that are not."""
         good: list[str] = []
         corrupt: list[str] = []
         for line in block.split(b"\n"):
@@ -344,11 +345,11 @@ class Blocks:
 
 
 class _Unsure(Exception):
-    """Lines are to be looked at one by one."""
+    """The lines of a block have to be read one by one."""
 
 
-def _read(block: bytes, schema: Any, count: int) -> Any:
-    """Known fields of so many objects. Raises `_Unsure`."""
+def _read(block: bytes, schema: pa.Schema, count: int) -> pa.Table:
+    """Read the known fields of ``count`` objects. Raises `_Unsure`."""
     try:
         table = pj.read_json(
             pa.BufferReader(block),
@@ -362,21 +363,21 @@ def _read(block: bytes, schema: Any, count: int) -> Any:
     return table
 
 
-def _sums(lists: Any, name: str) -> Any:
-    """The sum of a field over the structs of each list; null where there is no list."""
+def _sums(lists: pa.ListArray, name: str) -> pa.Array:
+    """Return the sum of a field over the structs of each list; null where there is no list."""
     counts = pc.fill_null(pc.struct_field(pc.list_flatten(lists), name), 0).to_numpy()
     sums = np.zeros(len(lists), dtype=np.int64)
     np.add.at(sums, pc.list_parent_indices(lists).to_numpy(), counts)
     return pa.array(sums, mask=pc.is_null(lists).to_numpy(zero_copy_only=False))
 
 
-def _fitting_fields(event: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
+def _fitting_fields(event: Mapping[str, object], types: Mapping[str, pa.DataType]) -> dict[str, object]:
     found = {name: _fitting(event[name], of) for name, of in types.items() if name in event}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _fitting(value: Any, of: Any) -> Any:
-    """The value as JSON of the type, or None when it is of another one."""
+def _fitting(value: object, of: pa.DataType) -> object:
+    """Return the value as JSON of the type, or None when it is of another one."""
     if pa.types.is_string(of):
         return value.encode("utf-8", "replace").decode() if isinstance(value, str) else None
     if pa.types.is_list(of):

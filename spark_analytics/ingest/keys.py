@@ -5,8 +5,6 @@ XXH64 with Spark's seed (https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_
 once.
 """
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 
@@ -20,8 +18,8 @@ _P1, _P2, _P3, _P4, _P5 = (
 )
 
 
-def keys_of(texts: Any) -> Any:
-    """The int64 keys of an Arrow array of strings; null where the text is."""
+def keys_of(texts: pa.Array) -> pa.Array:
+    """Return the int64 keys of an Arrow array of strings; null where the text is null."""
     texts = texts.cast(pa.string())
     count = len(texts)
     _, offsets_of, bytes_of = texts.buffers()
@@ -39,8 +37,8 @@ def keys_of(texts: Any) -> Any:
     return pa.array(found.view(np.int64), mask=mask)
 
 
-def _hashed(octets: Any) -> Any:
-    """The hashes of the rows of a matrix of bytes."""
+def _hashed(octets: np.ndarray) -> np.ndarray:
+    """Return the hashes of the rows of a matrix of bytes."""
     count, length = octets.shape
     at = 0
     with np.errstate(over="ignore"):
@@ -71,13 +69,13 @@ def _hashed(octets: Any) -> Any:
         return found ^ (found >> np.uint64(32))
 
 
-def _words(octets: Any, at: int) -> Any:
+def _words(octets: np.ndarray, at: int) -> np.ndarray:
     return np.ascontiguousarray(octets[:, at : at + 8]).view("<u8")[:, 0]
 
 
-def _round(lane: Any, words: Any) -> Any:
+def _round(lane: np.ndarray, words: np.ndarray) -> np.ndarray:
     return _turned(lane + words * _P2, 31) * _P1
 
 
-def _turned(values: Any, by: int) -> Any:
+def _turned(values: np.ndarray, by: int) -> np.ndarray:
     return (values << np.uint64(by)) | (values >> np.uint64(64 - by))

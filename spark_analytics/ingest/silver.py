@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import pandas as pd
 import pyarrow as pa
@@ -48,15 +48,15 @@ NESTED: Final[dict[str, tuple[str, ...]]] = {
 
 
 def code(kind: str) -> Column:
-    """The number of a kind, as a literal."""
+    """Return the number of a kind, as a literal."""
     return F.lit(KIND_CODES[kind]).cast("tinyint")
 
 
 def layout() -> Layout:
-    """What the workers make of the files: fields that no metric reads are left out."""
+    """Return the layout that the workers make of the files. Fields that no metric reads are left out."""
     types = {**columns(), **_COUNTED}
 
-    def fields(names: Sequence[str]) -> list[Any]:
+    def fields(names: Sequence[str]) -> list[pa.Field]:
         return [pa.field(name, _arrow_type(types[name])) for name in names]
 
     return Layout(
@@ -73,10 +73,10 @@ def layout() -> Layout:
 
 
 _COUNTED: Final = {"messages": "ARRAY<STRUCT<size: BIGINT>>", "ihave": "ARRAY<STRUCT<count: BIGINT>>"}
-"""What silver counts only is read with the fields that are summed: each field of each item costs."""
+"""Lists of which silver keeps counts only: read with the summed fields alone, since each field of each item costs."""
 
 
-def _arrow_type(sql: str) -> Any:
+def _arrow_type(sql: str) -> pa.DataType:
     if sql.startswith("ARRAY<"):
         return pa.list_(_arrow_type(sql[6:-1]))
     if sql.startswith("STRUCT<"):
@@ -93,7 +93,7 @@ _THERE: Final = ("path", "content")
 
 
 def raw_files(spark: SparkSession, places: Sequence[str]) -> DataFrame:
-    """The trace files in these directories, for `write_silver`."""
+    """Return the trace files in these directories, for `write_silver`."""
     here = [place for place in places if is_local(place)]
     there = [place for place in places if not is_local(place)]
     files = [
@@ -105,7 +105,7 @@ def raw_files(spark: SparkSession, places: Sequence[str]) -> DataFrame:
 
 
 def follow_files(spark: SparkSession, place: str, *, files_per_batch: int = 200) -> DataFrame:
-    """The same as a stream that follows a directory."""
+    """Return the trace files of a directory as a stream that follows it."""
     reader = spark.readStream.format("binaryFile").schema(_FILES_DDL).options(**_READ_OPTIONS)
     files = reader.option("maxFilesPerTrigger", files_per_batch).load(pattern_of(place))
     return files.select(*(_HERE if is_local(place) else _THERE))
@@ -117,12 +117,12 @@ def is_local(place: str) -> bool:
 
 
 def place_url(place: str) -> str:
-    """A place as Spark takes it, whatever its default file system."""
+    """Return a place as Spark takes it, whatever its default file system."""
     return f"file:{os.path.abspath(place)}" if is_local(place) else place
 
 
 def pattern_of(place: str) -> str:
-    """A place as Spark takes it to read. URLs may be patterns; in a path, brackets and stars are themselves."""
+    """Return a place as Spark takes it to read. URLs may be patterns; in a path, brackets and stars are themselves."""
     return re.sub(r"[][{}*?\\]", r"\\\g<0>", place_url(place)) if is_local(place) else place
 
 
@@ -150,7 +150,7 @@ def write_silver(files: DataFrame, place: str) -> None:
         )
 
 
-def _foreign_behind(spark: Any, place: str) -> str:
+def _foreign_behind(spark: SparkSession, place: str) -> str:
     """`foreign_in` of a URL: Spark lists its files, and would remove them all."""
     there = spark.read.format("binaryFile").option("recursiveFileLookup", "true")
     try:
@@ -202,7 +202,7 @@ _PART: Final = re.compile(r"/part=(\w+)/[^/]*$")
 
 
 def silver_ddl() -> str:
-    """The schema of silver."""
+    """Return the schema of silver."""
     typed = {
         **columns(),
         "k": "TINYINT",

@@ -1,1 +1,1 @@
-"""metrics."""
+"""Tables and figures, computed from silver."""

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pandas as pd
@@ -15,9 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from dep2p.spark_analytics.ingest.silver import KIND_CODES, Silver, corrected, names_of, read_silver
-from dep2p.spark_analytics.metrics import apps as app
-from dep2p.spark_analytics.metrics import clocks, mesh, propagation, traffic
-from dep2p.spark_analytics.metrics import delivery_trees as walk
+from dep2p.spark_analytics.metrics import apps, clocks, delivery_trees, mesh, propagation, traffic
 from dep2p.spark_analytics.metrics.queries import Query, empty, first_queries, later_queries
 
 _ID_COLUMNS: Final = {
@@ -47,7 +45,7 @@ class AnalysisOptions:
 
 @dataclass(slots=True)
 class Analysis:
-    """What was found. ``tables``: pandas tables by name, with names for ids (docs/reference/traces.md)."""
+    """The result of an analysis. ``tables``: pandas tables by name, with names for ids (docs/reference/traces.md)."""
 
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
     first_t: int = 0
@@ -62,11 +60,11 @@ class Analysis:
 
 
 class NothingToAnalyse(Exception):
-    """There are no events."""
+    """The trace has no events."""
 
 
 def step_us(span_us: int, points: int) -> int:
-    """A step of time for about ``points`` of them: a round number of seconds, one at least."""
+    """Return a step of time for about ``points`` steps: a round number of seconds, at least one."""
     wanted = span_us / 1e6 / max(1, points)
     for seconds in (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 86400):
         if seconds >= wanted:
@@ -80,51 +78,18 @@ def analyse(
     options: AnalysisOptions = AnalysisOptions(),
     say: Callable[[str], None] = lambda text: None,
 ) -> Analysis:
-    """All metrics of the silver tables in ``place``. Raises `NothingToAnalyse`, and what Spark raises."""
+    """Compute all metrics of the silver tables in ``place``. Raises `NothingToAnalyse`, and what Spark raises."""
     found = Analysis(settle_us=round(options.settle_s * 1e6))
     clock = _Clock(found.seconds)
-    silver = read_silver(spark, place)
     say("counting events, copies and RPCs")
-    first = _First.of(silver, found, options)
-    excluded = duplicate_sources(first.activity)
-    if excluded:
-        found.duplicate_sources = sorted(_sources(silver, excluded).values())
-        silver = read_silver(spark, place, excluded_sources=excluded)
-        first = _First.of(silver, found, options)
+    silver, first = _read_first(spark, place, options, found)
     found.bucket_us = step_us(found.last_t - found.first_t, options.points)
-    runs = runs_of(first.activity)
-    known = first.names
-    clashing = known[known["id"].duplicated(keep=False)].groupby("id")["name"].apply(list)
-    found.key_clashes = [(texts[0], texts[1]) for texts in clashing]
-    names = dict(zip(known["id"].tolist(), known["name"], strict=True))
-    offsets: dict[int, int] = {}
-    read_clocks = options.correct_clocks and "clock" in first.kinds
-    if read_clocks:
-        edges = [clocks.Edge(*row) for row in first.readings.itertuples(index=False, name=None)]
-        offsets = clocks.offsets(edges, floor_us=clocks.READING_FLOOR_US)
-        found.clocks_from = "readings" if offsets else ""
+    names = _unique_names(first.names, found)
     clock.lap("counts")
 
     say("walking the trees of the messages, counting deliveries, queues and the rest")
-    pass_ = _Pass(spark, silver, runs, first, found, options)
-    with ThreadPoolExecutor(1) as threads:
-        # Beside the trees, whose workers leave Spark's planner idle.
-        later = later_queries(silver, first.kinds, first.rpcs, found.bucket_us)
-        rest = threads.submit(_collected, later, options.parallel)
-        tables = pass_.trees(offsets)
-        if options.correct_clocks and not read_clocks:
-            delays = tables["links"][["from_id", "to_id", "delay_min"]].itertuples(index=False, name=None)
-            offsets = clocks.offsets(clocks.edges_of_delays(delays), floor_us=clocks.TRAFFIC_FLOOR_US)
-            if offsets:
-                say(f"{len(offsets)} clocks are off: walking again, corrected")
-                found.clocks_from = "delays"
-                tables = pass_.trees(offsets)
-        tables |= pass_.meshes(offsets)
-        tables |= pass_.pushes(offsets)
-        tables |= rest.result()
-    tables |= {"copies": first.copies, "rpcs": first.rpcs, "runs": runs, "activity": first.activity}
-    if len(first.rpcs) and not len(tables["idontwant"]):
-        tables["idontwant"] = pd.DataFrame({"told": [0], "answered": [0], "late_copies": [0]})
+    pass_ = _Pass(spark, silver, runs_of(first.activity), first, found, options)
+    tables, offsets = _all_tables(pass_, say)
     clock.lap("trees, meshes and the rest")
 
     say("naming")
@@ -140,6 +105,57 @@ def analyse(
     return found
 
 
+def _read_first(
+    spark: SparkSession, place: str | Sequence[str], options: AnalysisOptions, found: Analysis
+) -> tuple[Silver, "_First"]:
+    """The silver tables without copies of files, and what is counted over them first."""
+    silver = read_silver(spark, place)
+    first = _First.of(silver, found, options)
+    excluded = duplicate_sources(first.activity)
+    if excluded:
+        found.duplicate_sources = sorted(_sources(silver, excluded).values())
+        silver = read_silver(spark, place, excluded_sources=excluded)
+        first = _First.of(silver, found, options)
+    return silver, first
+
+
+def _unique_names(known: pd.DataFrame, found: Analysis) -> dict[int, str]:
+    """Return the name of each id; two names of one id are noted in ``found``."""
+    clashing = known[known["id"].duplicated(keep=False)].groupby("id")["name"].apply(list)
+    found.key_clashes = [(texts[0], texts[1]) for texts in clashing]
+    return dict(zip(known["id"].tolist(), known["name"], strict=True))
+
+
+def _all_tables(pass_: "_Pass", say: Callable[[str], None]) -> tuple[dict[str, pd.DataFrame], dict[int, int]]:
+    """All tables with ids, and by node the µs that its clock is ahead."""
+    first, found, options = pass_.first, pass_.found, pass_.options
+    has_readings = options.correct_clocks and "clock" in first.kinds
+    offsets: dict[int, int] = {}
+    if has_readings:
+        edges = [clocks.Edge(*row) for row in first.readings.itertuples(index=False, name=None)]
+        offsets = clocks.offsets(edges, floor_us=clocks.READING_FLOOR_US)
+        found.clocks_from = "readings" if offsets else ""
+    with ThreadPoolExecutor(1) as threads:
+        # Beside the trees, whose workers leave Spark's planner idle.
+        later = later_queries(pass_.silver, first.kinds, first.rpcs, found.bucket_us)
+        rest = threads.submit(_collected, later, options.parallel)
+        tables = pass_.trees(offsets)
+        if options.correct_clocks and not has_readings:
+            delays = tables["links"][["from_id", "to_id", "delay_min"]].itertuples(index=False, name=None)
+            offsets = clocks.offsets(clocks.edges_of_delays(delays), floor_us=clocks.TRAFFIC_FLOOR_US)
+            if offsets:
+                say(f"{len(offsets)} clocks are off: walking again, corrected")
+                found.clocks_from = "delays"
+                tables = pass_.trees(offsets)
+        tables |= pass_.meshes(offsets)
+        tables |= pass_.pushes(offsets)
+        tables |= rest.result()
+    tables |= {"copies": first.copies, "rpcs": first.rpcs, "runs": pass_.runs, "activity": first.activity}
+    if len(first.rpcs) and not len(tables["idontwant"]):
+        tables["idontwant"] = pd.DataFrame({"sent": [0], "answered": [0], "late_copies": [0]})
+    return tables, offsets
+
+
 class _Clock:
     def __init__(self, laps: dict[str, float]) -> None:
         self._laps = laps
@@ -152,7 +168,7 @@ class _Clock:
 
 
 def _span(silver: Silver) -> tuple[int, int]:
-    """The first and the last time."""
+    """Return the first and the last time."""
     row = silver.events.agg(F.min("t").alias("first"), F.max("t").alias("last")).collect()[0]
     if row["first"] is None:
         raise NothingToAnalyse
@@ -161,7 +177,7 @@ def _span(silver: Silver) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _First:
-    """What is read of most events, whatever their times: all else builds upon it."""
+    """Tables that do not depend on clocks: all others build upon them."""
 
     activity: pd.DataFrame
     kinds: frozenset[str]
@@ -195,12 +211,12 @@ class _First:
 
 
 def _fine_us(span_us: int) -> int:
-    """The step of time in which the activity of nodes is counted."""
+    """Return the step of time in which the activity of nodes is counted."""
     return min(5_000_000, step_us(span_us, 720)) if span_us < 86_400_000_000 else 60_000_000
 
 
 def _naming(silver: Silver) -> DataFrame:
-    """Events that name most nodes, peers and topics, and are few; all where there are none such."""
+    """Return the events that name most nodes, peers and topics, and are few; all events where there are none such."""
     few = [part for part in ("mesh", "node", "app") if part in silver.filled]
     return silver.events.where(F.col("part").isin(*few)) if few else silver.events
 
@@ -256,7 +272,7 @@ def _corrected(runs: pd.DataFrame, offsets: dict[int, int]) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """What depends on the times of several nodes: done anew when their clocks turn out to be off."""
+    """Tables that depend on the times of several nodes: made again when their clocks turn out to be off."""
 
     spark: SparkSession
     silver: Silver
@@ -273,7 +289,7 @@ class _Pass:
         return both.sort_values("topic_id", kind="stable", ignore_index=True)
 
     def trees(self, offsets: dict[int, int]) -> dict[str, pd.DataFrame]:
-        """Trees, by clocks that are corrected by ``offsets``."""
+        """Compute the trees, by clocks that are corrected by ``offsets``."""
         subscribed = self._subscribed(offsets)
         wanted = None
         if self.options.message is not None:
@@ -287,19 +303,19 @@ class _Pass:
             wanted=wanted,
         ).toArrow()
         names = {
-            "spread": walk.MESSAGE,
-            "links": walk.LINK,
-            "node_coverage": walk.NODE,
-            "hops": walk.HOPS,
-            "latency": walk.LATENCY,
-            "drawn": walk.TREE,
+            "spread": delivery_trees.MESSAGE,
+            "links": delivery_trees.LINK,
+            "node_coverage": delivery_trees.NODE,
+            "hops": delivery_trees.HOPS,
+            "latency": delivery_trees.LATENCY,
+            "drawn": delivery_trees.TREE,
         }
         tables = {name: propagation.of_walk(walked, what) for name, what in names.items()}
-        tables["drawn"]["text"] = walked.filter(pc.equal(walked["what"], walk.TREE))["text"].to_pandas()
+        tables["drawn"]["text"] = walked.filter(pc.equal(walked["what"], delivery_trees.TREE))["text"].to_pandas()
         return tables
 
     def meshes(self, offsets: dict[int, int]) -> dict[str, pd.DataFrame]:
-        """Subscriptions and meshes, by clocks that are corrected by ``offsets``."""
+        """Compute subscriptions and meshes, by clocks that are corrected by ``offsets``."""
         subscribed = self._subscribed(offsets)
         changes = mesh.corrected(self.first.changes, offsets)
         sessions = mesh.mesh_sessions(changes, _corrected(self.runs, offsets))
@@ -312,7 +328,7 @@ class _Pass:
         """How long pushes of sessions took, by clocks that are corrected by ``offsets``."""
         if "session" not in self.first.kinds:
             return {"push_latency": empty("push_latency")}
-        found = _arrow(app.push_latency(corrected(self.silver.app, offsets))).to_pandas()
+        found = _arrow(apps.push_latency(corrected(self.silver.app, offsets))).to_pandas()
         keys = ["from_id", "to_id", "latency_us"]
         return {"push_latency": found.groupby(keys, as_index=False)["pushes"].sum()}
 
@@ -362,7 +378,7 @@ def _missing(tables: dict[str, pd.DataFrame], names: dict[int, str]) -> list[int
 
 
 def _named(silver: Silver, ids: list[int]) -> pd.DataFrame:
-    """Names of ids that the few events do not name: from all the others."""
+    """Return the names of ids that the few events do not name, from all the others."""
     events = silver.events
     if len(ids) <= 10_000:
         events = events.where(F.col("node_id").isin(*ids) | F.col("peer_id").isin(*ids) | F.col("topic_id").isin(*ids))
@@ -382,7 +398,11 @@ def _with_names(table: pd.DataFrame, names: dict[int, str]) -> pd.DataFrame:
 # The tree of one message ----------------------------------------------------------------------------------------------
 
 
-def _rows_of_tree(drawn: pd.DataFrame, spread: pd.DataFrame, wanted: bool) -> list[tuple[Any, ...]]:
+_TreeRow = tuple[int, int, int | None, int, str | None]
+"""(k, node, peer, t, msg): ``peer`` is None for the node itself."""
+
+
+def _rows_of_tree(drawn: pd.DataFrame, spread: pd.DataFrame, wanted: bool) -> list[_TreeRow]:
     """(k, node, peer, t, msg) of the message that was asked for, or of the slowest of all."""
     if not wanted:
         known = spread[(spread["published"] == 1) & (spread["delivered"] > 0)]
@@ -394,18 +414,22 @@ def _rows_of_tree(drawn: pd.DataFrame, spread: pd.DataFrame, wanted: bool) -> li
     return [(k, node, peer or None, t, text) for k, node, peer, t, text in rows]
 
 
-def tree_of(rows: Sequence[tuple[Any, ...]], names: dict[int, str]) -> pd.DataFrame:
-    """The first-delivery tree from (k, node, peer, t, msg) in the order of time."""
+def tree_of(rows: Sequence[_TreeRow], names: dict[int, str]) -> pd.DataFrame:
+    """Return the first-delivery tree of (k, node, peer, t, msg) rows in the order of time."""
     text = next((row[4] for row in rows if row[4]), "")
-    root = next((row[1] for row in rows if row[0] == walk.PUBLISH), None)
+    root = next((row[1] for row in rows if row[0] == delivery_trees.PUBLISH), None)
     start = next((row[3] for row in rows if row[1] == root), rows[0][3] if rows else 0)
     hops: dict[int, int] = {} if root is None else {root: 0}
-    found: list[tuple[Any, ...]] = [] if root is None else [(text, names.get(root, str(root)), None, 0, 0)]
+    found: list[tuple[str, str, str | None, int, int]] = (
+        [] if root is None else [(text, names.get(root, str(root)), None, 0, 0)]
+    )
     seen: dict[int, None] = {} if root is None else {root: None}
     for k, node, peer, t, _ in rows:
-        if k != walk.DELIVER or node in seen:
+        if k != delivery_trees.DELIVER or node in seen:
             continue
         seen[node] = None
-        hops[node] = hops[peer] + 1 if hops.get(peer, -1) >= 0 else -1
-        found.append((text, names.get(node, str(node)), names.get(peer, str(peer)), hops[node], t - start))
+        above = -1 if peer is None else hops.get(peer, -1)
+        hops[node] = above + 1 if above >= 0 else -1
+        parent = None if peer is None else names.get(peer, str(peer))
+        found.append((text, names.get(node, str(node)), parent, hops[node], t - start))
     return pd.DataFrame(found, columns=["msg", "node", "parent", "hops", "latency_us"])

@@ -1,20 +1,18 @@
 """Reliable delivery, sessions, queues, requests and scores. Formulas: docs/reference/traces.md."""
 
-from typing import Any
-
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
 from dep2p.spark_analytics.ingest.silver import code
-from dep2p.spark_analytics.metrics import session_pushes as pushes
+from dep2p.spark_analytics.metrics import session_pushes
 
 
 def bucketed(value: Column) -> Column:
     """The value rounded down to 8 significant bits, as in `dep2p.spark_analytics.metrics.delivery_trees.bucket_of`."""
-    positive = F.greatest(value.cast("bigint"), F.lit(0).cast("bigint"))
-    bits = F.floor(F.log2(F.greatest(positive, F.lit(1)).cast("double"))) - 7
-    unit = F.pow(F.lit(2.0), F.greatest(bits, F.lit(0)).cast("double")).cast("bigint")
+    positive = F.greatest(value, F.lit(0))
+    bits = F.floor(F.log2(F.greatest(positive, F.lit(1)))) - 7
+    unit = F.floor(F.pow(F.lit(2.0), F.greatest(bits, F.lit(0))))
     return positive - positive % unit
 
 
@@ -44,12 +42,12 @@ def delivery(messages: DataFrame) -> DataFrame:
     lost = (F.col("failed") + F.col("expired") + F.col("dropped")) > 0
     return messages.groupBy("node_id", "peer_id").agg(
         F.count(F.lit(1)).alias("messages"),
-        F.sum(done.cast("bigint")).alias("acknowledged"),
-        F.sum((lost & ~done).cast("bigint")).alias("lost"),
+        F.count_if(done).alias("acknowledged"),
+        F.count_if(lost & ~done).alias("lost"),
         *(F.sum(F.when(~done, F.col(name)).otherwise(0)).alias(name) for name in ("failed", "expired", "dropped")),
-        F.sum((~lost & ~done).cast("bigint")).alias("under_way"),
+        F.count_if(~lost & ~done).alias("under_way"),
         F.sum(F.greatest(F.col("attempts") - 1, F.lit(0))).alias("retries"),
-        F.sum((F.col("attempts") > 1).cast("bigint")).alias("retried"),
+        F.count_if(F.col("attempts") > 1).alias("retried"),
     )
 
 
@@ -72,11 +70,9 @@ def arrival(app: DataFrame) -> DataFrame:
     marked = rows.withColumn("highest", F.max("position").over(before))
     received = F.col("state") == "received"
     return marked.groupBy("node_id", "peer_id").agg(
-        F.sum(received.cast("bigint")).alias("received"),
-        F.sum((~received).cast("bigint")).alias("repeated"),
-        F.sum(F.coalesce((received & (F.col("position") < F.col("highest"))).cast("bigint"), F.lit(0))).alias(
-            "reordered"
-        ),
+        F.count_if(received).alias("received"),
+        F.count_if(~received).alias("repeated"),
+        F.count_if(received & (F.col("position") < F.col("highest"))).alias("reordered"),
     )
 
 
@@ -120,10 +116,9 @@ def queues(messages: DataFrame) -> DataFrame:
     """(namespace, queue, channel): messages, finished, redelivered, dead letters, timeouts, requeues; of `handled`."""
     return messages.groupBy(*_CHANNEL).agg(
         F.count(F.lit(1)).alias("messages"),
-        F.sum(F.col("finished_t").isNotNull().cast("bigint")).alias("finished"),
-        F.sum((F.col("hand_outs") > 1).cast("bigint")).alias("redelivered"),
-        *(F.sum(name).cast("bigint").alias(name) for name in ("hand_outs", "timeouts", "requeues")),
-        *(F.sum(name).cast("bigint").alias(name) for name in ("dead", "expired", "rejected")),
+        F.count("finished_t").alias("finished"),
+        F.count_if(F.col("hand_outs") > 1).alias("redelivered"),
+        *(F.sum(name).alias(name) for name in ("hand_outs", "timeouts", "requeues", "dead", "expired", "rejected")),
     )
 
 
@@ -158,8 +153,8 @@ def order_violations(app: DataFrame) -> DataFrame:
         .where(F.col("nth") == 1)
         .withColumn("highest", F.max("position").over(before))
     )
-    wrong = F.coalesce((F.col("position") < F.col("highest")).cast("bigint"), F.lit(0))
-    return rows.groupBy(*_CHANNEL).agg(F.sum(wrong).alias("violations"), F.countDistinct("key").alias("keys"))
+    wrong = F.col("position") < F.col("highest")
+    return rows.groupBy(*_CHANNEL).agg(F.count_if(wrong).alias("violations"), F.countDistinct("key").alias("keys"))
 
 
 def requests(app: DataFrame) -> DataFrame:
@@ -171,11 +166,11 @@ def requests(app: DataFrame) -> DataFrame:
 
 
 def slow_answers(app: DataFrame) -> DataFrame:
-    """(peer_id, asked, failed, mean_us): how a peer answers, in the eyes of those that asked it."""
+    """(peer_id, asked, failed, mean_us): how a peer answers, by the records of the peers that asked it."""
     rows = app.where((F.col("k") == code("request")) & (F.col("side") == "out"))
-    failed = (F.col("outcome") != "ok").cast("bigint")
+    failed = F.col("outcome") != "ok"
     return rows.groupBy("peer_id").agg(
-        F.count(F.lit(1)).alias("asked"), F.sum(failed).alias("failed"), F.avg("duration_us").alias("mean_us")
+        F.count(F.lit(1)).alias("asked"), F.count_if(failed).alias("failed"), F.avg("duration_us").alias("mean_us")
     )
 
 
@@ -184,7 +179,7 @@ def streams(app: DataFrame) -> DataFrame:
     rows = app.where(F.col("k") == code("stream"))
     return rows.groupBy("name", "side", "state").agg(
         F.count(F.lit(1)).alias("streams"),
-        *(F.sum(F.coalesce(name, F.lit(0))).cast("bigint").alias(name) for name in ("bytes_in", "bytes_out")),
+        *(F.sum(F.coalesce(name, F.lit(0))).alias(name) for name in ("bytes_in", "bytes_out")),
         F.avg("duration_us").alias("mean_us"),
     )
 
@@ -196,19 +191,19 @@ def push_latency(app: DataFrame) -> DataFrame:
     """
     is_client = F.col("side") == "out"
     rows = app.where((F.col("k") == code("session")) & F.col("session").isNotNull() & F.col("peer_id").isNotNull())
-    told = F.col("state").isin("sent", "received")
+    is_numbered = F.col("state").isin("sent", "received")
     return (
-        rows.where(F.col("epoch").isNotNull() | told)
+        rows.where(F.col("epoch").isNotNull() | is_numbered)
         .select(
             F.xxhash64("session").alias("session_id"),
             F.when(is_client, F.col("peer_id")).otherwise(F.col("node_id")).alias("server_id"),
             F.when(is_client, F.col("node_id")).otherwise(F.col("peer_id")).alias("client_id"),
             is_client.alias("received"),
             *("t", "seq", "epoch", "position"),
-            F.when(told, F.col("count")).alias("count"),
+            F.when(is_numbered, F.col("count")).alias("count"),
         )
         .repartition("session_id")
-        .mapInArrow(pushes.matcher(), pushes.DDL)
+        .mapInArrow(session_pushes.matcher(), session_pushes.DDL)
     )
 
 
@@ -216,7 +211,7 @@ def session_changes(app: DataFrame) -> DataFrame:
     """(session, node_id, peer_id, side, state): how often, and how many items were skipped or sent again."""
     rows = app.where(F.col("k") == code("session"))
     return rows.groupBy("session", "node_id", "peer_id", "side", "state").agg(
-        F.count(F.lit(1)).alias("times"), F.sum(F.coalesce("count", F.lit(0))).cast("bigint").alias("items")
+        F.count(F.lit(1)).alias("times"), F.sum(F.coalesce("count", F.lit(0))).alias("items")
     )
 
 
@@ -229,7 +224,7 @@ def scores(node: DataFrame) -> DataFrame:
 def score_spread(readings: DataFrame, bucket_us: int) -> DataFrame:
     """(bucket, readings, lowest, p10, p50, p90, highest, negative): scores over time; of `scores`."""
     bucket = F.floor(F.col("t") / bucket_us).alias("bucket")
-    quantiles: Any = F.percentile("score", [0.1, 0.5, 0.9])
+    quantiles = F.percentile("score", [0.1, 0.5, 0.9])
     return (
         readings.groupBy(bucket)
         .agg(
@@ -237,7 +232,7 @@ def score_spread(readings: DataFrame, bucket_us: int) -> DataFrame:
             F.min("score").alias("lowest"),
             quantiles.alias("q"),
             F.max("score").alias("highest"),
-            F.sum((F.col("score") < 0).cast("bigint")).alias("negative"),
+            F.count_if(F.col("score") < 0).alias("negative"),
         )
         .select(
             *("bucket", "readings", "lowest", F.col("q")[0].alias("p10"), F.col("q")[1].alias("p50")),
@@ -247,7 +242,7 @@ def score_spread(readings: DataFrame, bucket_us: int) -> DataFrame:
 
 
 def scores_of_peers(readings: DataFrame) -> DataFrame:
-    """(peer, raters, mean, lowest): each peer in the eyes of all others; of `scores`."""
+    """(peer, raters, mean, lowest): each peer, as all others score it; of `scores`."""
     return readings.groupBy("peer").agg(
         F.countDistinct("node_id").alias("raters"),
         F.avg("score").alias("mean"),

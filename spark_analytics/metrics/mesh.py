@@ -1,11 +1,11 @@
-"""Meshes and subscriptions over time: from the changes that nodes told, in pandas; sampled in numpy.
+"""Meshes and subscriptions over time: from the changes that nodes recorded, in pandas; sampled in numpy.
 
 Changes are few (one event in hundreds, a thousand in a trace of a million), so they are read once and worked on here;
 what one time of the meshes costs grows with the topics, so many topics go to Spark's workers.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,7 @@ from dep2p.spark_analytics.metrics import mesh_samples
 
 _TOPICS_HERE: Final = 32
 _ROWS_HERE: Final = 200_000
-"""With no more topics and rows than these, the samples are not worth a Spark job."""
+"""Topics and rows up to which the samples are made here: a Spark job is not worth it."""
 
 
 def changes(mesh: DataFrame) -> DataFrame:
@@ -34,7 +34,7 @@ def corrected(found: pd.DataFrame, offsets: dict[int, int]) -> pd.DataFrame:
 
 
 def subscriptions(found: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """(topic_id, node_id, begin, end): who was subscribed from when to when, by what nodes say.
+    """(topic_id, node_id, begin, end): from when to when each node was subscribed, by its own events.
 
     ``runs`` has (node_id, run, last_t). A subscription ends with a leave or with the run.
     """
@@ -50,12 +50,12 @@ def mesh_sessions(found: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     A GRAFT while in the mesh changes nothing. The end of a run ends what is open then; ``open`` says so.
     """
     link = ["node_id", "run", "topic_id", "peer_id"]
-    told = _of_kinds(found, "graft", "prune")
-    told = told.assign(up=told["k"] == KIND_CODES["graft"])
-    known = told.loc[told["up"], link].drop_duplicates()
+    links = _of_kinds(found, "graft", "prune")
+    links = links.assign(up=links["k"] == KIND_CODES["graft"])
+    known = links.loc[links["up"], link].drop_duplicates()
     gone = _of_kinds(found, "remove_peer")[["node_id", "run", "peer_id", "t", "seq"]]
     gone = gone[gone["peer_id"] != 0].merge(known, on=["node_id", "run", "peer_id"]).assign(up=False)
-    rows = _in_order(pd.concat([told, gone], ignore_index=True), link)
+    rows = _in_order(pd.concat([links, gone], ignore_index=True), link)
     up = rows["up"].to_numpy(dtype=bool)
     was = np.concatenate([[False], up[:-1]]) & _as_before(rows, link)
     rows = _with_ends(rows[up != was], link, runs)
@@ -74,10 +74,9 @@ def churn(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def sampled(
-    spark: SparkSession, sessions: pd.DataFrame, subscribed: pd.DataFrame, traced: Any, bucket_us: int
+    spark: SparkSession, sessions: pd.DataFrame, subscribed: pd.DataFrame, traced: np.ndarray, bucket_us: int
 ) -> pd.DataFrame:
-    """(topic_id, bucket, …) of `dep2p.spark_analytics.metrics.mesh_samples`: the meshes at the end of each bucket
-    of time.
+    """(topic_id, bucket, …) of `dep2p.spark_analytics.metrics.mesh_samples`: the meshes at the end of each bucket.
 
     ``traced``: sorted array of the ids of the nodes in the trace.
     """
@@ -97,12 +96,12 @@ def _of_kinds(found: pd.DataFrame, *kinds: str) -> pd.DataFrame:
 
 
 def _in_order(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """By keys, then by time."""
+    """Sort by keys, then by time."""
     order = np.lexsort([rows[name].to_numpy(dtype=np.int64) for name in ("seq", "t", *reversed(keys))])
     return rows.iloc[order]
 
 
-def _as_before(rows: pd.DataFrame, keys: Sequence[str]) -> Any:
+def _as_before(rows: pd.DataFrame, keys: Sequence[str]) -> np.ndarray:
     """Whether each row has the keys of the one before."""
     values = rows[list(keys)].to_numpy(dtype=np.int64)
     same = np.zeros(len(rows), dtype=bool)

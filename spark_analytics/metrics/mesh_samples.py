@@ -4,7 +4,6 @@ As `dep2p.spark_analytics.metrics.delivery_trees`, this file travels to workers 
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,14 +16,14 @@ DDL = ", ".join(f"{name} BIGINT" for name in NAMES)
 _Row = tuple[int, ...]
 
 
-def sampler(traced: Any, bucket_us: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """What to give to ``mapInArrow``: rows (topic_id, node_id, peer_id, begin, end), all of a topic together.
+def sampler(traced: np.ndarray, bucket_us: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A function for ``mapInArrow``: rows (topic_id, node_id, peer_id, begin, end), all of a topic together.
 
     A row without a peer says when a node was subscribed. The end of bucket b is ``(b + 1) * bucket_us``; a span covers
     it when ``begin <= it < end``.
     """
 
-    def sample(batches: Iterator[Any]) -> Iterator[Any]:
+    def sample(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         given = list(batches)
         table = pa.Table.from_batches(given) if given else None
         if table is None or not table.num_rows:
@@ -46,7 +45,15 @@ def sampler(traced: Any, bucket_us: int) -> Callable[[Iterator[Any]], Iterator[A
     return sample
 
 
-def _of_topic(topic: int, node: Any, peer: Any, begin: Any, end: Any, traced: Any, bucket_us: int) -> Iterator[_Row]:
+def _of_topic(
+    topic: int,
+    node: np.ndarray,
+    peer: np.ndarray,
+    begin: np.ndarray,
+    end: np.ndarray,
+    traced: np.ndarray,
+    bucket_us: int,
+) -> Iterator[_Row]:
     nodes, numbers = np.unique(np.concatenate([node, peer]), return_inverse=True)
     size = len(nodes)
     n, p = numbers[: len(node)], numbers[len(node) :]
@@ -72,7 +79,7 @@ def _of_topic(topic: int, node: Any, peer: Any, begin: Any, end: Any, traced: An
         )
 
 
-def _islands(one: Any, other: Any, size: int) -> tuple[int, int, int]:
+def _islands(one: np.ndarray, other: np.ndarray, size: int) -> tuple[int, int, int]:
     """Nodes in links, connected parts of them, nodes in the largest: labels fall to the lowest that is reached."""
     if not len(one):
         return 0, 0, 0

@@ -1,6 +1,6 @@
 """How messages spread: the first-delivery trees, copies, recovery. Formulas: docs/reference/traces.md."""
 
-from typing import Any, Final
+from typing import Final
 
 import pandas as pd
 import pyarrow as pa
@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from dep2p.spark_analytics.ingest.silver import code
-from dep2p.spark_analytics.metrics import delivery_trees as walk
+from dep2p.spark_analytics.metrics import delivery_trees
 from dep2p.spark_analytics.metrics.traffic import grouped, only
 
 _DELIVERIES_PER_PART: Final = 2_000_000
@@ -25,8 +25,8 @@ def unjoined(copies: pd.DataFrame, joined: pd.DataFrame, runs: pd.DataFrame) -> 
     if not len(copies):
         return joined.iloc[:0]
     delivered = copies.loc[copies["firsts"] > 0, ["topic_id", "node_id"]].drop_duplicates()
-    told = joined[["topic_id", "node_id"]].drop_duplicates()
-    silent = delivered.merge(told, "left", on=["topic_id", "node_id"], indicator=True)
+    joined_pairs = joined[["topic_id", "node_id"]].drop_duplicates()
+    silent = delivered.merge(joined_pairs, "left", on=["topic_id", "node_id"], indicator=True)
     silent = silent[silent["_merge"] == "left_only"].drop(columns="_merge")
     spans = runs[["node_id", "first_t", "last_t"]].rename(columns={"first_t": "begin", "last_t": "end"})
     return silent.merge(spans, on="node_id")
@@ -34,7 +34,7 @@ def unjoined(copies: pd.DataFrame, joined: pd.DataFrame, runs: pd.DataFrame) -> 
 
 def walked(
     messages: DataFrame,
-    intervals: walk.Intervals,
+    intervals: delivery_trees.Intervals,
     *,
     settle_us: int,
     bucket_us: int,
@@ -46,26 +46,26 @@ def walked(
     ``deliveries``: how many there are about, so that no worker gets more than it can hold. ``wanted``: the message
     whose tree is given; None for the slowest of each worker's.
     """
-    rows = messages.where(F.col("k").isin(walk.PUBLISH, walk.DELIVER)).select(
+    rows = messages.where(F.col("k").isin(delivery_trees.PUBLISH, delivery_trees.DELIVER)).select(
         "msg_id", "node_id", "peer_id", "topic_id", "t", F.col("k").cast("int").alias("k"), "msg"
     )
     parts = -(-deliveries // _DELIVERIES_PER_PART)
     by_message = rows.repartition(parts, "msg_id") if parts > _PARTS_BY_DEFAULT else rows.repartition("msg_id")
-    return by_message.mapInArrow(walk.walker(intervals, settle_us, bucket_us, wanted), walk.DDL)
+    return by_message.mapInArrow(delivery_trees.walker(intervals, settle_us, bucket_us, wanted), delivery_trees.DDL)
 
 
 def of_walk(rows: pa.Table, what: int) -> pd.DataFrame:
     """One of the tables in what `walked` gave, with its names; partial sums of partitions are put together."""
-    names = walk.FIELDS[what]
+    names = delivery_trees.FIELDS[what]
     mine = rows.filter(pc.equal(rows["what"], what)).select([f"c{n}" for n in range(len(names))])
     table = mine.rename_columns(list(names)).to_pandas()
     keys = {
-        walk.MESSAGE: [],
-        walk.TREE: [],
-        walk.LINK: ["from_id", "to_id"],
-        walk.NODE: ["node_id", "bucket"],
-        walk.HOPS: ["topic_id", "hops"],
-        walk.LATENCY: ["topic_id", "publisher_id", "latency_us"],
+        delivery_trees.MESSAGE: [],
+        delivery_trees.TREE: [],
+        delivery_trees.LINK: ["from_id", "to_id"],
+        delivery_trees.NODE: ["node_id", "bucket"],
+        delivery_trees.HOPS: ["topic_id", "hops"],
+        delivery_trees.LATENCY: ["topic_id", "publisher_id", "latency_us"],
     }[what]
     if not keys:
         return table
@@ -95,10 +95,6 @@ def copies(by_kind: pa.Table) -> pd.DataFrame:
     return grouped(by_kind, ["node_id", "peer_id", "topic_id"], [(name, "sum") for name in wanted])
 
 
-def _count(condition: Any) -> Any:
-    return F.sum(F.when(condition, 1).otherwise(0))
-
-
 def asked(rpcs: DataFrame, column: str) -> DataFrame:
     """(node_id, peer_id, msg_id, asked_t): what a node sent to a peer in IWANT or IDONTWANT, the first time."""
     sent = rpcs.where((F.col("k") == code("send_rpc")) & F.col(column).isNotNull())
@@ -114,15 +110,15 @@ def recovered(messages: DataFrame, rpcs: DataFrame) -> DataFrame:
 
 
 def after_idontwant(messages: DataFrame, rpcs: DataFrame) -> DataFrame:
-    """(told, answered, late_copies): pairs (peer, message) told IDONTWANT; those of which a copy still came after."""
-    told = asked(rpcs, "idontwant")
+    """(sent, answered, late_copies): pairs (peer, message) in IDONTWANT; those of which a copy still came after."""
+    sent = asked(rpcs, "idontwant")
     copies_of = messages.where(F.col("k") == code("duplicate")).select("node_id", "peer_id", "msg_id", "t")
-    joined = told.join(copies_of, ["node_id", "peer_id", "msg_id"], "left").withColumn(
+    joined = sent.join(copies_of, ["node_id", "peer_id", "msg_id"], "left").withColumn(
         "late", F.when(F.col("t") >= F.col("asked_t"), 1).otherwise(0)
     )
     pairs = joined.groupBy("node_id", "peer_id", "msg_id").agg(F.sum("late").alias("late"))
     return pairs.agg(
-        F.count(F.lit(1)).alias("told"),
-        F.coalesce(_count(F.col("late") > 0), F.lit(0)).alias("answered"),
+        F.count(F.lit(1)).alias("sent"),
+        F.count_if(F.col("late") > 0).alias("answered"),
         F.coalesce(F.sum("late"), F.lit(0)).alias("late_copies"),
     )

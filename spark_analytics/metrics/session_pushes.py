@@ -4,7 +4,6 @@ This file imports of dep2p only what travels to workers by value with it: they n
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,13 +14,13 @@ DDL = "from_id BIGINT, to_id BIGINT, latency_us BIGINT, pushes BIGINT"
 _ORDER = ("seq", "t", "received", "client_id", "server_id", "session_id")
 
 
-def matcher() -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """What to give to ``mapInArrow``: rows (session_id, server_id, client_id, received, t, seq, epoch, position, count)
+def matcher() -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A function for ``mapInArrow``: rows (session_id, server_id, client_id, received, t, seq, epoch, position, count)
     of the events at both ends of sessions, all of a session together. Those with a ``count`` are runs of so many pushes
     up to the number ``position``, sent or (``received``) received; the others tell the ``epoch``.
     """
 
-    def match(batches: Iterator[Any]) -> Iterator[Any]:
+    def match(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         given = list(batches)
         table = pa.Table.from_batches(given) if given else None
         if table is None or not table.num_rows:
@@ -36,7 +35,7 @@ def matcher() -> Callable[[Iterator[Any]], Iterator[Any]]:
         columns = {name: values[order] for name, values in columns.items()}
         ends = np.stack([columns[name] for name in ("session_id", "server_id", "client_id")])
         edges = np.flatnonzero((ends[:, 1:] != ends[:, :-1]).any(axis=0)) + 1
-        found: list[tuple[Any, Any, Any, Any]] = []
+        found: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
         for rows in np.split(np.arange(len(order)), edges):
             mine = {name: values[rows] for name, values in columns.items()}
             latency, pushes = _of_session(mine, known[order][rows])
@@ -50,7 +49,7 @@ def matcher() -> Callable[[Iterator[Any]], Iterator[Any]]:
     return match
 
 
-def _of_session(rows: dict[str, Any], known: Any) -> tuple[Any, Any]:
+def _of_session(rows: dict[str, np.ndarray], known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(µs, how many pushes took so long) of one session, whose rows are in the order of time at either end."""
     received = rows["received"] == 1
     epochs = np.empty(len(received), dtype=np.int64)
@@ -62,7 +61,7 @@ def _of_session(rows: dict[str, Any], known: Any) -> tuple[Any, Any]:
         first = only[0] if len(only) == 1 else 0
         epochs[at] = np.where(last >= 0, rows["epoch"][at][last], first)
     runs = (rows["count"] > 0) & (rows["count"] <= rows["position"])
-    found: list[tuple[Any, Any]] = [(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))]
+    found: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))]
     for epoch in np.unique(epochs[runs & received]):
         sent, taken = (
             _firsts(*(rows[name][runs & (received == end) & (epochs == epoch)] for name in ("position", "count", "t")))
@@ -76,7 +75,7 @@ def _of_session(rows: dict[str, Any], known: Any) -> tuple[Any, Any]:
     return np.concatenate([each[0] for each in found]), np.concatenate([each[1] for each in found])
 
 
-def _firsts(high: Any, count: Any, t: Any) -> tuple[Any, Any, Any]:
+def _firsts(high: np.ndarray, count: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(low, high, t) of runs, ascending: what an earlier run held is not in a later one."""
     before = np.concatenate([[0], np.maximum.accumulate(high)[:-1]]) if len(high) else high
     low = np.maximum(high - count, before)
@@ -84,7 +83,7 @@ def _firsts(high: Any, count: Any, t: Any) -> tuple[Any, Any, Any]:
     return low[keep], high[keep], t[keep]
 
 
-def _holding(numbers: Any, low: Any, high: Any) -> Any:
+def _holding(numbers: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """The run that holds each number, or -1."""
     if not len(high):
         return np.full(len(numbers), -1)

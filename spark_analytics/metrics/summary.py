@@ -1,12 +1,25 @@
 """From tables to the figures of a run, topic by topic and in total: what JSON output and `compare` work on."""
 
 import math
-from typing import Any
 
 import pandas as pd
 
 from dep2p.spark_analytics.metrics.analysis import Analysis
 from dep2p.spark_analytics.metrics.delivery_trees import quantile_of
+from dep2p.spark_analytics.metrics.figures import (
+    AppFigures,
+    DeliveryFigures,
+    Estimate,
+    EstimateName,
+    Estimates,
+    Figures,
+    Histogram,
+    MeshFigures,
+    QueueFigures,
+    RequestFigures,
+    RpcFigures,
+    TopicFigures,
+)
 
 SCHEMA = 1
 """Version of the JSON that `summary` gives."""
@@ -17,7 +30,7 @@ def ratio(part: float, whole: float) -> float | None:
     return round(part / whole, 6) if whole else None
 
 
-def histogram(table: pd.DataFrame, value: str, count: str) -> dict[str, float] | None:
+def histogram(table: pd.DataFrame, value: str, count: str) -> Histogram | None:
     """n, p50, p90, p99 and max of a histogram in µs, as ms; None when it is empty."""
     if not len(table) or not table[count].sum():
         return None
@@ -26,7 +39,7 @@ def histogram(table: pd.DataFrame, value: str, count: str) -> dict[str, float] |
     return {"n": int(counts.sum()), **quantiles, "max": float(values.max()) / 1000}
 
 
-def topic_figures(found: Analysis) -> list[dict[str, Any]]:
+def topic_figures(found: Analysis) -> list[TopicFigures]:
     """One object for each topic, those with most deliveries first."""
     tables = found.tables
     copies = (
@@ -36,7 +49,7 @@ def topic_figures(found: Analysis) -> list[dict[str, Any]]:
     spread_of = dict(tuple(tables["spread"].groupby("topic")))
     latency_of = dict(tuple(tables["latency"].groupby("topic")))
     hops_of = dict(tuple(tables["hops"].groupby("topic")))
-    figures = []
+    figures: list[TopicFigures] = []
     for topic, row in copies.sort_values("firsts", ascending=False, kind="stable").iterrows():
         spread = spread_of.get(topic, tables["spread"].head(0))
         known = spread[spread["published"] == 1]
@@ -93,11 +106,11 @@ def _coverage(known: pd.DataFrame, name: str) -> float | None:
     return float(times.quantile(0.5, interpolation="lower")) / 1000 if len(times) else None
 
 
-def _mean(column: "pd.Series[Any]") -> float | None:
+def _mean(column: pd.Series) -> float | None:
     return round(float(column.mean()), 6) if len(column) else None
 
 
-def rpc_figures(found: Analysis) -> dict[str, Any] | None:
+def rpc_figures(found: Analysis) -> RpcFigures | None:
     """Control overhead, IHAVE and IWANT, drops; None without RPC events."""
     rpcs = found.tables["rpcs"]
     if not len(rpcs):
@@ -105,12 +118,12 @@ def rpc_figures(found: Analysis) -> dict[str, Any] | None:
     sums = rpcs.drop(columns=["node", "peer"]).groupby("k").sum().to_dict("index")
     empty = dict.fromkeys(rpcs.columns, 0)
     received, sent, dropped = (sums.get(k, empty) for k in (6, 7, 8))
-    told = found.tables["idontwant"]
+    idontwant = found.tables["idontwant"]
     return {
         "sent": int(sent["rpcs"]),
         "received": int(received["rpcs"]),
         "dropped": int(dropped["rpcs"]),
-        # A trace may hold dropped RPCs only: then nobody knows how many were sent.
+        # A trace may hold dropped RPCs only: then the number of sent ones is unknown.
         "drop_ratio": ratio(dropped["rpcs"], dropped["rpcs"] + sent["rpcs"]) if sent["rpcs"] else None,
         "message_bytes": int(sent["message_bytes"]),
         "control_bytes": int(sent["control_bytes"]),
@@ -118,21 +131,21 @@ def rpc_figures(found: Analysis) -> dict[str, Any] | None:
         "ihave_ids": int(sent["ihave"]),
         "iwant_ids": int(sent["iwant"]),
         "iwant_per_ihave": ratio(sent["iwant"], sent["ihave"]),
-        "idontwant_told": int(told["told"].sum()) if len(told) else 0,
-        "idontwant_answered": int(told["answered"].sum()) if len(told) else 0,
-        "idontwant_obeyed": ratio(int((told["told"] - told["answered"]).sum()), int(told["told"].sum()))
-        if len(told)
+        "idontwant_sent": int(idontwant["sent"].sum()) if len(idontwant) else 0,
+        "idontwant_answered": int(idontwant["answered"].sum()) if len(idontwant) else 0,
+        "idontwant_obeyed": ratio(int((idontwant["sent"] - idontwant["answered"]).sum()), int(idontwant["sent"].sum()))
+        if len(idontwant)
         else None,
-        "late_copies": int(told["late_copies"].sum()) if len(told) else 0,
+        "late_copies": int(idontwant["late_copies"].sum()) if len(idontwant) else 0,
     }
 
 
-def mesh_figures(found: Analysis) -> list[dict[str, Any]]:
-    """Of each topic: degree, one-way links, churn, islands, how long links last."""
+def mesh_figures(found: Analysis) -> list[MeshFigures]:
+    """The mesh of each topic: degree, one-way links, churn, islands, how long links last."""
     tables = found.tables
     minutes = max(1e-9, (found.last_t - found.first_t) / 60e6)
     sessions_of = dict(tuple(tables["mesh_sessions"].groupby("topic")))
-    figures = []
+    figures: list[MeshFigures] = []
     for topic, degree in tables["degree"].groupby("topic"):
         sides = tables["symmetry"][tables["symmetry"]["topic"] == topic]
         churn = tables["churn"][tables["churn"]["topic"] == topic]
@@ -158,93 +171,131 @@ def mesh_figures(found: Analysis) -> list[dict[str, Any]]:
     return figures
 
 
-def app_figures(found: Analysis) -> dict[str, Any]:
-    """Reliable delivery, queues, requests and sessions."""
+def app_figures(found: Analysis) -> AppFigures:
+    """Reliable delivery, queues, requests, streams and sessions."""
     tables = found.tables
-    delivery, arrival = tables["delivery"], tables["arrival"]
-    result: dict[str, Any] = {}
-    if len(delivery):
-        sums = {name: int(delivery[name].sum()) for name in delivery.columns if name not in ("node", "peer")}
-        result["delivery"] = sums | {
-            "ack_ms": histogram(tables["ack_latency"], "latency_us", "messages"),
-            "loss": ratio(sums["lost"], sums["messages"]),
-            **{name: int(arrival[name].sum()) for name in ("received", "repeated", "reordered")},
-        }
+    delivery = _delivery_figures(found)
+    rest: AppFigures = {
+        "queues": _queue_figures(found),
+        "requests": [
+            RequestFigures(
+                name=name,
+                side=side,
+                requests=int(rows["requests"].sum()),
+                failed=int(rows[rows["outcome"] != "ok"]["requests"].sum()),
+                duration_ms=histogram(rows[rows["outcome"] == "ok"], "duration_us", "requests"),
+            )
+            for (name, side), rows in tables["requests"].groupby(["name", "side"])
+        ],
+        "streams": [row._asdict() for row in tables["streams"].fillna({"mean_us": 0}).itertuples(index=False)],
+        "pushes": {"latency_ms": histogram(tables["push_latency"], "latency_us", "pushes")},
+        "sessions": {
+            state: {"times": int(rows["times"].sum()), "items": int(rows["items"].sum())}
+            for state, rows in tables["session_changes"].groupby("state")
+        },
+    }
+    return rest if delivery is None else {"delivery": delivery, **rest}
+
+
+def _delivery_figures(found: Analysis) -> DeliveryFigures | None:
+    delivery, arrival = found.tables["delivery"], found.tables["arrival"]
+    if not len(delivery):
+        return None
+    sums = delivery.drop(columns=["node", "peer"]).sum()
+    return DeliveryFigures(
+        messages=int(sums["messages"]),
+        acknowledged=int(sums["acknowledged"]),
+        lost=int(sums["lost"]),
+        failed=int(sums["failed"]),
+        expired=int(sums["expired"]),
+        dropped=int(sums["dropped"]),
+        under_way=int(sums["under_way"]),
+        retries=int(sums["retries"]),
+        retried=int(sums["retried"]),
+        ack_ms=histogram(found.tables["ack_latency"], "latency_us", "messages"),
+        loss=ratio(int(sums["lost"]), int(sums["messages"])),
+        received=int(arrival["received"].sum()),
+        repeated=int(arrival["repeated"].sum()),
+        reordered=int(arrival["reordered"].sum()),
+    )
+
+
+def _queue_figures(found: Analysis) -> list[QueueFigures]:
+    tables = found.tables
     violations = {
         (row.namespace, row.queue, row.channel): row for row in tables["order_violations"].itertuples(index=False)
     }
-    result["queues"] = []
+    times = tables["queue_times"]
+    figures: list[QueueFigures] = []
     for row in tables["queues"].itertuples(index=False):
         key = (row.namespace, row.queue, row.channel)
-        times = tables["queue_times"]
         mine = times[(times["namespace"] == key[0]) & (times["queue"] == key[1]) & (times["channel"] == key[2])]
         wrong = violations.get(key)
-        result["queues"].append(
-            row._asdict()
-            | {
-                "redelivered_share": ratio(row.redelivered, row.messages),
-                "wait_ms": histogram(mine[mine["what"] == "wait"], "time_us", "messages"),
-                "service_ms": histogram(mine[mine["what"] == "service"], "time_us", "messages"),
-                "order_violations": int(wrong.violations) if wrong is not None else 0,
-            }
+        figures.append(
+            QueueFigures(
+                namespace=row.namespace,
+                queue=row.queue,
+                channel=row.channel,
+                messages=row.messages,
+                finished=row.finished,
+                redelivered=row.redelivered,
+                hand_outs=row.hand_outs,
+                timeouts=row.timeouts,
+                requeues=row.requeues,
+                dead=row.dead,
+                expired=row.expired,
+                rejected=row.rejected,
+                redelivered_share=ratio(row.redelivered, row.messages),
+                wait_ms=histogram(mine[mine["what"] == "wait"], "time_us", "messages"),
+                service_ms=histogram(mine[mine["what"] == "service"], "time_us", "messages"),
+                order_violations=int(wrong.violations) if wrong is not None else 0,
+            )
         )
-    requests = tables["requests"]
-    result["requests"] = [
-        {
-            "name": name,
-            "side": side,
-            "requests": int(rows["requests"].sum()),
-            "failed": int(rows[rows["outcome"] != "ok"]["requests"].sum()),
-            "duration_ms": histogram(rows[rows["outcome"] == "ok"], "duration_us", "requests"),
-        }
-        for (name, side), rows in requests.groupby(["name", "side"])
-    ]
-    result["streams"] = [row._asdict() for row in tables["streams"].fillna({"mean_us": 0}).itertuples(index=False)]
-    result["pushes"] = {"latency_ms": histogram(tables["push_latency"], "latency_us", "pushes")}
-    changes = tables["session_changes"]
-    result["sessions"] = {
-        state: {"times": int(rows["times"].sum()), "items": int(rows["items"].sum())}
-        for state, rows in changes.groupby("state")
-    }
-    return result
+    return figures
 
 
-def estimate(count: int, share: float) -> dict[str, int]:
+def estimate(count: int, share: float) -> Estimate:
     """How many there are in all when ``count`` were kept, each with the probability ``share``; 95 % of the time within
     ``error`` of that, if they were kept independently of each other.
     """
     return {"count": round(count / share), "error": round(1.96 * math.sqrt(count * (1 - share)) / share)}
 
 
-def in_all(found: Analysis, figures: dict[str, Any]) -> dict[str, Any] | None:
-    """What counts of a sample make in all, estimated; None when all was traced, or not the same share everywhere."""
+def estimates(found: Analysis, topics: list[TopicFigures], apps: AppFigures) -> Estimates | None:
+    """Estimates from a sample; None when all was traced, or not the same share everywhere."""
     samples = found.tables["samples"]
     if len(samples) != 1 or samples["share"].iloc[0] >= 1:
         return None
-    share, topics = float(samples["share"].iloc[0]), figures["topics"]
-    messages = {
+    share = float(samples["share"].iloc[0])
+    result: Estimates = {
+        "share": share,
+        "topics": [{"topic": topic["topic"], **estimate(topic["messages"], share)} for topic in topics],
+    }
+    messages: dict[EstimateName, int] = {
         "messages": sum(topic["messages"] for topic in topics),
-        "reliable_messages": figures["delivery"]["messages"] if "delivery" in figures else 0,
-        "queued_messages": sum(queue["messages"] for queue in figures["queues"]),
+        "reliable_messages": apps["delivery"]["messages"] if "delivery" in apps else 0,
+        "queued_messages": sum(queue["messages"] for queue in apps["queues"]),
     }
     # Copies of a message are kept or left out together: how far off their counts are depends on how they spread.
-    copies = {
+    copies: dict[EstimateName, int] = {
         "deliveries": sum(topic["deliveries"] for topic in topics),
         "duplicates": int(found.tables["copies"]["duplicates"].sum()),
     }
-    return {
-        "share": share,
-        **{name: estimate(count, share) for name, count in messages.items() if count},
-        **{name: {"count": round(count / share)} for name, count in copies.items() if count},
-        "topics": [{"topic": topic["topic"], **estimate(topic["messages"], share)} for topic in topics],
-    }
+    for name, count in messages.items():
+        if count:
+            result[name] = estimate(count, share)
+    for name, count in copies.items():
+        if count:
+            result[name] = {"count": round(count / share)}
+    return result
 
 
-def summary(found: Analysis) -> dict[str, Any]:
+def summary(found: Analysis) -> Figures:
     """All figures as one JSON object."""
     runs = found.tables["runs"]
     samples = found.tables["samples"]
-    figures = {
+    topics, apps = topic_figures(found), app_figures(found)
+    return {
         "schema": SCHEMA,
         "from_us": found.first_t,
         "to_us": found.last_t,
@@ -256,9 +307,9 @@ def summary(found: Analysis) -> dict[str, Any]:
         "sample": float(samples["share"].min()) if len(samples) else 1.0,
         "settle_s": found.settle_us / 1e6,
         "clocks_corrected": len(found.offsets),
-        "topics": topic_figures(found),
+        "topics": topics,
         "mesh": mesh_figures(found),
         "rpcs": rpc_figures(found),
-        **app_figures(found),
+        **apps,
+        "estimated": estimates(found, topics, apps),
     }
-    return figures | {"estimated": in_all(found, figures)}

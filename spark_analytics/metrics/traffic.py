@@ -1,4 +1,4 @@
-"""What nodes did over time, whether their traces are whole, and what RPCs cost."""
+"""Activity of nodes over time, gaps in their traces, and the cost of RPCs."""
 
 import pandas as pd
 import pyarrow as pa
@@ -52,13 +52,13 @@ def rpc_totals(rpcs: DataFrame) -> DataFrame:
     """(node_id, peer_id, k): RPCs with their messages, ids and bytes. One pass."""
 
     def total(column: str) -> Column:
-        return F.sum(F.coalesce(F.col(column).cast("bigint"), F.lit(0))).alias(column)
+        return F.sum(F.coalesce(column, F.lit(0))).alias(column)
 
     return rpcs.groupBy("node_id", "peer_id", F.col("k").cast("int").alias("k")).agg(
         F.count(F.lit(1)).alias("rpcs"),
         *(total(name) for name in ("messages", "message_bytes", "control_bytes", "ihave", "grafts", "prunes")),
-        F.sum(F.coalesce(F.size(F.coalesce("iwant", F.array())), F.lit(0))).cast("bigint").alias("iwant"),
-        F.sum(F.coalesce(F.size(F.coalesce("idontwant", F.array())), F.lit(0))).cast("bigint").alias("idontwant"),
+        F.sum(F.size(F.coalesce("iwant", F.array()))).alias("iwant"),
+        F.sum(F.size(F.coalesce("idontwant", F.array()))).alias("idontwant"),
     )
 
 
@@ -68,7 +68,7 @@ def drops(rpcs: DataFrame, bucket_us: int) -> DataFrame:
     dropped = rpcs.where(F.col("k") == code("drop_rpc"))
     return dropped.groupBy(bucket, "node_id", "peer_id", F.coalesce("reason", F.lit("")).alias("reason")).agg(
         F.count(F.lit(1)).alias("drops"),
-        F.sum(F.coalesce("messages", F.lit(0))).cast("bigint").alias("messages"),
+        F.sum(F.coalesce("messages", F.lit(0))).alias("messages"),
     )
 
 
@@ -106,16 +106,16 @@ def clock_readings(node: DataFrame) -> DataFrame:
     )
 
 
-def strangers(bad: DataFrame) -> DataFrame:
-    """(source, trouble, rows, example): lines that are no JSON, lack node or time, or are of an unknown kind; files
+def rejected_lines(bad: DataFrame) -> DataFrame:
+    """(source, error, rows, example): lines that are no JSON, lack node or time, or are of an unknown kind; files
     that workers could not read.
     """
-    trouble = (
+    error = (
         F.when(F.col("_corrupt").isNotNull(), "no JSON")
         .when(F.col("node").isNull() & F.col("reason").startswith(UNREADABLE), F.col("reason"))
         .when(F.col("node").isNull() | F.col("t").isNull(), "no event: node or t is missing")
         .otherwise(F.concat(F.lit("unknown kind "), F.coalesce("kind", F.lit("(none)"))))
     )
-    return bad.groupBy("source", trouble.alias("trouble")).agg(
+    return bad.groupBy("source", error.alias("error")).agg(
         F.count(F.lit(1)).alias("rows"), F.first(F.substring("_corrupt", 1, 200), ignorenulls=True).alias("example")
     )

@@ -1,1 +1,1 @@
-"""The report for people: one HTML file with SVG plots, nothing fetched from anywhere."""
+"""The human-readable report: one HTML file with SVG plots, nothing fetched from anywhere."""

@@ -2,14 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from dep2p.spark_analytics.findings.model import Finding, clock_time
 from dep2p.spark_analytics.metrics.analysis import Analysis
-from dep2p.spark_analytics.report import sections
+from dep2p.spark_analytics.metrics.figures import Figures
+from dep2p.spark_analytics.report import sections, tables
 from dep2p.spark_analytics.report.svg import escape
+from dep2p.spark_analytics.report.tables import ms_text, share_text
 
-_ROWS: Final = 30
 _OF_A_KIND: Final = 4
 """Findings of a kind that are shown at once: a partition alone makes dozens of nodes lossy."""
 
@@ -41,8 +42,8 @@ svg .mark{stroke:var(--bad);stroke-dasharray:3 3}footer{margin-top:40px;color:va
 """
 
 
-def page(found: Analysis, figures: dict[str, Any], findings: Sequence[Finding], *, title: str, made_by: str) -> str:
-    """The whole HTML text."""
+def page(found: Analysis, figures: Figures, findings: Sequence[Finding], *, title: str, made_by: str) -> str:
+    """Return the whole HTML text."""
     seconds = figures["seconds"]
     sub = (
         f"{clock_time(found.first_t)} to {clock_time(found.last_t)} UTC ({_duration(seconds)}), "
@@ -61,7 +62,7 @@ def page(found: Analysis, figures: dict[str, Any], findings: Sequence[Finding], 
         _grid(sections.losses(found)),
         *(["<h2 id=apps>Apps</h2>", _grid(cards)] if (cards := sections.apps(found)) else []),
         "<h2 id=numbers>Numbers</h2>",
-        *_tables(found, figures),
+        *tables.all_tables(found, figures),
         f"<footer>{escape(made_by)}. The numbers behind the plots: <code>tables/*.parquet</code>, "
         "<code>summary.json</code> and <code>findings.json</code> beside this file. What each figure means: "
         "docs/reference/traces.md.</footer>",
@@ -87,23 +88,16 @@ def _grid(items: Iterable[tuple[str, str, str]]) -> str:
     return f"<div class=grid2>{cards}</div>"
 
 
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3%}" if value > 0.99 and value < 1 else f"{value:.1%}"
-
-
-def _ms(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f} ms" if value >= 10 else f"{value:.2g} ms"
-
-
-def _tiles(figures: dict[str, Any]) -> str:
+def _tiles(figures: Figures) -> str:
     topics = figures["topics"]
     expected = sum(topic["expected"] for topic in topics)
     reached = sum((topic["reliability"] or 0) * topic["expected"] for topic in topics)
     deliveries = sum(topic["deliveries"] for topic in topics)
     copies = sum((topic["duplicates_per_delivery"] or 0) * topic["deliveries"] for topic in topics)
-    slowest = max(topics, key=lambda topic: (topic["latency_ms"] or {"p99": -1})["p99"], default=None)
+    slowest = max(topics, key=lambda topic: (topic["latency_ms"] or {"p99": -1.0})["p99"], default=None)
     latency = slowest["latency_ms"] if slowest else None
-    rpcs, estimated = figures["rpcs"], figures["estimated"] or {}
+    rpcs = figures["rpcs"]
+    estimated = figures["estimated"]
     tiles = [
         (
             f"{figures['nodes']:,}",
@@ -111,18 +105,22 @@ def _tiles(figures: dict[str, Any]) -> str:
         ),
         (
             f"{sum(topic['messages'] for topic in topics):,}",
-            (f"traced messages of about {estimated['messages']['count']:,}" if "messages" in estimated else "messages")
+            (
+                f"traced messages of about {estimated['messages']['count']:,}"
+                if estimated and "messages" in estimated
+                else "messages"
+            )
             + f" on {len(topics):,} topic{'s' if len(topics) != 1 else ''}",
         ),
-        (_share(reached / expected if expected else None), f"delivered, of {expected:,} due"),
-        (_ms(latency["p50"]) if latency else "–", "latency p50" + (", slowest topic" if len(topics) > 1 else "")),
-        (_ms(latency["p99"]) if latency else "–", "latency p99" + (", slowest topic" if len(topics) > 1 else "")),
+        (share_text(reached / expected if expected else None), f"delivered, of {expected:,} due"),
+        (ms_text(latency["p50"]) if latency else "–", "latency p50" + (", slowest topic" if len(topics) > 1 else "")),
+        (ms_text(latency["p99"]) if latency else "–", "latency p99" + (", slowest topic" if len(topics) > 1 else "")),
         (f"{copies / deliveries:.2f}" if deliveries else "–", "duplicates per delivery"),
-        (_share(rpcs["control_overhead"]) if rpcs else "–", "of bytes are control"),
+        (share_text(rpcs["control_overhead"]) if rpcs else "–", "of bytes are control"),
     ]
     delivery = figures.get("delivery")
     if delivery:
-        tiles.append((_share(delivery["loss"]), f"of {delivery['messages']:,} reliable messages lost"))
+        tiles.append((share_text(delivery["loss"]), f"of {delivery['messages']:,} reliable messages lost"))
     cells = "".join(f"<div class=tile><b>{escape(value)}</b><span>{escape(name)}</span></div>" for value, name in tiles)
     return f"<div class=tiles>{cells}</div>"
 
@@ -153,146 +151,7 @@ def _finding_table(findings: Sequence[Finding]) -> str:
     return f"<div class=wide><table><tr><th><th>what<th>finding<th>evidence</tr>{rows}</table></div>"
 
 
-def _evidence(evidence: dict[str, Any]) -> str:
+def _evidence(evidence: dict[str, object]) -> str:
     return ", ".join(
         f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in evidence.items()
     )[:400]
-
-
-# Tables ---------------------------------------------------------------------------------------------------------------
-
-
-def _tables(found: Analysis, figures: dict[str, Any]) -> list[str]:
-    estimated = {each["topic"]: each["count"] for each in (figures["estimated"] or {"topics": []})["topics"]}
-    topics = [
-        (
-            topic["topic"],
-            f"{topic['messages']:,}" + (f" (≈ {estimated[topic['topic']]:,})" if estimated else ""),
-            f"{topic['deliveries']:,}",
-            _share(topic["reliability"]),
-            *(_ms((topic["latency_ms"] or {}).get(name)) for name in ("p50", "p90", "p99", "max")),
-            _number(topic["hops_mean"]),
-            _number(topic["duplicates_per_delivery"]),
-            _number(topic["rmr"]),
-            _share(topic["iwant_recovered"]),
-        )
-        for topic in figures["topics"][:_ROWS]
-    ]
-    mesh = [
-        (
-            topic["topic"],
-            _number(topic["degree_mean"]),
-            topic["degree_lowest"],
-            topic["degree_highest"],
-            _share(topic["one_way"]),
-            _number(topic["changes_per_node_minute"]),
-            topic["islands_most"],
-        )
-        for topic in figures["mesh"][:_ROWS]
-    ]
-    result = [
-        _table(
-            "Topics",
-            (
-                "topic",
-                "messages",
-                "deliveries",
-                "delivered",
-                "p50",
-                "p90",
-                "p99",
-                "max",
-                "hops",
-                "dup/deliv.",
-                "RMR",
-                "by IWANT",
-            ),
-            topics,
-        ),
-        _table("Meshes", ("topic", "degree", "lowest", "highest", "one-way", "changes/node/min", "parts"), mesh),
-    ]
-    if figures["rpcs"]:
-        rpcs = figures["rpcs"]
-        result.append(
-            _table("RPCs", ("what", "value"), [(name.replace("_", " "), _number(v)) for name, v in rpcs.items()])
-        )
-    if figures["queues"]:
-        result.append(
-            _table(
-                "Queues",
-                (
-                    "queue",
-                    "channel",
-                    "messages",
-                    "finished",
-                    "redelivered",
-                    "dead",
-                    "order violations",
-                    "wait p50",
-                    "service p50",
-                ),
-                [
-                    (
-                        q["queue"],
-                        q["channel"],
-                        q["messages"],
-                        q["finished"],
-                        _share(q["redelivered_share"]),
-                        q["dead"],
-                        q["order_violations"],
-                        _ms((q["wait_ms"] or {}).get("p50")),
-                        _ms((q["service_ms"] or {}).get("p50")),
-                    )
-                    for q in figures["queues"][:_ROWS]
-                ],
-            )
-        )
-    if figures["sessions"]:
-        changes = [(state, f"{each['times']:,}", f"{each['items']:,}") for state, each in figures["sessions"].items()]
-        result.append(_table("Sessions", ("what", "times", "pushes"), changes))
-    taken = figures["pushes"]["latency_ms"]
-    if taken:
-        row = (f"{taken['n']:,}", *(_ms(taken[name]) for name in ("p50", "p90", "p99")))
-        result.append(_table("Pushes, from sending to receipt", ("pushes", "p50", "p90", "p99"), [row]))
-    if figures["streams"]:
-        streams = [
-            (
-                *(each["name"], each["side"], each["state"], f"{each['streams']:,}"),
-                *(f"{each['bytes_in']:,}", f"{each['bytes_out']:,}", _ms(each["mean_us"] / 1000)),
-            )
-            for each in figures["streams"][:_ROWS]
-        ]
-        heads = ("name", "side", "state", "streams", "bytes in", "bytes out", "mean time")
-        result.append(_table("Streams", heads, streams))
-    nodes = found.tables["node_coverage"].groupby("node")[["eligible", "reached", "late_sum"]].sum()
-    nodes = nodes[nodes["eligible"] > 0]
-    order = (nodes["reached"] / nodes["eligible"]).sort_values(kind="stable").index[:15]
-    rows = [
-        (
-            node,
-            f"{int(nodes.eligible[node]):,}",
-            _share(nodes.reached[node] / nodes.eligible[node]),
-            f"{nodes.late_sum[node] / max(1, nodes.reached[node]) / 1000:+.1f} ms",
-        )
-        for node in order
-    ]
-    result.append(_table("Nodes that miss most", ("node", "due", "got", "later than the median by"), rows))
-    return result
-
-
-def _number(value: Any) -> str:
-    if value is None:
-        return "–"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
-
-
-def _table(name: str, headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    head = "".join(f"<th{' class=n' if n else ''}>{escape(heading)}" for n, heading in enumerate(headings))
-    lines = "".join(
-        "<tr>"
-        + "".join(
-            f"<td{' class=n' if n else ''}>{escape(value if value is not None else '–')}" for n, value in enumerate(row)
-        )
-        for row in rows
-    )
-    return f"<h3>{escape(name)}</h3><div class=wide><table><tr>{head}</tr>{lines}</table></div><br>"

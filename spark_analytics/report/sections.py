@@ -1,12 +1,13 @@
 """The plots of the page, section by section: (name, what it shows, SVG)."""
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pandas as pd
 
 from dep2p.spark_analytics.findings.model import short
 from dep2p.spark_analytics.metrics.analysis import Analysis
+from dep2p.spark_analytics.metrics.figures import Figures
 from dep2p.spark_analytics.report import svg
 from dep2p.spark_analytics.report.svg import Band, Series
 
@@ -31,15 +32,15 @@ def _cdf(table: pd.DataFrame, value: str, count: str) -> list[tuple[float, float
     return points
 
 
-def _time(found: Analysis) -> svg.Clock:
-    return svg.Clock(found.first_t / 1e6, found.last_t - found.first_t >= 7_200_000_000)
+def _time(found: Analysis) -> svg.TimeAxis:
+    return svg.TimeAxis(found.first_t / 1e6, found.last_t - found.first_t >= 7_200_000_000)
 
 
 def _at(found: Analysis, bucket: float) -> float:
     return (bucket * found.bucket_us - found.first_t) / 1e6
 
 
-def propagation(found: Analysis, figures: dict[str, Any]) -> list[tuple[str, str, str]]:
+def propagation(found: Analysis, figures: Figures) -> list[tuple[str, str, str]]:
     tables = found.tables
     top = [topic["topic"] for topic in figures["topics"][:_TOPICS]]
     latency = tables["latency"]
@@ -60,10 +61,7 @@ def propagation(found: Analysis, figures: dict[str, Any]) -> list[tuple[str, str
             "share of first deliveries within a time after the publish, by topic",
             svg.plot(
                 [line for line in lines if line.points],
-                x_label="ms",
-                y_label="share of deliveries",
-                log_x=True,
-                y_range=(0, 1),
+                svg.Axes("ms", "share of deliveries", y_range=(0, 1), log_x=True),
             ),
         ),
         (
@@ -71,10 +69,7 @@ def propagation(found: Analysis, figures: dict[str, Any]) -> list[tuple[str, str
             "by the time of the publish: of all that should have got it",
             svg.plot(
                 [Series("all", mean), Series("worst node", worst)],
-                x_label="UTC",
-                y_label="share delivered",
-                y_range=(0, 1.02),
-                x_text=text,
+                svg.Axes("UTC", "share delivered", x_text=text, y_range=(0, 1.02)),
             ),
         ),
         (
@@ -118,7 +113,7 @@ def _coverage_map(found: Analysis) -> str:
     cells = [[None if np.isnan(value) else float(value) for value in row] for row in full.to_numpy(dtype=float)]
     text = _time(found)
     ends = (text(_at(found, full.columns[0])), text(_at(found, full.columns[-1])))
-    return svg.heat_map(cells, x_label="UTC", y_label="node", low=0, high=1, colours=_GOOD, x_ends=ends)
+    return svg.heat_map(cells, svg.Scale(0, 1, _GOOD), x_label="UTC", y_label="node", x_ends=ends)
 
 
 def _delay_map(links: pd.DataFrame) -> str:
@@ -135,7 +130,7 @@ def _delay_map(links: pd.DataFrame) -> str:
     if not values:
         return svg.nothing()
     high = values[min(len(values) - 1, int(len(values) * 0.98))]
-    return svg.heat_map(cells, x_label="from", y_label="to", low=0, high=max(high, 0.001), colours=_HOT)
+    return svg.heat_map(cells, svg.Scale(0, max(high, 0.001), _HOT), x_label="from", y_label="to")
 
 
 def _tree_words(tree: pd.DataFrame) -> str:
@@ -160,7 +155,7 @@ def _duplicates(found: Analysis) -> str:
     sums = activity.groupby(bucket)[["deliver", "duplicate"]].sum()
     sums = sums[sums["deliver"] > 0]
     points = [(_at(found, step), row.duplicate / row.deliver) for step, row in sums.iterrows()]
-    return svg.plot([Series("", points)], x_label="UTC", y_label="duplicates per delivery", x_text=_time(found))
+    return svg.plot([Series("", points)], svg.Axes("UTC", "duplicates per delivery", x_text=_time(found)))
 
 
 def _first_rates(copies: pd.DataFrame) -> str:
@@ -201,30 +196,25 @@ def meshes(found: Analysis) -> list[tuple[str, str, str]]:
         (
             "Degree",
             "mesh peers of subscribed nodes over time: mean, lowest and highest",
-            svg.plot(lines, bands=bands, x_label="UTC", y_label="mesh peers", x_text=text),
+            svg.plot(lines, svg.Axes("UTC", "mesh peers", x_text=text), bands=bands),
         ),
         (
             "One-way links",
             "mesh links that only one of two traced ends has",
-            svg.plot([Series("", one_way)], x_label="UTC", y_label="share", x_text=text),
+            svg.plot([Series("", one_way)], svg.Axes("UTC", "share", x_text=text)),
         ),
         (
             "How long links last",
             "from GRAFT to PRUNE, open ones to the end of the trace",
             svg.plot(
                 [Series("", _cdf(session, "ms", "n"))] if len(session) else [],
-                x_label="s",
-                y_label="share of mesh links",
-                log_x=True,
-                y_range=(0, 1),
+                svg.Axes("s", "share of mesh links", y_range=(0, 1), log_x=True),
             ),
         ),
         (
             "Scores",
             "that nodes give their peers, over time",
-            svg.plot(
-                score_lines if len(scores) else [], x_label="UTC", y_label="score", y_range=(None, None), x_text=text
-            ),
+            svg.plot(score_lines if len(scores) else [], svg.Axes("UTC", "score", x_text=text, y_range=(None, None))),
         ),
     ]
 
@@ -252,16 +242,14 @@ def losses(found: Analysis) -> list[tuple[str, str, str]]:
             "deliveries missing, by the time of the publish; RPCs dropped; nodes that ended without a word",
             svg.plot(
                 [Series("deliveries missing", missing, steps=True), Series("RPCs dropped", dropped, steps=True)],
-                x_label="UTC",
-                y_label="count",
-                x_text=text,
+                svg.Axes("UTC", "count", x_text=text),
                 marks=marks,
             ),
         ),
         (
             "Parts of the mesh",
             "1 is whole; more is a partition",
-            svg.plot([Series("", parts, steps=True)], x_label="UTC", y_label="parts", x_text=text),
+            svg.plot([Series("", parts, steps=True)], svg.Axes("UTC", "parts", x_text=text)),
         ),
         (
             "Rejected",
@@ -285,10 +273,7 @@ def apps(found: Analysis) -> list[tuple[str, str, str]]:
                 "time from a reliable send to its acknowledgement",
                 svg.plot(
                     [Series("", _cdf(tables["ack_latency"], "latency_us", "messages"))],
-                    x_label="ms",
-                    y_label="share of messages",
-                    log_x=True,
-                    y_range=(0, 1),
+                    svg.Axes("ms", "share of messages", y_range=(0, 1), log_x=True),
                 ),
             )
         )
@@ -303,7 +288,7 @@ def apps(found: Analysis) -> list[tuple[str, str, str]]:
             (
                 "Pushes of sessions",
                 "time from a push's first sending to its receipt, by server",
-                svg.plot(lines, x_label="ms", y_label="share of pushes", log_x=True, y_range=(0, 1)),
+                svg.plot(lines, svg.Axes("ms", "share of pushes", y_range=(0, 1), log_x=True)),
             )
         )
     times = tables["queue_times"]
@@ -316,7 +301,7 @@ def apps(found: Analysis) -> list[tuple[str, str, str]]:
             (
                 "Queues",
                 "wait before the first hand-out, and service time",
-                svg.plot(lines, x_label="ms", y_label="share of messages", log_x=True, y_range=(0, 1)),
+                svg.plot(lines, svg.Axes("ms", "share of messages", y_range=(0, 1), log_x=True)),
             )
         )
     if len(tables["requests"]):
@@ -328,7 +313,7 @@ def apps(found: Analysis) -> list[tuple[str, str, str]]:
             (
                 "Requests",
                 "duration of those that were answered",
-                svg.plot(lines, x_label="ms", y_label="share of requests", log_x=True, y_range=(0, 1)),
+                svg.plot(lines, svg.Axes("ms", "share of requests", y_range=(0, 1), log_x=True)),
             )
         )
     return cards

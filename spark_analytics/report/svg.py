@@ -35,7 +35,7 @@ class Band:
 
 
 def escape(text: object) -> str:
-    """Text that is safe in HTML and SVG; the names in traces are anybody's."""
+    """Text that is safe in HTML and SVG; names in traces are untrusted."""
     return html.escape(str(text), quote=True)
 
 
@@ -63,7 +63,7 @@ def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class TimeAxis:
     """Texts of seconds since ``base_s`` (Unix epoch, UTC), and ticks at round times of the day."""
 
     base_s: float
@@ -74,7 +74,7 @@ class Clock:
         return f"{at:%d. %H:%M}" if self.with_days else f"{at:%H:%M:%S}"
 
     def ticks(self, low: float, high: float, wanted: int = 6) -> list[float]:
-        """Of the smallest round step of which no more fit than wanted."""
+        """Ticks at the smallest round step that gives no more of them than wanted."""
         step = next((step for step in _STEPS_S if (high - low) / step <= wanted), 86_400.0 * math.ceil(high / 86_400))
         first = math.ceil((self.base_s + low) / step)
         last = math.floor((self.base_s + high) / step)
@@ -95,15 +95,22 @@ def log_ticks(low: float, high: float) -> list[float]:
     return found if len(found) > 1 else ticks(low, high)
 
 
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """``x``, ``y``: labels; ``x_text``: the text of a tick; ``y_range``: None for the lowest and highest value."""
+
+    x: str = ""
+    y: str = ""
+    log_x: bool = False
+    y_range: tuple[float | None, float | None] = (0.0, None)
+    x_text: Callable[[float], str] = number
+
+
 def plot(
     series: Sequence[Series],
+    axes: Axes = Axes(),
     *,
-    x_label: str = "",
-    y_label: str = "",
-    log_x: bool = False,
-    y_range: tuple[float | None, float | None] = (0.0, None),
     bands: Sequence[Band] = (),
-    x_text: Callable[[float], str] = number,
     marks: Sequence[tuple[float, str]] = (),
 ) -> str:
     """Lines and bands over common axes. ``marks``: vertical lines with a text. Nothing to show: a sentence."""
@@ -113,19 +120,19 @@ def plot(
     if not xs:
         return nothing()
     left, right = min(xs), max(xs)
-    if log_x:
+    if axes.log_x:
         left = max(left, 1e-3)
         right = max(right, left * 1.01)
     elif right == left:
         right = left + 1
-    bottom = y_range[0] if y_range[0] is not None else min(ys)
-    top = y_range[1] if y_range[1] is not None else max(ys) * 1.05
+    bottom = axes.y_range[0] if axes.y_range[0] is not None else min(ys)
+    top = axes.y_range[1] if axes.y_range[1] is not None else max(ys) * 1.05
     top = bottom + 1 if top <= bottom else top
 
     def at_x(x: float) -> float:
         share = (
             (math.log10(max(x, left)) - math.log10(left)) / (math.log10(right) - math.log10(left))
-            if log_x
+            if axes.log_x
             else (x - left) / (right - left)
         )
         return _LEFT + share * (WIDTH - _LEFT - _RIGHT)
@@ -133,10 +140,10 @@ def plot(
     def at_y(y: float) -> float:
         return HEIGHT - _BOTTOM - (min(max(y, bottom), top) - bottom) / (top - bottom) * (HEIGHT - _TOP - _BOTTOM)
 
-    across = log_ticks(left, right) if log_x else ticks(left, right, 6)
-    if isinstance(x_text, Clock):
-        across = x_text.ticks(left, right)
-    parts = [_axes(at_x, at_y, across, ticks(bottom, top), x_text)]
+    across = log_ticks(left, right) if axes.log_x else ticks(left, right, 6)
+    if isinstance(axes.x_text, TimeAxis):
+        across = axes.x_text.ticks(left, right)
+    parts = [_axes(at_x, at_y, across, ticks(bottom, top), axes.x_text)]
     for number_, band in enumerate(bands):
         upper = [f"{at_x(x):.1f},{at_y(high):.1f}" for x, _, high in band.points]
         lower = [f"{at_x(x):.1f},{at_y(low):.1f}" for x, low, _ in reversed(band.points)]
@@ -149,9 +156,9 @@ def plot(
             f'<line class="mark" x1="{at_x(x):.1f}" x2="{at_x(x):.1f}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>'
             f'<text class="small" x="{at_x(x) + 3:.1f}" y="{_TOP + 9}">{escape(text)}</text>'
         )
-    parts.append(_labels(x_label, y_label))
+    parts.append(_labels(axes.x, axes.y))
     named = [(line.name, COLOURS[n % len(COLOURS)]) for n, line in enumerate(series) if line.name]
-    return _legend(named) + _svg("".join(parts), f"{y_label} over {x_label}")
+    return _legend(named) + _svg("".join(parts), f"{axes.y} over {axes.x}")
 
 
 def _path(line: Series, at_x: Callable[[float], float], at_y: Callable[[float], float], colour: str) -> str:
@@ -197,29 +204,36 @@ def bars(values: Sequence[tuple[str, float]], *, x_label: str = "", y_label: str
     return _svg("".join(parts), f"{y_label} by {x_label}")
 
 
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The colours of the values from ``low`` to ``high``, and the text of a value."""
+
+    low: float
+    high: float
+    colours: Sequence[tuple[int, int, int]]
+    text: Callable[[float], str] = number
+
+
 def heat_map(
     cells: Sequence[Sequence[float | None]],
+    scale: Scale,
     *,
     x_label: str,
     y_label: str,
-    low: float,
-    high: float,
-    colours: Sequence[tuple[int, int, int]],
     x_ends: tuple[str, str] = ("", ""),
-    scale: Callable[[float], str] = number,
 ) -> str:
     """Rows of cells, the first on top; None is left empty. The picture is a PNG within the SVG: small at any size."""
     if not cells or not cells[0]:
         return nothing()
-    pixels = [[_blend(value, low, high, colours) for value in row] for row in cells]
+    pixels = [[_blend(value, scale) for value in row] for row in cells]
     width, height = WIDTH - _LEFT - _RIGHT - 60, HEIGHT - _TOP - _BOTTOM
     image = f'<image href="{png(pixels)}" x="{_LEFT}" y="{_TOP}" width="{width}" height="{height}" '
     image += 'preserveAspectRatio="none" style="image-rendering:pixelated"/>'
-    bar = png([[_blend(high - (high - low) * n / 63, low, high, colours)] for n in range(64)])
+    bar = png([[_blend(scale.high - (scale.high - scale.low) * n / 63, scale)] for n in range(64)])
     x = _LEFT + width + 14
     key = f'<image href="{bar}" x="{x}" y="{_TOP}" width="12" height="{height}" preserveAspectRatio="none"/>'
-    key += f'<text class="tick" x="{x + 16}" y="{_TOP + 8}">{escape(scale(high))}</text>'
-    key += f'<text class="tick" x="{x + 16}" y="{_TOP + height}">{escape(scale(low))}</text>'
+    key += f'<text class="tick" x="{x + 16}" y="{_TOP + 8}">{escape(scale.text(scale.high))}</text>'
+    key += f'<text class="tick" x="{x + 16}" y="{_TOP + height}">{escape(scale.text(scale.low))}</text>'
     ends = f'<text class="tick" x="{_LEFT}" y="{HEIGHT - _BOTTOM + 14}">{escape(x_ends[0])}</text>'
     ends += f'<text class="tick" x="{_LEFT + width}" y="{HEIGHT - _BOTTOM + 14}" text-anchor="end">{escape(x_ends[1])}'
     ends += "</text>"
@@ -301,11 +315,10 @@ def png(pixels: Sequence[Sequence[tuple[int, int, int, int]]]) -> str:
     return "data:image/png;base64," + base64.b64encode(data).decode("ascii")
 
 
-def _blend(
-    value: float | None, low: float, high: float, colours: Sequence[tuple[int, int, int]]
-) -> tuple[int, int, int, int]:
+def _blend(value: float | None, scale: Scale) -> tuple[int, int, int, int]:
     if value is None:
         return (0, 0, 0, 0)
+    low, high, colours = scale.low, scale.high, scale.colours
     share = 0.0 if high <= low else min(1.0, max(0.0, (value - low) / (high - low)))
     place = share * (len(colours) - 1)
     first = min(len(colours) - 2, int(place))

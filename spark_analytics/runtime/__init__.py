@@ -1,1 +1,1 @@
-"""runtime."""
+"""Java and the Spark session."""

@@ -1,4 +1,4 @@
-"""What Spark's errors mean, and what to do: the reason may be anywhere between the lines of two stacks."""
+"""Spark's errors in words, with what to do: the reason may be anywhere between the lines of two stacks."""
 
 import re
 import socket
@@ -15,11 +15,11 @@ _REACH_TIMEOUT_S: Final = 10.0
 
 
 class UnreachableError(Exception):
-    """Nobody answers where Spark should be; the text says where."""
+    """No server answers at the address of Spark, which the text names."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class SparkError:
     """``what`` happened, Spark's own words as the ``cause``, and what to do (empty when unknown)."""
 
     what: str
@@ -27,15 +27,15 @@ class Trouble:
     advice: str = ""
 
 
-def explained(error: BaseException) -> Trouble:
+def explained(error: BaseException) -> SparkError:
     """An error of Spark's in words."""
     text = str(error)
     for pattern, what, advice in _KNOWN:
         found = re.search(pattern, text)
         if found is not None:
             advice = advice.replace("HADOOP", _hadoop()) if "HADOOP" in advice else advice
-            return Trouble(what(found), _shortened(text[found.start() :]), advice)
-    return Trouble("Spark could not finish the job", _shortened(text))
+            return SparkError(what(found), _shortened(text[found.start() :]), advice)
+    return SparkError("Spark could not finish the job", _shortened(text))
 
 
 def is_of_spark(error: BaseException) -> bool:
@@ -44,7 +44,7 @@ def is_of_spark(error: BaseException) -> bool:
 
 
 def reach(url: str) -> None:
-    """Raise `UnreachableError` unless somebody listens at a Spark Connect URL: PySpark would try again and again for a
+    """Raise `UnreachableError` unless a server listens at a Spark Connect URL: PySpark would try again and again for a
     quarter of an hour, without a word. ``ValueError`` when it is none.
     """
     parts = urlsplit(url)

@@ -32,7 +32,7 @@ _USABLE: Final = (17, 21)
 _START_TIMEOUT_S: Final = 120.0
 _END_TIMEOUT_S: Final = 20.0
 _running: "list[subprocess.Popen[bytes]]" = []
-"""The JVM of this process: it ends when its standard input does, so somebody must hold that."""
+"""The JVM of this process: it ends when its standard input does, so this list holds the pipe."""
 _QUIET_LOG: Final = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = console
 appender.console.type = Console
@@ -116,7 +116,7 @@ Opening them was two of the five CPU seconds of its start.
 
 
 def jars(*, lean: bool) -> list[str]:
-    """Spark's jars in a fixed order; ``lean``: those that a session in this process may use."""
+    """Return Spark's jars in a fixed order; ``lean``: those that a session in this process may use."""
     found = sorted(map(str, (spark_home() / "jars").glob("*.jar")))
     return [jar for jar in found if not (lean and _ELSEWHERE.match(os.path.basename(jar)))]
 
@@ -159,43 +159,47 @@ def make_archive(java: Java, cache_dir: Path, *, training: Sequence[str]) -> Pat
 # The JVM --------------------------------------------------------------------------------------------------------------
 
 
-def start_jvm(
-    java: Java,
-    *,
-    conf: Mapping[str, str],
-    memory: str,
-    quick: bool,
-    archive: Path | None = None,
-    options: Sequence[str] = (),
-    quiet: bool = True,
-    meanwhile: Callable[[], None] = lambda: None,
-) -> "subprocess.Popen[bytes]":
-    """Start Spark's JVM and let PySpark of this process use it. It ends with this process, whose pipe it reads.
+@dataclass(frozen=True, slots=True)
+class JvmOptions:
+    """How to start Spark's JVM.
 
     - ``memory``: heap, like ``2g``: it cannot be changed later.
     - ``quick``: the C1 compiler only. A small report is done sooner with it; much JSON takes four times as long.
     - ``archive``: of `make_archive`, ignored when it is not there, and for other masters than local ones.
-    - ``meanwhile``: is called once, while the JVM starts.
+    - ``flags``: more of Java's own.
+    """
 
-    Raises `JavaError`.
+    memory: str
+    quick: bool
+    archive: Path | None = None
+    flags: Sequence[str] = ()
+    quiet: bool = True
+
+
+def start_jvm(
+    java: Java, options: JvmOptions, conf: Mapping[str, str], meanwhile: Callable[[], None] = lambda: None
+) -> "subprocess.Popen[bytes]":
+    """Start Spark's JVM and let PySpark of this process use it. It ends with this process, whose pipe it reads.
+
+    ``meanwhile`` is called once, while the JVM starts. Raises `JavaError`.
     """
     scratch = Path(tempfile.mkdtemp(prefix="dep2p-spark-"))
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     info = scratch / "connection"
     lean = conf.get("spark.master", "").startswith("local")
-    command = [*_launch(java, memory, lean=lean), f"-Djava.io.tmpdir={scratch}", "-XX:-UsePerfData"]
-    if quick:
+    command = [*_launch(java, options.memory, lean=lean), f"-Djava.io.tmpdir={scratch}", "-XX:-UsePerfData"]
+    if options.quick:
         command.append("-XX:TieredStopAtLevel=1")
-    if archive is not None and archive.exists() and lean:
-        command += [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto"]
+    if options.archive is not None and options.archive.exists() and lean:
+        command += [f"-XX:SharedArchiveFile={options.archive}", "-Xshare:auto"]
     class_list = os.environ.get("DEP2P_SPARK_CLASS_LIST")
     if class_list:
         command += [f"-XX:DumpLoadedClassList={class_list}", "-Xshare:off"]
-    if quiet:
+    if options.quiet:
         log = scratch / "log4j2.properties"
         log.write_text(_QUIET_LOG)
         command.append(f"-Dlog4j2.configurationFile={log.as_uri()}")
-    command += [*options, "org.apache.spark.deploy.SparkSubmit"]
+    command += [*options.flags, "org.apache.spark.deploy.SparkSubmit"]
     for key, value in {"spark.local.dir": str(scratch), **conf}.items():
         command += ["--conf", f"{key}={value}"]
     command.append("pyspark-shell")
@@ -209,7 +213,7 @@ def start_jvm(
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL if quiet else None,
+        stdout=subprocess.DEVNULL if options.quiet else None,
         env=environ,
         # Ctrl-C belongs to Python, which stops Spark in order.
         preexec_fn=_ignore_interrupts if os.name != "nt" else None,

@@ -5,14 +5,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from dep2p.spark_analytics.runtime.errors import reach
-from dep2p.spark_analytics.runtime.java import archive_path, find_java, is_running, start_jvm, stop_jvm
+from dep2p.spark_analytics.runtime.java import JvmOptions, archive_path, find_java, is_running, start_jvm, stop_jvm
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True, slots=True)
-class SessionOptions:
+class SparkOptions:
     """How to get a session.
 
     - ``master``: Spark's, ``local[2]`` or ``spark://host:7077``, …; ``remote``: a Spark Connect URL instead, without
@@ -62,10 +65,9 @@ def default_cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "dep2p"
 
 
-def open_session(options: SessionOptions = SessionOptions()) -> Any:
-    """A Spark session (``pyspark.sql.SparkSession``). Raises `JavaError`, `UnreachableError` and ``ValueError`` for a
-    Spark Connect URL, and what Spark raises.
-    """
+def open_session(options: SparkOptions = SparkOptions()) -> "SparkSession":
+    """Open a Spark session. Raises `JavaError`, `UnreachableError` and ``ValueError`` for a Spark Connect URL, and what
+    Spark raises."""
     if options.remote is not None:
         reach(options.remote)
         _imports()
@@ -86,15 +88,8 @@ def open_session(options: SessionOptions = SessionOptions()) -> Any:
         java = find_java()
         archive = archive_path(java, options.cache_dir or default_cache_dir())
         conf["spark.sql.warehouse.dir"] = str(Path(os.environ.get("TMPDIR", "/tmp")) / "dep2p-no-warehouse")
-        start_jvm(
-            java,
-            conf=conf,
-            memory=options.memory,
-            quick=options.quick,
-            archive=archive,
-            quiet=not options.verbose,
-            meanwhile=_imports,
-        )
+        jvm = JvmOptions(options.memory, options.quick, archive, quiet=not options.verbose)
+        start_jvm(java, jvm, conf, meanwhile=_imports)
     _imports()
     from pyspark.sql import SparkSession
 
@@ -105,7 +100,7 @@ def open_session(options: SessionOptions = SessionOptions()) -> Any:
 
 
 def _given() -> frozenset[str]:
-    """What spark-submit was given: it counts, ours does not."""
+    """Settings that spark-submit got: they override ours."""
     if is_running():
         return frozenset()
     from pyspark import SparkConf, SparkContext
@@ -115,22 +110,20 @@ def _given() -> frozenset[str]:
 
 
 def _imports() -> None:
-    """What a session needs: half a second, while the JVM starts. And workers are to get our numpy code with the job, so
-    that a cluster needs no dep2p on its nodes.
+    """Import the parts of a session, half a second of work, while the JVM starts. And register the modules that workers
+    get by value with each job, so that a cluster needs no dep2p on its nodes.
     """
     import pyspark.sql  # noqa: F401
     from pyspark import cloudpickle
 
     from dep2p.spark_analytics.ingest import compact, decode, keys
-    from dep2p.spark_analytics.metrics import delivery_trees as walk
-    from dep2p.spark_analytics.metrics import mesh_samples
-    from dep2p.spark_analytics.metrics import session_pushes as pushes
+    from dep2p.spark_analytics.metrics import delivery_trees, mesh_samples, session_pushes
 
-    for module in (compact, decode, keys, mesh_samples, pushes, walk):
+    for module in (compact, decode, keys, mesh_samples, session_pushes, delivery_trees):
         cloudpickle.register_pickle_by_value(module)
 
 
-def close_session(session: Any) -> None:
+def close_session(session: "SparkSession") -> None:
     """Stop a session, and the JVM that was started for it. Afterwards another one can be opened."""
     session.stop()
     with contextlib.suppress(ImportError):
@@ -151,7 +144,7 @@ def _partitions(master: str) -> int:
     return max(2, cores)
 
 
-def _configured(session: Any, options: SessionOptions) -> Any:
+def _configured(session: "SparkSession", options: SparkOptions) -> "SparkSession":
     for key, value in {**_SESSION_CONF, **options.conf}.items():
         with contextlib.suppress(Exception):  # servers refuse what they do not know
             session.conf.set(key, value)

@@ -1,10 +1,10 @@
-"""What the live run makes of a report: right, or what is wrong in it."""
+"""The check of a live run's report: it is right, or the run says what is wrong in it."""
 
 from typing import Any
 
 import pytest
 
-from bench.live_trace import Scene, wrong
+from bench.tracing.live import Scene, wrong
 
 T = 1_800_000_000_000_000
 
@@ -45,5 +45,5 @@ def test_a_report_that_names_both_is_right() -> None:
         ([killed(at_us=T + 201_000_000), silent()], "the last event was -1.0 s before the kill"),
     ],
 )
-def test_what_is_missing_or_wrong_is_told(findings: list[dict[str, Any]], fault: str) -> None:
+def test_what_is_missing_or_wrong_is_reported(findings: list[dict[str, Any]], fault: str) -> None:
     assert any(fault in line for line in wrong(scene(), findings)), wrong(scene(), findings)

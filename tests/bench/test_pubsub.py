@@ -12,8 +12,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from bench import pubsub
-from bench.processes import Worker, WorkerError
+from bench.harness.processes import Worker, WorkerError
+from bench.pubsub import benchmark as pubsub
 from bench.sides.pubsub import Received, make_message
 
 _ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ async def test_a_message_of_ours_that_is_lost_or_comes_twice_fails_the_run(count
 
 
 @pytest.mark.parametrize(("count", "lost"), [(100, 0), (101, 0), (10, 90), (0, 100)])
-async def test_the_loss_of_a_peer_is_told_and_fails_nothing(count: int, lost: int) -> None:
+async def test_the_loss_of_a_peer_is_reported_and_fails_nothing(count: int, lost: int) -> None:
     group = group_that_received(count)
     group.may_lose = True
     flight = await pubsub.fly(group, 100)

@@ -2,8 +2,9 @@
 
 import pytest
 
-from bench.environment import LoadMeter, describe
-from bench.report import Report, Result, Sample, percentile
+from bench.harness.environment import LoadMeter, describe
+from bench.harness.report import Report, Result, Sample
+from dep2p.protocols.timing.percentile import percentile
 
 
 def test_the_ratio_of_a_rate_is_ours_over_the_peers() -> None:

@@ -1,12 +1,12 @@
-"""What the Spark benchmark makes of its measurements."""
+"""The figures that the Spark benchmark computes from its measurements."""
 
 import subprocess
 import sys
 import time
 
-from bench.environment import FamilyMeter
-from bench.report import Result, Sample
-from bench.spark import with_marginal
+from bench.harness.environment import FamilyMeter
+from bench.harness.report import Result, Sample
+from bench.spark.benchmark import with_marginal
 
 _UNSEEN = """
 import os, signal, sys, time
@@ -21,7 +21,7 @@ sys.stdin.read()
 """
 
 
-def test_the_time_of_a_process_that_nobody_waits_for_counts() -> None:
+def test_the_time_of_a_process_that_no_one_waits_for_counts() -> None:
     meter = FamilyMeter()
     child = subprocess.Popen([sys.executable, "-c", _UNSEEN], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdout is not None and child.stdin is not None

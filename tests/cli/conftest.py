@@ -17,7 +17,24 @@ import pytest
 
 from dep2p.cli import main
 from dep2p.cli.framework.command import Invocation
-from dep2p.client.client import ControlError, DaemonUnreachableError, IncomingRequest, Lagged, Notice
+from dep2p.client import ControlError, DaemonUnreachableError, FeedLagged, IncomingNotification, IncomingRequest
+from dep2p.control_api.calls import GiveReply
+from dep2p.control_api.encoding import fields_of
+from dep2p.control_api.replies import (
+    ConnectedPeer,
+    DaemonStatus,
+    MemberList,
+    MemberSummary,
+    PeerList,
+    PeerSummary,
+    RealmList,
+    RealmSummary,
+    StoreOwnershipSummary,
+    TopicList,
+    TopicPeers,
+    TopicSummary,
+    parse_reply,
+)
 from dep2p.errors import Dep2pError, StreamClosedError
 from dep2p.types import PeerId, RealmId
 
@@ -29,7 +46,7 @@ REALM_ID = RealmId("3f" * 32)
 
 @dataclass
 class Outcome:
-    """What a run of the command line left."""
+    """The output and exit code of a run of the command line."""
 
     code: int
     out_bytes: bytes
@@ -58,7 +75,7 @@ class FakeStream:
     def __init__(self, peer: str, name: str) -> None:
         self.peer = PeerId(peer)
         self.name = name
-        self.data = b""
+        self.body = b""
         self.other: FakeStream
         self.break_after: int | None = None
         self.sent = 0
@@ -125,6 +142,23 @@ def stream_pair(sender: str, receiver: str, name: str) -> tuple[FakeStream, Fake
     return mine, theirs
 
 
+_STATUS: dict[str, Any] = {
+    "pid": 1,
+    "started_at_s": 0.0,
+    "data_dir": "/x",
+    "subscriptions": {},
+    "in_flight": 0,
+    "queues": fields_of(StoreOwnershipSummary(shared=False, role="owner", store="memory")) | {"nodes": []},
+    "nsq": None,
+    "messaging": {},
+    "pubsub": {},
+    "public_pubsub": [],
+    "counters": {},
+}
+"""The fields of a status that few tests look at."""
+_MEMBER: dict[str, Any] = {"seq": 1, "issued_s": 0.0, "last_seen_s": None}
+
+
 @dataclass
 class FakeClient:
     """The client's verbs. ``calls`` records them; what they return is set by the test."""
@@ -133,7 +167,7 @@ class FakeClient:
     answers: dict[str, Any] = field(default_factory=dict[str, Any])
     """Return value, exception or function by the verb's name."""
     incoming: list[Any] = field(default_factory=list[Any])
-    """What listen(), reply(), accept() or events() yields, then the iteration ends."""
+    """Items that listen(), reply(), accept() or events() yields, then the iteration ends."""
     outgoing_streams: list[FakeStream] = field(default_factory=list["FakeStream"])
     replies: dict[str, dict[str, object]] = field(default_factory=dict[str, dict[str, object]])
 
@@ -144,14 +178,16 @@ class FakeClient:
             raise found
         return found(*arguments) if callable(found) else found
 
-    async def status(self) -> Any:
-        return self._answer("status")
+    async def status(self) -> DaemonStatus:
+        status = _STATUS | self._answer("status")
+        return parse_reply(status | {"queues": _STATUS["queues"] | status["queues"]}, DaemonStatus)
 
-    async def peers(self) -> Any:
-        return self._answer("peers")
+    async def peers(self) -> tuple[PeerSummary, ...]:
+        return parse_reply({"peers": self._answer("peers")}, PeerList).peers
 
-    async def realms(self) -> Any:
-        return self._answer("realms")
+    async def realms(self) -> tuple[RealmSummary, ...]:
+        realms = [{"members_known": 0, "members_up": 0} | each for each in self._answer("realms")]
+        return parse_reply({"realms": realms}, RealmList).realms
 
     async def ready(self) -> Any:
         return self._answer("ready")
@@ -159,8 +195,9 @@ class FakeClient:
     async def shutdown(self) -> None:
         self._answer("shutdown")
 
-    async def realm_members(self, realm: str) -> Any:
-        return self._answer("realm_members", realm)
+    async def realm_members(self, realm: str) -> tuple[MemberSummary, ...]:
+        members = [_MEMBER | each for each in self._answer("realm_members", realm)]
+        return parse_reply({"realm": realm, "members": members}, MemberList).members
 
     async def realm_invite(self, realm: str, addrs: Any = ()) -> Any:
         return self._answer("realm_invite", realm, list(addrs))
@@ -171,8 +208,8 @@ class FakeClient:
     async def realm_leave(self, realm: str) -> None:
         self._answer("realm_leave", realm)
 
-    async def peer_connect(self, addr: str, *, timeout_s: float | None = None) -> Any:
-        return self._answer("peer_connect", addr, timeout_s)
+    async def peer_connect(self, addr: str, *, timeout_s: float | None = None) -> ConnectedPeer:
+        return parse_reply({"direction": "outbound"} | self._answer("peer_connect", addr, timeout_s), ConnectedPeer)
 
     async def peer_disconnect(self, peer: str) -> None:
         self._answer("peer_disconnect", peer)
@@ -213,11 +250,11 @@ class FakeClient:
     async def publish_many(self, topic: str, messages: AsyncIterator[bytes], **options: Any) -> Any:
         return self._answer("publish_many", topic, [message async for message in messages], options)
 
-    async def topics(self) -> Any:
-        return self._answer("topics")
+    async def topics(self) -> tuple[TopicSummary, ...]:
+        return parse_reply({"topics": self._answer("topics")}, TopicList).topics
 
-    async def topic(self, name: str, **options: Any) -> Any:
-        return self._answer("topic", name, options)
+    async def topic(self, name: str, **options: Any) -> TopicPeers:
+        return parse_reply(self._answer("topic", name, options), TopicPeers)
 
     def subscribe(self, topic: str, **options: Any) -> Any:
         return self._subscription("subscribe", topic, options)
@@ -238,8 +275,9 @@ class FakeClient:
     def incoming_request(self, data: bytes, number: int = 1, deadline_ms: int = 30_000) -> IncomingRequest:
         """A request whose answer lands in ``replies``."""
 
-        async def respond(request_id: str, answer: dict[str, object]) -> None:
-            self.replies[request_id] = answer
+        async def respond(request_id: str, answer: GiveReply) -> None:
+            encoding: dict[str, object] = {} if answer.data is None else {"encoding": answer.encoding}
+            self.replies[request_id] = fields_of(answer) | encoding
 
         return IncomingRequest(str(number), PeerId(ANN), "greet", data, {"lang": "en"}, deadline_ms, REALM_ID, respond)
 
@@ -250,6 +288,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     client = FakeClient()
     client.answers = {
         "status": {
+            **_STATUS,
             "peer_id": OWN,
             "version": "0.1.0",
             "uptime_s": 8_040.0,
@@ -258,7 +297,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
             "connections": {"inbound": 0, "outbound": 1},
             "streams": 0,
             "problems": [],
-            "realms": [{"name": "team", "realm_id": REALM_ID, "members_known": 3, "members_up": 2}],
+            "quotas": [],
+            "realms": [{"name": "team", "realm_id": REALM_ID, "members_known": 3, "members_up": 2, "problems": []}],
             "state": "running",
         },
         "peers": [
@@ -271,7 +311,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
                 "realms": ["team"],
             }
         ],
-        "realms": [{"name": "team", "realm_id": REALM_ID, "members_known": 3, "members_up": 2}],
+        "realms": [{"name": "team", "realm_id": REALM_ID, "members_known": 3, "members_up": 2, "problems": []}],
         "realm_members": [
             {"peer": OWN, "addrs": [], "state": "up", "expires_s": 1_800_000_000},
             {"peer": ANN, "addrs": ["/ip4/127.0.0.1/tcp/4002"], "state": "up", "expires_s": 1_800_000_000},
@@ -332,18 +372,18 @@ def cli(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
 
 
 @pytest.fixture
-def notices() -> Iterator[list[Any]]:
+def notifications() -> Iterator[list[Any]]:
     """Three entries of a notify subscription, one of them a lag."""
     yield [
-        Notice(PeerId(ANN), "news", b"lunch is ready", {"kind": "food"}, REALM_ID),
-        Lagged(17),
-        Notice(PeerId(BOB), "news", b"\xff\x00", {}, REALM_ID),
+        IncomingNotification(PeerId(ANN), "news", b"lunch is ready", {"kind": "food"}, REALM_ID),
+        FeedLagged(17),
+        IncomingNotification(PeerId(BOB), "news", b"\xff\x00", {}, REALM_ID),
     ]
 
 
 @pytest.fixture
 def refused() -> Dep2pError:
-    """What the daemon says when a name is taken."""
+    """The daemon's error when a name is taken."""
     return ControlError({"code": "D5012", "status": 409, "detail": "another program answers to 'greet'"})
 
 

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from dep2p.cli.framework import errors as failure
-from dep2p.client.errors import ControlError, DaemonUnreachableError
+from dep2p.control_api.errors import ControlError, DaemonUnreachableError, error_from_problem
 from dep2p.errors import (
     ConfigError,
     HandlerError,
+    HeadersTooLargeError,
     MessageTooLargeError,
     NoHandlerError,
     NotMemberError,
@@ -18,10 +19,12 @@ from dep2p.errors import (
     RequestTimeoutError,
 )
 
+OWN = "12D3KooWGjMCwWMRvRNTxVVjyPGHTBm7bNJYGVfBWvmm6e3BHown"
+"""The node of the fake client."""
 PEER = "12D3KooWHdiAxVd8uMQR1hGWXccidmfCwLqcMpGwR6QcTP6QRMuD"
 
 
-def test_no_daemon_is_told_in_four_lines_with_exit_3(cli: Callable[..., Any], home: Path) -> None:
+def test_no_daemon_is_reported_in_four_lines_with_exit_3(cli: Callable[..., Any], home: Path) -> None:
     done = cli("status")
     assert done.code == 3 and done.out == ""
     assert done.err == (
@@ -48,8 +51,8 @@ def test_with_json_the_failure_is_a_problem_on_stderr(cli: Callable[..., Any]) -
         (["listen", "x", "--jsno"], "no such option: --jsno", "dep2p listen --json "),
         (["listen"], "missing argument 'NAME'", "dep2p listen --help"),
         (["listen", "x", "--count", "many"], "invalid value for '--count' / '-n'", "dep2p listen --help"),
-        (["request", "self"], "NAME is missing: give PEER NAME [DATA|-]", "with --all"),
-        (["request", "self", "greet", "two", "words"], "too many words for PEER NAME [DATA|-]", "quote"),
+        (["request", "self"], "NAME is missing: give PEER NAME [BODY|-]", "with --all"),
+        (["request", "self", "greet", "two", "words"], "too many words for PEER NAME [BODY|-]", "quote"),
         (["request", "self", ""], "'' is no name", "--help"),
         (["reply", "x"], "exactly one of --command, --file, --script and --echo", "--help"),
         (["help", "realm", "jion"], "there is no command 'dep2p realm jion'", "dep2p help realm join"),
@@ -81,6 +84,7 @@ def test_a_usage_error_is_json_too(cli: Callable[..., Any]) -> None:
         (NotMemberError("no"), "D4002", 6),
         (PeerNotFoundError("gone"), "D4001", 4),
         (MessageTooLargeError("big"), "D5004", 6),
+        (HeadersTooLargeError("many"), "D5016", 6),
         (ConfigError("wrong", "D1002"), "D1002", 2),
         (DaemonUnreachableError("no one"), "D3001", 3),
         (ControlError({"code": "D5012", "status": 409, "detail": "taken"}), "D5012", 6),
@@ -108,17 +112,24 @@ def test_texts_of_the_peer_in_an_error_cannot_steer_the_terminal(cli: Callable[.
     assert done.code == 1 and "error: \\x1b[2Jgone\n" in done.err
 
 
-def test_self_unknown_and_ambiguous_peers_are_told_apart(cli: Callable[..., Any], fake: Any) -> None:
-    done = cli("request", "self", "greet")
-    assert done.code == 2 and "self is this node itself" in done.err
+def test_self_means_the_node_itself_where_that_makes_sense(cli: Callable[..., Any], fake: Any) -> None:
+    fake.answers["request"] = b"hello"
+    for text in ("self", OWN, OWN[-10:]):
+        assert cli("request", text, "greet").code == 0
+    assert [call[0] for verb, call in fake.calls if verb == "request"] == [OWN, OWN, OWN]
+    done = cli("peer", "connect", "self")
+    assert done.code == 2 and "is this node itself" in done.err
+
+
+def test_unknown_and_ambiguous_peers_are_distinguished(cli: Callable[..., Any], fake: Any) -> None:
     done = cli("request", "zzz", "greet")
     assert done.code == 4 and "no known peer fits 'zzz'" in done.err
     done = cli("request", "12D3KooW", "greet")
-    assert done.code == 2 and "fits 2 peers" in done.err and PEER in done.err
+    assert done.code == 2 and "fits 3 peers" in done.err and PEER in done.err
     assert "request" not in [verb for verb, _ in fake.calls]
 
 
-def test_a_bug_is_told_without_a_traceback_unless_asked(
+def test_a_bug_is_reported_without_a_traceback_unless_asked(
     cli: Callable[..., Any], fake: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.answers["status"] = ZeroDivisionError("oops")
@@ -149,10 +160,19 @@ def test_every_code_that_the_command_line_gives_is_in_the_table() -> None:
 
     from dep2p.error_codes import ERRORS
 
-    source = "".join(path.read_text() for path in Path(failure.__file__).parent.glob("*.py"))
+    source = "".join(path.read_text() for path in Path(failure.__file__).parents[1].rglob("*.py"))
     assert set(re.findall(r'"(D\d{4})"', source)) <= set(ERRORS)
 
 
 def test_the_nearest_option_is_named_only_when_it_is_near(cli: Callable[..., Any]) -> None:
     assert "did you mean" in cli("request", "p", "x", "--timout", "1").err
     assert "did you mean" not in cli("listen", "x", "--timeout", "1").err
+
+
+@pytest.mark.parametrize("error", [MessageTooLargeError("big"), HeadersTooLargeError("many")])
+def test_a_setting_is_named_only_where_it_helps(error: MessageTooLargeError) -> None:
+    """Headers, key and tags have bounds of their own: raising the one of bodies changes nothing for them."""
+    advice = " ".join(failure.describe(error).tries)
+    assert ("message_bytes_max" in advice) is not isinstance(error, HeadersTooLargeError)
+    back = error_from_problem({"code": failure.describe(error).code, "detail": "x"})
+    assert type(back) is type(error)

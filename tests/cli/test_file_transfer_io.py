@@ -52,7 +52,7 @@ class World:
 
     async def transfer(
         self, *, break_after: int | None = None, path: Path | None = None, attempts: int = 2, **options: Any
-    ) -> transfer.Sent:
+    ) -> transfer.SentFile:
         """Send the file once; ``break_after`` items of the sender, the stream breaks."""
         inbox = self._inbox(**options)
         ends = [self.pair(ANN, BOB, "dep2p.file") for _ in range(attempts)]
@@ -64,7 +64,7 @@ class World:
                 assert (peer, name, realm) == (BOB, "dep2p.file", None)
                 return mine.pop(0)
 
-        sent: list[transfer.Sent] = []
+        sent: list[transfer.SentFile] = []
         error: list[Exception] = []
         with anyio.fail_after(30):
             async with anyio.create_task_group() as tasks:
@@ -216,7 +216,7 @@ def test_force_replaces_a_link_and_not_what_it_points_to(world: World, tmp_path:
     assert not world.target.is_symlink() and world.target.read_bytes() == CONTENT
 
 
-def test_a_full_disk_is_told_to_both_and_the_part_stays_resumable(
+def test_a_full_disk_is_reported_to_both_and_the_part_stays_resumable(
     world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     room = 2 * DATA_ITEM_BYTES_MAX + 777
@@ -250,11 +250,11 @@ def test_a_file_larger_than_the_free_space_is_refused_before_any_data(
 
     monkeypatch.setattr(shutil, "disk_usage", usage)
     with pytest.raises(CliError) as raised:
-        go(world.transfer)
+        go(lambda: world.transfer(bounds=receive.ReceiveBounds(free_bytes_min=0)))
     assert "are missing and 1000 B are free" in raised.value.cause and list(world.inbox.iterdir()) == []
 
 
-def test_another_write_error_is_told_and_names_no_path_of_the_receiver(
+def test_another_write_error_is_reported_and_names_no_path_of_the_receiver(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> int:
@@ -319,9 +319,9 @@ def test_only_so_many_unfinished_files_are_kept(world: World, monkeypatch: pytes
 
 
 def test_the_same_file_twice_at_once_is_refused(world: World) -> None:
-    from dep2p.protocols.messaging.file_transfer import Offer
+    from dep2p.protocols.messaging.file_transfer import FileOffer
 
-    offer = Offer("video.mkv", len(CONTENT), world.source.stat().st_mtime_ns)
+    offer = FileOffer("video.mkv", len(CONTENT), world.source.stat().st_mtime_ns)
     held = partial.PartialFile.open(world.inbox, ANN, offer, force=False)
     try:
         with pytest.raises(CliError) as raised:
@@ -382,7 +382,7 @@ def test_data_beyond_the_offered_size_ends_the_transfer(world: World) -> None:
     assert isinstance(got[-1], Exception) and not (world.inbox / "a").exists()
 
 
-def test_the_digest_of_a_file_that_the_sender_does_not_have_is_not_told(world: World) -> None:
+def test_the_digest_of_a_file_that_the_sender_does_not_have_is_not_reported(world: World) -> None:
     (world.inbox / "a").write_bytes(b"mine")
     got = go(lambda: world.receive_items(item(**OFFER)))
     assert got == [{"kind": "verdict", "code": "exists", "text": "a exists already"}]
@@ -418,3 +418,63 @@ def test_a_receiver_that_confirms_another_checksum_is_not_believed(
             tasks.cancel_scope.cancel()
 
     go(body)
+
+
+def test_a_fifo_is_refused_at_once(world: World, tmp_path: Path) -> None:
+    """Opening one waits for a writer, and no signal ends that."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CliError, match="not a regular file"):
+        go(lambda: world.transfer(path=tmp_path / "pipe"))
+
+
+@pytest.mark.parametrize("suffix", [".part", ".json"])
+@pytest.mark.parametrize("kind", ["hard link", "symlink", "fifo"])
+def test_what_another_user_planted_under_our_names_is_not_written_to(
+    world: World, tmp_path: Path, suffix: str, kind: str
+) -> None:
+    """In a shared inbox the names of part files can be known before they are made."""
+    key = hashlib.sha256(f"{ANN}\0video.mkv\0{len(CONTENT)}".encode()).hexdigest()[:16]
+    planted, outside = world.inbox / f".dep2p-{key}{suffix}", tmp_path / "outside"
+    outside.write_bytes(b"precious")
+    if kind == "hard link":
+        os.link(outside, planted)
+    elif kind == "symlink":
+        planted.symlink_to(outside)
+    else:
+        os.mkfifo(planted)
+    if suffix == ".part":
+        with pytest.raises(CliError):
+            go(world.transfer)
+        assert not world.target.exists()
+    else:
+        go(world.transfer)
+        assert world.target.read_bytes() == CONTENT
+    assert outside.read_bytes() == b"precious"
+
+
+def test_a_file_over_the_limit_is_refused_before_any_data(world: World) -> None:
+    bounds = receive.ReceiveBounds(file_bytes_max=len(CONTENT) - 1)
+    with pytest.raises(CliError) as raised:
+        go(lambda: world.transfer(bounds=bounds))
+    assert "over the limit" in raised.value.cause and list(world.inbox.iterdir()) == []
+
+
+def test_a_transfer_stops_before_the_disk_is_full(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The space was there at the offer, and other programs took it."""
+    free = [10**9]
+
+    def usage(_path: Path) -> Any:
+        return SimpleNamespace(total=10**10, used=0, free=free[0])
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    first = receive._open  # pyright: ignore[reportPrivateUsage]
+
+    def opened(*arguments: Any) -> Any:
+        made = first(*arguments)
+        free[0] = 1_000_100
+        return made
+
+    monkeypatch.setattr(receive, "_open", opened)
+    with pytest.raises(CliError) as raised:
+        go(lambda: world.transfer(bounds=receive.ReceiveBounds(free_bytes_min=1_000_000)))
+    assert "the disk is full but for" in raised.value.cause and not world.target.exists()

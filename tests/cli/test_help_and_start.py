@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dep2p.cli.framework.manual import manual_of, walk
-from dep2p.cli.framework.reference import reference
 from dep2p.cli.main import root_command
+from dep2p.cli.reference import reference
 
 ALL = [(path, found) for path, found in walk(root_command())]
 COMMANDS = [(path, found) for path, found in ALL if not hasattr(found, "commands")]
@@ -47,9 +47,7 @@ def test_every_option_has_an_explanation() -> None:
 
 def test_the_reference_is_up_to_date() -> None:
     written = Path(__file__).parents[2] / "docs/reference/cli.md"
-    assert written.read_text("utf-8") == reference(), (
-        "run: python -m dep2p.cli.framework.reference docs/reference/cli.md"
-    )
+    assert written.read_text("utf-8") == reference(), "python -m dep2p.cli.reference docs/reference/cli.md"
 
 
 def test_no_words_show_help_with_exit_2(cli: Callable[..., Any]) -> None:
@@ -82,7 +80,7 @@ def test_a_client_command_does_not_load_the_node(tmp_path: Path) -> None:
         "import sys; from dep2p.cli import main\n"
         f"for words in (['status'], ['realm', 'new', 'team'], ['doctor'], ['id', '--new'], ['realm', 'show']):\n"
         f"    main.run(['--data-dir', {str(tmp_path / 'd')!r}, *words])\n"
-        "heavy = ('libp2p', 'starlette', 'hypercorn', 'pyspark', 'dep2p.node.node')\n"
+        "heavy = ('libp2p', 'starlette', 'pyspark', 'dep2p.node')\n"
         "print('LOADED', *[name for name in heavy if name in sys.modules])"
     )
     done = run("-c", code)
@@ -90,17 +88,20 @@ def test_a_client_command_does_not_load_the_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.real
-def test_help_answers_in_a_blink() -> None:
+def test_help_costs_a_few_times_what_the_import_of_typer_costs() -> None:
     import resource
 
-    best = 9.0
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert run("-m", "dep2p.cli.main", "--help").returncode == 0
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        # CPU time: what it takes on a quiet machine, whatever else runs here at the moment.
-        best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert best < 0.4
+    def cpu_s(*args: str) -> float:
+        best = 9.0
+        for _ in range(5):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            assert run(*args).returncode == 0
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        return best
+
+    # In proportion, since seconds say more of the machine: it is about 3.3 times.
+    assert cpu_s("-m", "dep2p.cli.main", "--help") < 6 * cpu_s("-c", "import typer")
 
 
 def test_a_closed_pipe_ends_quietly() -> None:
@@ -158,7 +159,7 @@ def test_completion_scripts(cli: Callable[..., Any], shell: str) -> None:
     assert cli("completion", "show", shell, "--json").json["shell"] == shell
 
 
-def test_completion_of_an_unknown_shell_is_told(cli: Callable[..., Any]) -> None:
+def test_completion_of_an_unknown_shell_is_reported(cli: Callable[..., Any]) -> None:
     done = cli("completion", "show", "csh")
     assert done.code == 2 and "'csh' is not one of" in done.err
 

@@ -92,7 +92,7 @@ def test_lines_are_sent_as_they_come(people: Three) -> None:
     assert finish(reader)[0] == "second"
 
 
-def test_a_reader_that_lags_is_told_how_much_it_missed_and_delays_nobody(people: Three) -> None:
+def test_a_reader_that_lags_is_reported_how_much_it_missed_and_delays_no_one(people: Three) -> None:
     ann, bob, cleo = people
     lagging = bob.background("subscribe", "flood", "--json", "--buffer", "16")
     keen = cleo.background("subscribe", "flood", "-n", "2000", "--raw", "--buffer", "4096")
@@ -161,7 +161,7 @@ def test_kill_9_of_a_daemon_ends_its_readers_and_after_its_restart_messages_come
     assert finish(steady)[0] == "1234"
 
 
-def test_the_trace_tells_what_happened(people: Three) -> None:
+def test_the_trace_reports_what_happened(people: Three) -> None:
     ann, _, _ = people
     trace = ann.directory.parent / "trace.ndjson"
 

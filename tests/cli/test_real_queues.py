@@ -127,43 +127,43 @@ def test_a_message_is_received_by_one_command_and_acknowledged_by_another(people
 def test_partitions_on_two_members_by_the_command_line(people: Two) -> None:
     ann, bob = people
     there = ("--realm", "team", "--peer", ann.peer_id)
-    create = ("queue", "create", "placed", "--partitions", "4", "--order", "strict", "--realm", "team")
-    ann.run(*create, "--node", "home", "--node", bob.peer_id)
-    found = bob.json("queue", "route", "placed", *there)["partitions"]
+    create = ("queue", "create", "spread", "--partitions", "4", "--order", "strict", "--realm", "team")
+    ann.run(*create, "--node", "self", "--node", bob.peer_id)
+    found = bob.json("queue", "route", "spread", *there)["partitions"]
     assert [each["node"] for each in found] == [ann.peer_id, bob.peer_id] * 2
     assert all(each["is_up"] for each in found)
     for number in range(3):
         for key in ("a", "b", "c", "d"):
-            bob.run("queue", "put", "placed", f"{key} {number}", "--key", key, *there)
-    bob.run("queue", "expand", "placed", "5", "--node", bob.peer_id, *there)
-    assert "NODE" in bob.run("queue", "route", "placed", *there).stdout
-    lines = ann.run("queue", "consume", "placed", "bill", "--fifo", "--count", "12", "--json", "--realm", "team").stdout
+            bob.run("queue", "put", "spread", f"{key} {number}", "--key", key, *there)
+    bob.run("queue", "expand", "spread", "5", "--node", bob.peer_id, *there)
+    assert "NODE" in bob.run("queue", "route", "spread", *there).stdout
+    lines = ann.run("queue", "consume", "spread", "bill", "--fifo", "--count", "12", "--json", "--realm", "team").stdout
     seen = [json.loads(line)["text"] for line in lines.splitlines()]
     for key in ("a", "b", "c", "d"):
         assert [text for text in seen if text.startswith(key)] == [f"{key} {number}" for number in range(3)]
     # Messages by calls, from both nodes; what was received is the node's that asked.
-    assert bob.run("queue", "receive", "placed", "calls", "--wait", "0", *there, expect=1).stdout == ""
+    assert bob.run("queue", "receive", "spread", "calls", "--wait", "0", *there, expect=1).stdout == ""
     for key in ("a", "b", "c", "d", "e"):
-        ann.run("queue", "put", "placed", key, "--key", key, "--realm", "team")
+        ann.run("queue", "put", "spread", key, "--key", key, "--realm", "team")
     received: list[dict[str, Any]] = []
     while len(received) < 5:
-        lines = bob.run("queue", "receive", "placed", "calls", "-n", "3", "--json", *there).stdout
+        lines = bob.run("queue", "receive", "spread", "calls", "-n", "3", "--json", *there).stdout
         received += [json.loads(line) for line in lines.splitlines()]
     assert sorted(each["text"] for each in received) == ["a", "b", "c", "d", "e"]
     handles = [each["handle"] for each in received]
-    refused = ann.run("queue", "ack", "placed", "calls", *handles, "--realm", "team", expect=1)
+    refused = ann.run("queue", "ack", "spread", "calls", *handles, "--realm", "team", expect=1)
     assert "is not held any more" in refused.stderr
-    assert bob.json("queue", "invisible", "placed", "calls", handles[0], "0", *there)["invisible_s"] == 0
-    again = bob.json("queue", "receive", "placed", "calls", *there)
+    assert bob.json("queue", "invisible", "spread", "calls", handles[0], "0", *there)["invisible_s"] == 0
+    again = bob.json("queue", "receive", "spread", "calls", *there)
     assert (again["id"], again["attempts"]) == (received[0]["id"], 2)
-    bob.run("queue", "ack", "placed", "calls", again["handle"], *handles[1:], *there)
-    assert bob.run("queue", "receive", "placed", "calls", "--wait", "1", *there, expect=1).stdout == ""
-    share = found[1]["share"]
-    assert ann.json("queue", "info", share, "--realm", "team", "--peer", bob.peer_id)["name"] == share
-    ann.run("queue", "locks", "placed", "bill", "--realm", "team")
-    ann.run("queue", "rm", "placed", "--yes", "--force", "--channel", "bill", "--realm", "team", expect=2)
-    ann.run("queue", "rm", "placed", "--yes", "--force", "--realm", "team")
-    assert "D5201" in ann.run("queue", "info", share, "--realm", "team", "--peer", bob.peer_id, expect=4).stderr
+    bob.run("queue", "ack", "spread", "calls", again["handle"], *handles[1:], *there)
+    assert bob.run("queue", "receive", "spread", "calls", "--wait", "1", *there, expect=1).stdout == ""
+    shard = found[1]["shard"]
+    assert ann.json("queue", "info", shard, "--realm", "team", "--peer", bob.peer_id)["name"] == shard
+    ann.run("queue", "locks", "spread", "bill", "--realm", "team")
+    ann.run("queue", "rm", "spread", "--yes", "--channel", "bill", "--realm", "team", expect=2)
+    ann.run("queue", "rm", "spread", "--yes", "--force", "--realm", "team")
+    assert "D5201" in ann.run("queue", "info", shard, "--realm", "team", "--peer", bob.peer_id, expect=4).stderr
 
 
 def test_order_by_key_by_the_command_line(people: Two) -> None:

@@ -151,7 +151,7 @@ def read_lines(child: "subprocess.Popen[str]", lines: range) -> None:
 
 
 def stats(person: Person, name: str) -> dict[str, Any]:
-    """Of the latest session of that name."""
+    """The counts of the latest session of that name."""
     found = [each for each in person.json("session", "stats")["sessions"] if each["name"] == name]
     return dict(sorted(found, key=lambda each: bool(each["is_over"]))[0]) if found else {}
 
@@ -228,7 +228,7 @@ def test_the_clients_daemon_is_killed_and_the_session_goes_on_after_its_restart(
     assert "pushed 200 lines" in serving.finish()
 
 
-def test_the_serving_program_is_killed_and_the_client_is_told(world: World) -> None:
+def test_the_serving_program_is_killed_and_the_client_is_reported(world: World) -> None:
     serving = Serving(world.ann, "gone", "--answer", "pong")
     reading = opened(world.bob, world.ann.peer_id, "gone", "--ask", "ping")
     assert _pipe(reading.stdout).readline() == "pong\n"

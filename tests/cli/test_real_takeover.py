@@ -21,11 +21,11 @@ def test_a_member_that_comes_while_the_first_node_is_away_names_both(tmp_path: P
         stack.callback(server.remove)
         server.start()
         ann, bob, carl = (stack.enter_context(Person(tmp_path, name)) for name in ("ann", "bob", "carl"))
-        for keeper in (ann, bob):
-            (keeper.directory / "config.toml").write_text(f'[queues]\nstore = "{server.url}"\nstandby = true\n')
+        for broker in (ann, bob):
+            (broker.directory / "config.toml").write_text(f'[queues]\nstore = "{server.url}"\nstandby = true\n')
             with socket.create_server(("127.0.0.1", 0)) as free:
-                keeper.listen = f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}"
-            keeper.start()
+                broker.listen = f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}"
+            broker.start()
         ann.run("realm", "new", "team")
         bob.run("realm", "join", "-", data=ann.run("realm", "invite", "team").stdout)
         see_each_other(ann, bob)
@@ -33,7 +33,7 @@ def test_a_member_that_comes_while_the_first_node_is_away_names_both(tmp_path: P
         ann.run("queue", "create", "jobs", "--realm", "team")
         ann.run("queue", "put", "jobs", "one", "--realm", "team")
         ann.kill(signal.SIGTERM)
-        wait_for("the takeover", lambda: bob.json("status")["queues"]["owner"] == bob.peer_id)
+        wait_for("the failover", lambda: bob.json("status")["queues"]["owner"] == bob.peer_id)
 
         carl.start()
         carl.run("realm", "join", "-", data=bob.run("realm", "invite", "team").stdout)

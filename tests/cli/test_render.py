@@ -5,7 +5,8 @@ import io
 import pytest
 
 from dep2p.cli.framework.progress import Progress
-from dep2p.cli.framework.render import byte_count, duration, peer_matches, percentile, printable, short_peer, table
+from dep2p.cli.framework.render import byte_count, duration, peer_matches, short_peer, table
+from dep2p.outside_text import printable
 
 PEER = "12D3KooWHdiAxVd8uMQR1hGWXccidmfCwLqcMpGwR6QcTP6QRMuD"
 
@@ -44,11 +45,6 @@ def test_table_has_no_trailing_spaces() -> None:
 def test_printable_keeps_lines_and_escapes_the_rest() -> None:
     assert printable("é\n\tb") == "é\n\tb"
     assert printable("\x1b[2J\r\u202e") == "\\x1b[2J\\r\\u202e"
-
-
-def test_percentile() -> None:
-    assert percentile([], 0.5) == 0
-    assert [percentile([1, 2, 3, 4, 5], share) for share in (0, 0.5, 0.99, 1)] == [1, 3, 5, 5]
 
 
 class FakeTerminal(io.StringIO):

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from dep2p.client.client import ControlError
-from dep2p.client.errors import error_from_problem
+from dep2p.client import ControlError
+from dep2p.control_api.calls import GiveReply
+from dep2p.control_api.encoding import fields_of
+from dep2p.control_api.errors import error_from_problem
 from dep2p.errors import MessageTooLargeError
 
 ANN = "12D3KooWHdiAxVd8uMQR1hGWXccidmfCwLqcMpGwR6QcTP6QRMuD"
@@ -123,7 +125,7 @@ def script(tmp_path: Path) -> Path:
     path = tmp_path / "answer_script.py"
     path.write_text(
         "from dep2p.errors import HandlerError\n"
-        "def shout(request):\n    return request.data.upper() + request.headers['lang'].encode()\n"
+        "def shout(request):\n    return request.body.upper() + request.headers['lang'].encode()\n"
         "async def later(request):\n    return f'from {request.peer[-4:]}'\n"
         "def told(request):\n    raise HandlerError('no such user')\n"
         "def bug(request):\n    return 1 / 0\n"
@@ -156,26 +158,26 @@ def test_a_python_function_answers(
 @pytest.mark.parametrize(
     ("text", "code"), [("{}", 2), ("{}:nothing", 2), ("{}:constant", 2), ("/nowhere.py:f", 4), ("nonsense", 2)]
 )
-def test_a_wrong_script_is_told_before_any_request(
+def test_a_wrong_script_is_reported_before_any_request(
     cli: Callable[..., Any], fake: Any, script: Path, text: str, code: int
 ) -> None:
     done = cli("reply", "greet", "--script", text.format(script))
     assert done.code == code and done.err.startswith("error: ") and fake.calls == []
 
 
-def test_an_answer_that_comes_too_late_or_is_too_large_is_told_and_the_next_is_served(
+def test_an_answer_that_comes_too_late_or_is_too_large_is_reported_and_the_next_is_served(
     cli: Callable[..., Any], fake: Any
 ) -> None:
     def failing(error: Exception, number: int) -> Any:
         request = fake.incoming_request(b"x", number)
 
-        async def respond(request_id: str, answer: dict[str, object]) -> None:
-            if "data" in answer:
+        async def respond(request_id: str, answer: GiveReply) -> None:
+            if answer.data is not None:
                 raise error
-            fake.replies[request_id] = answer
+            fake.replies[request_id] = fields_of(answer)
 
         return type(request)(
-            request.id, request.peer, request.name, request.data, request.headers, 30_000, request.realm, respond
+            request.id, request.peer, request.name, request.body, request.headers, 30_000, request.realm, respond
         )
 
     late = ControlError({"code": "D5011", "status": 404, "detail": "the caller no longer waits"})
@@ -205,13 +207,13 @@ def test_no_more_run_at_once_than_asked(cli: Callable[..., Any], fake: Any, tmp_
 def test_an_answer_too_large_for_the_control_api_fails_the_request_at_once(cli: Callable[..., Any], fake: Any) -> None:
     request = fake.incoming_request(b"x")
 
-    async def respond(request_id: str, answer: dict[str, object]) -> None:
-        if "data" in answer:
+    async def respond(request_id: str, answer: GiveReply) -> None:
+        if answer.data is not None:
             raise error_from_problem({"code": "D1007", "status": 413, "detail": "the body has 7 bytes"})
-        fake.replies[request_id] = answer
+        fake.replies[request_id] = fields_of(answer)
 
     fake.incoming = [
-        type(request)("1", request.peer, request.name, request.data, request.headers, 30_000, request.realm, respond)
+        type(request)("1", request.peer, request.name, request.body, request.headers, 30_000, request.realm, respond)
     ]
     assert cli("reply", "greet", "--echo").code == 0
     assert answers(fake) == {"1": "the answer is too large for a message: 1 B"}

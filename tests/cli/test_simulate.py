@@ -1,4 +1,4 @@
-"""``dep2p simulate``: figures for people and for programs, the same run for the same seed, no heavy library."""
+"""``dep2p simulate``: human-readable and machine-readable figures, the same run for the same seed, no heavy library."""
 
 import os
 import pty
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dep2p.cli.commands.simulate import Attack
+from dep2p.cli.commands.simulate import AttackName
 from dep2p.testing.simulator.attacks import ATTACKS
 from dep2p.traces.files import read_events, trace_files
 
@@ -108,15 +108,14 @@ def test_nonsense_is_a_usage_error_that_says_what_is_wrong(
 
 
 def test_the_command_knows_every_attack() -> None:
-    assert [attack.value for attack in Attack] == list(ATTACKS)
+    assert [attack.value for attack in AttackName] == list(ATTACKS)
 
 
 def test_it_loads_neither_libp2p_nor_trio() -> None:
     code = (
         "import sys; from dep2p.cli import main\n"
         f"code = main.run([*{SMALL!r}, '--json'])\n"
-        "heavy = {'trio', 'libp2p', 'anyio', 'asyncio', 'httpx', 'pyspark', 'nacl', 'dep2p.node.node'}\n"
-        "heavy &= set(sys.modules)\n"
+        "heavy = {'trio', 'libp2p', 'anyio', 'asyncio', 'httpx', 'pyspark', 'nacl', 'dep2p.node'} & set(sys.modules)\n"
         "assert not code and not heavy, heavy"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

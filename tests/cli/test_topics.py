@@ -9,7 +9,7 @@ import pytest
 
 from dep2p.cli.commands.publish import fill
 from dep2p.cli.commands.subscribe import write_new
-from dep2p.client.client import Lagged, Published, PublishedMany, TopicMessage
+from dep2p.client import FeedLagged, Published, PublishedMany, TopicMessage
 from dep2p.errors import NoPeersSubscribedError
 from dep2p.types import PeerId
 
@@ -54,18 +54,19 @@ def test_one_message(cli: Cli, fake: Any, tmp_path: Path) -> None:
         "sent_to": [ANN, BOB],
         "queued": False,
         "dropped": [],
+        "local_subscriptions": 0,
     }
 
 
-def test_what_happened_to_it_is_told(cli: Cli, fake: Any) -> None:
+def test_what_happened_to_it_is_reported(cli: Cli, fake: Any) -> None:
     fake.answers["publish"] = Published("0a0b", (), True, ())
     assert cli("publish", "chat", "hi", "--on-no-peers", "queue").err == (
-        "queued 2 B: nobody is subscribed to chat yet\n"
+        "queued 2 B: no peer is subscribed to chat yet\n"
     )
     fake.answers["publish"] = Published("0a0b", (), False, (ANN,))
     lost = cli("publish", "chat", "hi")
     assert lost.code == 1 and "dropped 1 times" in lost.err
-    fake.answers["publish"] = NoPeersSubscribedError("nobody is subscribed to 'chat'")
+    fake.answers["publish"] = NoPeersSubscribedError("no peer is subscribed to 'chat'")
     alone = cli("publish", "chat", "hi")
     assert alone.code == 4 and "code:  D5013" in alone.err and "--on-no-peers" in alone.err
 
@@ -130,7 +131,7 @@ def test_contradictions_are_wrong_use(cli: Cli, fake: Any, words: tuple[str, ...
 def messages(fake: Any) -> None:
     fake.incoming = [
         TopicMessage("chat", b"lunch is ready", ANN, 7, "0a" * 20, BOB),
-        Lagged(17),
+        FeedLagged(17),
         TopicMessage("chat", b"\xff\x00", None, None, "0b", BOB),
     ]
 

@@ -37,7 +37,7 @@ def test_cat_shows_events_and_json_gives_them_as_they_are(cli: Callable[..., Any
     assert one == [event for event in events if event["node"] == node]
 
 
-def test_cat_tells_of_damage_and_of_unknown_kinds(cli: Callable[..., Any], traces: Path) -> None:
+def test_cat_reports_damage_and_of_unknown_kinds(cli: Callable[..., Any], traces: Path) -> None:
     path = next(traces.rglob("*.zst"))
     path.write_bytes(path.read_bytes()[:-3])
     assert "is cut" in cli("trace", "cat", str(path)).err

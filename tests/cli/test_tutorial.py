@@ -39,7 +39,7 @@ class Terminal:
         )
         self._number = 0
         self.output = ""
-        """What came since the last block began."""
+        """Output since the last block began."""
 
     def run(self, commands: str) -> None:
         """Run the commands to their end; background ones go on."""

@@ -49,7 +49,7 @@ def test_realm_new_show_leave(cli: Callable[..., Any], home: Path) -> None:
     assert again.code == 6 and "D2003" in again.err and Realm.from_psk_file(path).psk == base64.b64decode(secret)
     realm_id = cli("realm", "show", "--json").json["realm_id"]
     left = cli("realm", "leave", realm_id[:8])
-    assert left.code == 0 and "members were not told" in left.err and not path.exists()
+    assert left.code == 0 and "members were not notified" in left.err and not path.exists()
     gone = cli("realm", "leave", "team")
     assert gone.code == 4 and "D4003" in gone.err
 
@@ -79,7 +79,7 @@ def test_realm_join_from_argument_stdin_file_and_realm_file(
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "dep2p-invite-v1:AAAA", "x" * 70_000, "{}", '{"format": 1}'])
-def test_a_broken_invite_is_told(cli: Callable[..., Any], home: Path, text: str) -> None:
+def test_a_broken_invite_is_reported(cli: Callable[..., Any], home: Path, text: str) -> None:
     done = cli("realm", "join", "-", stdin=text.encode())
     assert done.code == 1 and "code:  D2002" in done.err and not (home / "realms").exists()
 
@@ -100,7 +100,7 @@ def test_a_passphrase_gives_the_same_realm_elsewhere(cli: Callable[..., Any], tm
     assert cli("realm", "join", "--passphrase", stdin=b"correct horse battery staple\n").code == 2
 
 
-def test_a_running_daemon_is_told_at_once(cli: Callable[..., Any], fake: Any, home: Path) -> None:
+def test_a_running_daemon_is_reported_at_once(cli: Callable[..., Any], fake: Any, home: Path) -> None:
     fake.answers |= {"realm_join": {}, "realm_leave": None}
     done = cli("realm", "new", "team", "--json")
     assert done.json["daemon"] is True
@@ -206,6 +206,17 @@ def test_doctor_with_a_daemon(cli: Callable[..., Any], fake: Any) -> None:
     )  # fmt: skip
 
 
+def test_status_and_doctor_say_why_a_realm_has_no_members(cli: Callable[..., Any], fake: Any) -> None:
+    problem = "no realm handshake with 12D3KooWx: the peer takes no handshakes; it is tried again in 40 s"
+    for name in ("status", "realms"):
+        realms = fake.answers[name]["realms"] if name == "status" else fake.answers[name]
+        realms[0]["problems"] = [problem]
+    fake.answers["realm_members"] = []
+    assert f"Problem   realm team: {problem}" in cli("status").out
+    checks = [check for check in cli("doctor", "--json").json["checks"] if check["check"] == "realm team"]
+    assert [(check["state"], check["detail"]) for check in checks] == [("warn", problem)]
+
+
 @pytest.mark.parametrize("words", [["realm", "new", ""], ["realm", "new", "x" * 65], ["realm", "new", " x"]])
 def test_an_unusable_realm_name_is_wrong_use_and_no_bug(cli: Callable[..., Any], words: list[str]) -> None:
     done = cli(*words)
@@ -231,7 +242,7 @@ def test_realm_ls_names_files_that_cannot_be_used(cli: Callable[..., Any], home:
     assert "fine" in done.out and "bad.realm" in done.err and "dep2p doctor" in done.err
 
 
-def test_doctor_tells_a_file_in_the_place_of_the_socket(cli: Callable[..., Any], home: Path) -> None:
+def test_doctor_reports_a_file_in_the_place_of_the_socket(cli: Callable[..., Any], home: Path) -> None:
     home.mkdir(mode=0o700, exist_ok=True)
     (home / "control.sock").write_text("")
     done = cli("doctor")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon.harness import Served, serving
+from tests.daemon.api.harness import Served, serving
 from tests.daemon.processes import DaemonProcess
 
 

@@ -104,7 +104,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class NotifySocket:
-    """What a service manager listens on."""
+    """The socket on which a service manager listens."""
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -24,8 +24,10 @@ def record(message: str, *args: object, **extra: object) -> logging.LogRecord:
 
 
 def test_a_text_line_has_time_level_event_and_fields() -> None:
-    line = TextFormatter().format(record("peer %s", "connected", peer="12D3", reason="a b", addrs=["x"]))
-    assert line == '2023-11-14T22:13:20.250Z info    dep2p.test  peer connected  peer=12D3  reason="a b"  addrs=["x"]'
+    line = TextFormatter().format(record("peer %s", "connected", peer="12D3", reason="a b", addrs=["x", "y"]))
+    assert (
+        line == '2023-11-14T22:13:20.250Z info    dep2p.test  peer connected  peer=12D3  reason="a b"  addrs=["x","y"]'
+    )
 
 
 def test_a_json_line_is_one_object() -> None:
@@ -107,7 +109,7 @@ def test_a_failing_disk_costs_lines_and_they_are_counted(
     assert "there is room again" in (tmp_path / "log").read_text()
 
 
-def test_a_writer_that_stands_still_holds_up_nobody(
+def test_a_writer_that_stands_still_holds_up_no_one(
     tmp_path: Path, logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck = threading.Event()
@@ -127,7 +129,7 @@ def test_a_writer_that_stands_still_holds_up_nobody(
     close_log(sink)
 
 
-def test_a_record_that_cannot_be_formatted_is_told_and_hurts_nobody(tmp_path: Path, logger: logging.Logger) -> None:
+def test_a_record_that_cannot_be_formatted_is_reported_and_hurts_no_one(tmp_path: Path, logger: logging.Logger) -> None:
     class Odd:
         def __str__(self) -> str:
             raise ZeroDivisionError

@@ -17,11 +17,11 @@ import httpx
 import pytest
 import trio
 
-from dep2p.client.client import Client, ClientStream
+from dep2p.client import Client, ClientStream
 from dep2p.identity import Identity
 from dep2p.realm.credentials import Realm
+from tests.daemon.api.test_routes import DATA
 from tests.daemon.processes import DaemonProcess, NotifySocket
-from tests.daemon.test_routes import DATA
 
 pytestmark = pytest.mark.real
 Start = Callable[..., DaemonProcess]
@@ -213,7 +213,7 @@ def test_a_log_file_moved_away_is_made_anew(data_dir: Path, start: Start) -> Non
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
 
-def test_the_service_manager_is_told(data_dir: Path, start: Start) -> None:
+def test_the_service_manager_is_reported(data_dir: Path, start: Start) -> None:
     notify = NotifySocket(data_dir / "notify")
     try:
         (data_dir / "node").mkdir(mode=0o700)

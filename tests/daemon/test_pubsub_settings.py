@@ -10,7 +10,7 @@ from dep2p.config.loader import load_config
 from dep2p.daemon.settings import gossip_params, public_pubsub
 from dep2p.error_codes import EXIT_USAGE
 from dep2p.errors import ConfigError
-from dep2p.gossipsub.message_id import MessageIds
+from dep2p.gossipsub.messages.message_id import MessageIds
 from dep2p.identity import Identity
 from dep2p.pubsub.service import params_from
 from dep2p.pubsub.wire_formats import PublicPubSub
@@ -119,7 +119,7 @@ def test_the_public_network_names_messages_as_the_key_says(signing: str, ids: st
 
 
 @pytest.mark.real
-def test_a_trace_that_cannot_be_written_is_told_before_the_start(data_dir: Path, start: Start) -> None:
+def test_a_trace_that_cannot_be_written_is_reported_before_the_start(data_dir: Path, start: Start) -> None:
     daemon = start(data_dir, *config_file(data_dir, trace_json=str(data_dir / "none" / "trace.ndjson")))
     assert daemon.process.wait(30) == EXIT_USAGE
     assert "trace_json: cannot open" in daemon.stderr()

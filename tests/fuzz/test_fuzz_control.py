@@ -17,8 +17,8 @@ from dep2p.daemon.api.routes import process as routes_process
 from dep2p.daemon.api.routes import realms as routes_realms
 from dep2p.daemon.api.routes import streams as routes_streams
 from dep2p.realm.credentials import Realm
-from tests.daemon.fake_node import ADDR, ANN, STRANGER
-from tests.daemon.harness import Served, serving
+from tests.daemon.api.fake_node import ADDR, ANN, STRANGER
+from tests.daemon.api.harness import Served, serving
 
 pytestmark = pytest.mark.fuzz
 

@@ -7,9 +7,9 @@ from contextlib import suppress
 import pytest
 
 from dep2p.errors import ProtocolError
-from dep2p.protocols.delivery.receiver import ReceiverLane
-from dep2p.protocols.delivery.sender import DeliveryPolicy, Outgoing, SenderLane
-from dep2p.protocols.delivery.states import ENDS, FOLLOWS, State
+from dep2p.protocols.delivery.receiver import ReceiveWindow
+from dep2p.protocols.delivery.sender import DeliveryPolicy, Outgoing, SendWindow
+from dep2p.protocols.delivery.states import ENDS, DeliveryState
 from dep2p.protocols.delivery.wire import (
     NUMBER_MAX,
     WINDOW_MAX,
@@ -23,13 +23,14 @@ from dep2p.protocols.delivery.wire import (
     encode_hello,
 )
 from dep2p.protocols.wire.frame import FrameDecoder, FrameType, encode_frame
-from dep2p.protocols.wire.headers import HeaderReader, Key, encode_headers
+from dep2p.protocols.wire.headers import HeaderKey, HeaderReader, encode_headers
+from tests.protocols.delivery.world import FOLLOWS
 
 pytestmark = pytest.mark.fuzz
 
 FuzzRounds = Callable[[], Iterator[random.Random]]
 EPOCH = b"12345678"
-HEAD = encode_headers({Key.NAME: "news"})
+HEAD = encode_headers({HeaderKey.NAME: "news"})
 _EDGES = [0, 1, 2, 3, 9, WINDOW_MAX, WINDOW_MAX + 1, 2**31, NUMBER_MAX - 1, NUMBER_MAX]
 
 
@@ -51,37 +52,37 @@ def hostile_ack(rng: random.Random) -> bytes:
 
 def test_any_acknowledgement_ends_messages_rightly_or_is_refused(fuzz_rounds: FuzzRounds) -> None:
     for rng in fuzz_rounds():
-        states: dict[int, State] = {}
+        states: dict[int, DeliveryState] = {}
 
-        def on_state(message: Outgoing, states: dict[int, State] = states) -> None:
-            assert message.state in FOLLOWS[states.get(message.number, State.CREATED)]
+        def on_state(message: Outgoing, states: dict[int, DeliveryState] = states) -> None:
+            assert message.state in FOLLOWS[states.get(message.number, DeliveryState.CREATED)]
             states[message.number] = message.state
 
-        lane = SenderLane(EPOCH, DeliveryPolicy(ack_timeout_s=1.0, age_max_s=50.0), on_state)
+        window = SendWindow(EPOCH, DeliveryPolicy(ack_timeout_s=1.0, age_max_s=50.0), on_state)
         now = 0.0
         for _ in range(rng.randrange(1, 60)):
             now += rng.choice([0.0, 0.1, 1.5])
             match rng.randrange(6):
                 case 0:
                     message = Outgoing(b"", 0, b"x", now)
-                    message.number = lane.reserve()
-                    lane.add(message)
+                    message.number = window.reserve()
+                    window.add(message)
                 case 1:
-                    lane.link_up(now)
+                    window.link_up(now)
                 case 2:
-                    lane.link_down()
+                    window.link_down()
                 case 3:
-                    lane.take(now, 100)
+                    window.take(now, 100)
                 case 4:
-                    lane.on_deadline(now)
+                    window.on_deadline(now)
                 case _:
-                    before = dict(lane.unsettled)
+                    before = dict(window.unsettled)
                     [frame] = FrameDecoder(1 << 20).feed(hostile_ack(rng))
                     try:
-                        lane.on_ack(decode_ack(frame), now)
+                        window.on_ack(decode_ack(frame), now)
                     except ProtocolError:
-                        assert lane.unsettled == before
-        assert all((number in lane.unsettled) is (state not in ENDS) for number, state in states.items())
+                        assert window.unsettled == before
+        assert all((number in window.unsettled) is (state not in ENDS) for number, state in states.items())
 
 
 def hostile_message(rng: random.Random) -> bytes:
@@ -102,7 +103,7 @@ def test_any_frames_leave_the_receiver_bounded_and_handle_nothing_twice(
     fuzz_rounds: FuzzRounds, is_bytewise: bool
 ) -> None:
     for rng in fuzz_rounds():
-        lane = ReceiverLane(EPOCH)
+        window = ReceiveWindow(EPOCH)
         handled: dict[int, None] = {}
         working: list[int] = []
         raw = b"".join(
@@ -122,25 +123,25 @@ def test_any_frames_leave_the_receiver_bounded_and_handle_nothing_twice(
                     numbers = range(frame.req_id, frame.req_id + 1)
                 else:
                     numbers = range(0)
-                    lane.on_hello(decode_hello(frame))
+                    window.on_hello(decode_hello(frame))
                 for one in numbers:
-                    if lane.begin(one) == "handle":
+                    if window.begin(one) == "handle":
                         assert one not in handled
                         working.append(one)
                 if working and rng.random() < 0.6:
                     one = working.pop(rng.randrange(len(working)))
                     match rng.randrange(3):
                         case 0:
-                            lane.reject(one, "no")
+                            window.reject(one, "no")
                         case 1:
-                            lane.abandon(one)
+                            window.abandon(one)
                         case _:
                             handled[one] = None
-                            lane.finish(one)
-        floor, done = lane.dump()
-        assert all(low > floor for low, _high in done + lane.dump_rejected())
+                            window.finish(one)
+        floor, done = window.dump()
+        assert all(low > floor for low, _high in done + window.dump_rejected())
         assert sum(high - low + 1 for low, high in done) <= 60 * 4
-        again = ReceiverLane(EPOCH, floor=floor, done=done)
+        again = ReceiveWindow(EPOCH, floor=floor, done=done)
         with suppress(ProtocolError):
             for one in handled:
                 assert again.begin(one) == "handled"

@@ -67,7 +67,7 @@ def hostile_frame(rng: random.Random) -> bytes:
 
 
 def plausible_frame(rng: random.Random) -> bytes:
-    """What a right peer might send, so that machines come further than their first state."""
+    """Return a frame that a correct peer might send, so that machines come further than their first state."""
     head = encode_headers({1: "echo", 2: rng.choice([0, 5, 1_000])})
     req_id = rng.randrange(1, 4)
     match rng.randrange(7):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from dep2p.encoding.length_prefixed import LengthPrefixedDecoder, encode_length_prefixed
 from dep2p.errors import (
     MessageTooLargeError,
     NoPeersSubscribedError,
@@ -15,10 +16,9 @@ from dep2p.errors import (
 from dep2p.gossipsub.codecs.interface import Codec
 from dep2p.gossipsub.codecs.libp2p import Libp2pCodec
 from dep2p.gossipsub.codecs.realm import RealmCodec
-from dep2p.gossipsub.encoding.length_prefixed import DelimitedDecoder, delimit
-from dep2p.gossipsub.message_id import MessageIds
+from dep2p.gossipsub.messages.message_id import MessageIds
 from dep2p.gossipsub.params import GossipParams
-from dep2p.gossipsub.rpc import IHave, PeerInfo, Prune, Rpc, Subscription
+from dep2p.gossipsub.rpc import IHave, PeerInfo, Prune, Rpc, SubscriptionChange
 from dep2p.gossipsub.scoring.params import standard_scores
 from dep2p.gossipsub.signing.policy import SigningPolicy, policy_violation
 from dep2p.identity import Identity
@@ -51,7 +51,7 @@ def honest(codec: Codec, rng: random.Random) -> Rpc:
         tuple(
             codec.compose(topic, rng.randbytes(rng.randrange(200)), rng.randbytes(8)) for _ in range(rng.randrange(3))
         ),
-        (Subscription(topic, rng.random() < 0.5),) * rng.randrange(2),
+        (SubscriptionChange(topic, rng.random() < 0.5),) * rng.randrange(2),
         (IHave(topic, ids),) * rng.randrange(2),
         ids,
         (topic,) * rng.randrange(2),
@@ -108,12 +108,14 @@ def test_damaged_rpcs_give_protocol_errors_only(name: str, fuzz_rounds: FuzzRoun
 def test_streams_in_any_pieces_are_bounded_and_never_raise(fuzz_rounds: FuzzRounds) -> None:
     codec = PUBLIC["go"]
     for rng in fuzz_rounds():
-        stream = b"".join(delimit(payload) for _ in range(3) for payload in codec.encode(honest(codec, rng)))
+        stream = b"".join(
+            encode_length_prefixed(payload) for _ in range(3) for payload in codec.encode(honest(codec, rng))
+        )
         if rng.random() < 0.7:
             stream = damage(stream, rng)
-        decoder = DelimitedDecoder(5_000)
+        decoder = LengthPrefixedDecoder(5_000)
         step = rng.choice([1, 7, 1_000])
-        whole = DelimitedDecoder(5_000)
+        whole = LengthPrefixedDecoder(5_000)
         expected = whole.feed(stream)
         found: list[bytes] = []
         for start in range(0, len(stream), step):
@@ -129,7 +131,7 @@ def test_streams_in_any_pieces_are_bounded_and_never_raise(fuzz_rounds: FuzzRoun
 
 def test_hostile_events_leave_the_router_whole(fuzz_rounds: FuzzRounds) -> None:
     for rng in fuzz_rounds():
-        router = make_router(params=SMALL, scores=standard_scores(), external_authentication=rng.random() < 0.3)
+        router = make_router(params=SMALL, scores=standard_scores(), is_external=rng.random() < 0.3)
         now = 0.0
         for _ in range(300):
             now += rng.choice([0.0, 0.0, 0.001, 0.3])

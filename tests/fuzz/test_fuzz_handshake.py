@@ -9,15 +9,17 @@ from dep2p.errors import NotMemberError, OverloadedError, ProtocolError, RateLim
 from dep2p.identity import Identity
 from dep2p.protocols.realm.handshake import (
     HandshakeBytes,
+    HandshakeChannel,
     HandshakeEffect,
     HandshakeFailed,
     HandshakeInitiator,
     HandshakeResponder,
-    PeerProved,
+    PeerAuthenticated,
+    ResponderKeys,
     SendBytes,
 )
 from dep2p.protocols.realm.keys import derive_keys
-from dep2p.protocols.realm.member_record import LIFE_MS, MemberRecord, seal_record, verify_record
+from dep2p.protocols.realm.member_record import LIFE_MS, MemberRecord, seal_record
 from dep2p.protocols.realm.member_table import AddrsChanged, ClockObserved, LinkOpened, MemberTable, MessageReceived
 from dep2p.protocols.realm.messages import (
     MEMBERS_PAYLOAD_BYTES_MAX,
@@ -27,8 +29,11 @@ from dep2p.protocols.realm.messages import (
     encode_summary,
     encode_want,
 )
+from dep2p.protocols.realm.own_record import OwnRecord
+from dep2p.protocols.realm.record_store import RecordStore
 from dep2p.protocols.wire.frame import HEADERS, FrameDecoder, FrameType, encode_error, encode_frame
-from dep2p.protocols.wire.headers import Key, encode_headers
+from dep2p.protocols.wire.headers import HeaderKey, encode_headers
+from tests.protocols.realm.records import verify_record
 
 pytestmark = pytest.mark.fuzz
 
@@ -75,9 +80,21 @@ def sent(effects: list[HandshakeEffect]) -> bytes:
 def handshake(rng: random.Random) -> tuple[HandshakeInitiator, HandshakeResponder]:
     seed = rng.getrandbits(32)
     i = HandshakeInitiator(
-        KEYS, A.peer_id, B.peer_id, features=["zstd"], rng=random.Random(seed), now=0.0, timeout_s=5.0
+        KEYS,
+        HandshakeChannel(A.peer_id, B.peer_id, bytes(32)),
+        features=["zstd"],
+        rng=random.Random(seed),
+        now=0.0,
+        timeout_s=5.0,
     )
-    r = HandshakeResponder(KEYS, B.peer_id, A.peer_id, features=[], rng=random.Random(~seed), now=0.0, timeout_s=5.0)
+    r = HandshakeResponder(
+        ResponderKeys((KEYS,), derive_keys(b"\xdd" * 32)),
+        HandshakeChannel(B.peer_id, A.peer_id, bytes(32)),
+        features=[],
+        rng=random.Random(~seed),
+        now=0.0,
+        timeout_s=5.0,
+    )
     return i, r
 
 
@@ -87,7 +104,7 @@ def hostile(rng: random.Random) -> bytes:
         case 0:
             return rng.randbytes(rng.randint(1, 200))
         case 1:
-            headers = encode_headers({Key.FEATURES: ["zstd"], 99: rng.randbytes(rng.randint(0, 9))})
+            headers = encode_headers({HeaderKey.FEATURES: ["zstd"], 99: rng.randbytes(rng.randint(0, 9))})
             body = mutated(headers + rng.randbytes(rng.choice((0, 32, 64))), rng)
             kind = rng.choice((FrameType.REQUEST, FrameType.RESPONSE, FrameType.ERROR))
             return encode_frame(kind, body, flags=HEADERS, req_id=rng.randint(0, 3))
@@ -117,7 +134,7 @@ def test_fuzz_handshake(fuzz_rounds: Callable[[], Iterator[random.Random]]) -> N
                     if isinstance(effect, HandshakeFailed):
                         kinds = ProtocolError | NotMemberError | RateLimitedError | OverloadedError
                         assert isinstance(effect.error, kinds)
-            verdicts.append([effect for effect in effects if isinstance(effect, PeerProved)])
+            verdicts.append([effect for effect in effects if isinstance(effect, PeerAuthenticated)])
         assert verdicts[0] == verdicts[1], "the split of the bytes changed the verdict"
 
 
@@ -131,7 +148,8 @@ def test_fuzz_member_record(fuzz_rounds: Callable[[], Iterator[random.Random]]) 
 
 
 def test_fuzz_member_messages(fuzz_rounds: Callable[[], Iterator[random.Random]]) -> None:
-    table = MemberTable(B.peer_id, KEYS, B.sign, members_max=8, rng=random.Random(1))
+    own, store = OwnRecord(B.peer_id, KEYS, B.sign), RecordStore(B.peer_id, KEYS, records_max=8)
+    table = MemberTable(own, store, members_max=8, rng=random.Random(1))
     table.handle(ClockObserved(NOW_MS / 1000), 0.0)
     table.handle(AddrsChanged(()), 0.0)
     table.handle(LinkOpened(1, A.peer_id), 0.0)

@@ -8,12 +8,12 @@ import trio.testing
 
 from dep2p.errors import ProtocolError
 from dep2p.host.interface import ByteStream
-from dep2p.protocols.queues import wire
-from dep2p.protocols.queues.wire import Delivered, Point, Result, Settle, Settled, WireMessage
+from dep2p.protocols.queues.wire import frames as wire
+from dep2p.protocols.queues.wire.frames import Delivered, DeliveryResult, Point, Settle, Settled, WireMessage
 from dep2p.protocols.wire.cbor import encode_canonical
 from dep2p.protocols.wire.frame import encode_frame
 from tests.fuzz.conftest import FuzzRounds
-from tests.io.queues_support import queue_sides
+from tests.queues.nodes import queue_sides
 
 pytestmark = pytest.mark.fuzz
 
@@ -36,8 +36,8 @@ def frames(rng: random.Random) -> list[bytes]:
         wire.encode_publish(rng.randrange(1, 9), "jobs", b"", 0, [WireMessage(b"", body)] * rng.randrange(1, 4)),
         wire.encode_publish(rng.randrange(1, 9), "jobs", rng.randbytes(16), rng.randrange(99), [WireMessage(b"", b"")]),
         encode_frame(wire.SUBSCRIBE, subscribe, req_id=rng.randrange(1, 9)),
-        wire.encode_settle(rng.randrange(1, 9), rng.randrange(3), [Result(Settle.FINISH, 1, rng.randrange(9))]),
-        wire.encode_settle(rng.randrange(1, 9), 0, [Result(Settle.REQUEUE, 1, 1, 5, "why")]),
+        wire.encode_settle(rng.randrange(1, 9), rng.randrange(3), [DeliveryResult(Settle.FINISH, 1, rng.randrange(9))]),
+        wire.encode_settle(rng.randrange(1, 9), 0, [DeliveryResult(Settle.REQUEUE, 1, 1, 5, "why")]),
         wire.encode_ready(rng.randrange(1, 9), rng.randrange(9), 99),
         encode_frame(wire.UNSUBSCRIBE, b"", req_id=rng.randrange(1, 9)),
         encode_frame(wire.ADMIN, b'{"op":"info","queue":"jobs"}', req_id=rng.randrange(1, 9)),
@@ -80,13 +80,13 @@ def test_decoders_take_anything(fuzz_rounds: FuzzRounds) -> None:
 async def test_a_hostile_member_ends_its_own_link_and_nothing_else(
     fuzz_rounds: FuzzRounds, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with queue_sides(3) as [keeper, hostile, honest]:
-        await keeper.queues.create("jobs")
-        async with honest.at(keeper).consume("jobs", "honest", max_in_flight=5) as messages:
+    async with queue_sides(3) as [broker, hostile, honest]:
+        await broker.queues.create("jobs")
+        async with honest.at(broker).consume("jobs", "honest", max_in_flight=5) as messages:
             links = 0
             for rng in fuzz_rounds():
-                connection = await hostile.gate.connect(keeper.peer)
-                stream: ByteStream = await connection.open_stream(keeper.service.protocol)
+                connection = await hostile.gate.connect(broker.peer)
+                stream: ByteStream = await connection.open_stream(broker.service.protocol)
                 links += 1
                 for _ in range(rng.randrange(1, 20)):
                     chosen = rng.choice(frames(rng))
@@ -98,11 +98,11 @@ async def test_a_hostile_member_ends_its_own_link_and_nothing_else(
                 await trio.sleep(0.05)
                 stream.reset()
                 marker = b"honest %d" % links
-                await honest.at(keeper).publish("jobs", marker)
+                await honest.at(broker).publish("jobs", marker)
                 while True:
                     message = await messages.__anext__()
                     await message.finish()
                     if message.body == marker:
                         break
             assert links
-            assert keeper.count("links_failed_internally") == 0
+            assert broker.count("links_failed_internally") == 0

@@ -13,15 +13,15 @@ from dep2p.protocols.sessions.resume_token import SessionToken, decode_token, en
 from dep2p.protocols.sessions.server import ServerSession
 from dep2p.protocols.sessions.wire import (
     RESET,
-    Answer,
     Push,
     Resume,
+    SessionAnswer,
     decode_resume,
     encode_ack,
-    encode_answer,
     encode_item,
     encode_request,
     encode_resume,
+    encode_session_answer,
     encode_taken,
     push_header,
 )
@@ -59,7 +59,7 @@ def hostile(rng: random.Random) -> bytes:
         case 0:
             return resume(rng)
         case 1:
-            return encode_answer(Answer(rng.randrange(6), number(rng), number(rng), number(rng, 32)))
+            return encode_session_answer(SessionAnswer(rng.randrange(6), number(rng), number(rng), number(rng, 32)))
         case 2 | 3:
             return pushes(rng)
         case 4:
@@ -118,7 +118,7 @@ def test_hostile_servers(fuzz_rounds: FuzzRounds) -> None:
             if not client.is_attached and client.may_attach:
                 client.attach(now)
                 if rng.random() < 0.8:
-                    good = encode_answer(Answer(0, 5, min(client.receiver.received + 1, 2**64 - 1), 0))
+                    good = encode_session_answer(SessionAnswer(0, 5, min(client.receiver.received + 1, 2**64 - 1), 0))
                     with_error(client, good, now)
             if client.is_attached:
                 with_error(client, hostile(rng), now)

@@ -56,6 +56,9 @@ class Side:
     def on_stuck(self, reason: str) -> None:
         self.told.append(reason)
 
+    def now_s(self) -> float:
+        return 0.0
+
     def attack(self, wire: bytes, steps: Iterator[int]) -> None:
         view = memoryview(wire)
         try:
@@ -69,7 +72,7 @@ class Side:
     def outcome(self) -> object:
         """Everything that can be seen from outside."""
         buffer = memoryview(bytearray(65_519))
-        sent = [bytes(buffer[:size]) for size in iter(lambda: self.core.outbox.fill(buffer), 0)]
+        sent = [bytes(buffer[:size]) for size in iter(lambda: self.core.send_queue.fill(buffer), 0)]
         streams = {
             number: (stream.send_window, stream.receive_credit, bytes(stream.buffer), stream.read_ended)
             for number, stream in self.core.streams.items()

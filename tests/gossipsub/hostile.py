@@ -12,7 +12,7 @@ from dep2p.gossipsub.events import (
     PeerDown,
     PeerUp,
     Publish,
-    Received,
+    RpcReceived,
     SendDropped,
     SetAppScore,
     SetBlacklist,
@@ -23,16 +23,16 @@ from dep2p.gossipsub.events import (
     Verdict,
     Version,
 )
-from dep2p.gossipsub.rpc import IHave, Message, PeerInfo, Prune, Rpc, Subscription
-from dep2p.gossipsub.seqno_validator import SeqnoValidator
+from dep2p.gossipsub.rpc import IHave, PeerInfo, Prune, Rpc, RpcMessage, SubscriptionChange
+from dep2p.pubsub.seqno_validator import SeqnoValidator
 from dep2p.types import PeerId
-from tests.gossipsub.network import identity, message_from, peer
+from tests.gossipsub.network import identity, inline, message_from, peer
 
 TOPICS = ("t", "u", "v", "", "x" * 2_000, "é")
 PEERS = 12
 
 
-def reject(sender: PeerId, message: Message) -> Verdict:
+def reject(sender: PeerId, message: RpcMessage) -> Verdict:
     return Verdict.REJECT
 
 
@@ -48,11 +48,11 @@ def some_ids(rng: random.Random) -> tuple[bytes, ...]:
     return tuple(some_id(rng) for _ in range(rng.choice([0, 1, 2, 5, 60])))
 
 
-def some_message(rng: random.Random) -> Message:
+def some_message(rng: random.Random) -> RpcMessage:
     data = bytes(rng.choice([0, 1, 500, 1_024, 3_000]))
     message = message_from(rng.randrange(PEERS), rng.choice([0, 1, 2, 3, 999, 1_001, 2**40]), rng.choice(TOPICS), data)
     if rng.random() < 0.1:
-        return Message(message.id, b"", b"", message.topic, data)
+        return RpcMessage(message.id, b"", b"", message.topic, data)
     return message
 
 
@@ -61,7 +61,7 @@ def some_rpc(rng: random.Random) -> Rpc:
     backoff_s = rng.choice([0, 1, 10, 60, 3_600, 2**32, 2**64 - 1])
     return Rpc(
         tuple(some_message(rng) for _ in range(rng.choice([0, 0, 1, 1, 4]))),
-        tuple(Subscription(rng.choice(TOPICS), rng.random() < 0.8) for _ in range(rng.choice([0, 0, 1, 3]))),
+        tuple(SubscriptionChange(rng.choice(TOPICS), rng.random() < 0.8) for _ in range(rng.choice([0, 0, 1, 3]))),
         tuple(IHave(rng.choice(TOPICS), some_ids(rng)) for _ in range(rng.choice([0, 0, 1, 2]))),
         some_ids(rng) if rng.random() < 0.3 else (),
         tuple(rng.choice(TOPICS) for _ in range(rng.choice([0, 0, 1, 3]))),
@@ -104,7 +104,7 @@ def some_event(rng: random.Random) -> Event:
                 return Malformed(name, "x")
             return SetBlacklist(name, identity(number), rng.random() < 0.3)
         case 16:
-            inline = rng.choice([None, SeqnoValidator(2), reject])
-            return ConfigureTopic(topic, inline, rng.random() < 0.4)
+            validator = rng.choice([None, inline(SeqnoValidator(2)), reject])
+            return ConfigureTopic(topic, validator, rng.random() < 0.4)
         case _:
-            return Received(name, some_rpc(rng))
+            return RpcReceived(name, some_rpc(rng))

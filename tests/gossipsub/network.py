@@ -4,26 +4,29 @@ import hashlib
 import heapq
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from dep2p.gossipsub.effects import Deliver, Dial, Disconnect, Effect, OpenStream, Published, Send, Validate
+from dep2p.gossipsub.effects import Deliver, Dial, Disconnect, Effect, OpenStream, PublishAccepted, Send, Validate
 from dep2p.gossipsub.events import (
     Event,
     Join,
     PeerDown,
     PeerUp,
     Publish,
-    Received,
+    RpcReceived,
     StreamUp,
     Validated,
     Verdict,
     Version,
 )
+from dep2p.gossipsub.options import RouterOptions
 from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.router import Router
-from dep2p.gossipsub.rpc import Message, Rpc, Subscription
+from dep2p.gossipsub.rpc import Rpc, RpcMessage, SubscriptionChange
 from dep2p.gossipsub.scoring.params import ScoreParams
-from dep2p.types import PeerId
+from dep2p.gossipsub.signing.policy import MessageSigning
+from dep2p.pubsub.types import PubSubMessage
+from dep2p.types import PeerId, peer_id_from_bytes
 
 
 def peer(number: int) -> PeerId:
@@ -34,27 +37,31 @@ def identity(number: int) -> bytes:
     return b"id-%d" % number
 
 
-def composer(author: bytes) -> Callable[[str, bytes, bytes], Message]:
+def composer(author: bytes) -> Callable[[str, bytes, bytes], RpcMessage]:
     """Unsigned messages with an id as the realm wire has them, and a signature that is only there."""
 
-    def compose(topic: str, data: bytes, seqno: bytes) -> Message:
+    def compose(topic: str, data: bytes, seqno: bytes) -> RpcMessage:
         message_id = hashlib.sha256(author + seqno).digest()[:16]
-        return Message(message_id, author, seqno, topic, data, b"signed")
+        return RpcMessage(message_id, author, seqno, topic, data, b"signed")
 
     return compose
 
 
 def make_router(number: int = 0, *, seed: int = 1, now: float = 0.0, **options: object) -> Router:
-    """A router of its own, for tests of one node."""
-    arguments: dict[str, object] = {
-        "params": GossipParams(),
-        "compose": composer(identity(number)),
-        "rng": random.Random(seed),
-        "now": now,
-        "seqno_start": 1_000,
-    }
-    arguments.update(options)
-    return Router(peer(number), identity(number), **arguments)  # type: ignore[arg-type]
+    """A router of its own, for tests of one node. ``options``: fields of `MessageSigning` and `RouterOptions`."""
+    params = options.pop("params", GossipParams())
+    signing: dict[str, object] = {"compose": composer(identity(number)), "seqno_start": 1_000}
+    names = [field.name for field in fields(MessageSigning)]
+    signing |= {name: options.pop(name) for name in names if name in options}
+    return Router(
+        peer(number),
+        identity(number),
+        params=params,  # type: ignore[arg-type]
+        signing=MessageSigning(**signing),  # type: ignore[arg-type]
+        rng=random.Random(seed),
+        now=now,
+        options=RouterOptions(**options),  # type: ignore[arg-type]
+    )
 
 
 def connect(router: Router, number: int, now: float, *topics: str, **options: object) -> list[Effect]:
@@ -62,8 +69,8 @@ def connect(router: Router, number: int, now: float, *topics: str, **options: ob
     effects = router.handle(PeerUp(peer(number), identity(number), **options), now)  # type: ignore[arg-type]
     effects += router.handle(StreamUp(peer(number)), now)
     if topics:
-        subscriptions = tuple(Subscription(topic, True) for topic in topics)
-        effects += router.handle(Received(peer(number), Rpc(subscriptions=subscriptions)), now)
+        subscriptions = tuple(SubscriptionChange(topic, True) for topic in topics)
+        effects += router.handle(RpcReceived(peer(number), Rpc(subscriptions=subscriptions)), now)
     return effects
 
 
@@ -80,9 +87,20 @@ def run_until(router: Router, until: float) -> list[Effect]:
     return effects
 
 
-def message_from(number: int, seqno: int, topic: str = "t", data: bytes = b"data") -> Message:
+def message_from(number: int, seqno: int, topic: str = "t", data: bytes = b"data") -> RpcMessage:
     """A message as another node would publish it."""
     return composer(identity(number))(topic, data, seqno.to_bytes(8, "big"))
+
+
+def public_message(message: RpcMessage) -> PubSubMessage:
+    """A message as validators of apps see it."""
+    sender = peer_id_from_bytes(message.author)
+    return PubSubMessage(message.topic, message.data, sender, int.from_bytes(message.seqno, "big"), message.id, sender)
+
+
+def inline(validator: Callable[[PubSubMessage], Verdict]) -> Callable[[PeerId, RpcMessage], Verdict]:
+    """A validator of apps as one that runs inside the router."""
+    return lambda _peer, message: validator(public_message(message))
 
 
 @dataclass
@@ -91,6 +109,8 @@ class Network:
 
     seed: int = 1
     loss: float = 0.0
+    bytes_per_s: float = 0.0
+    """Bytes a second of a link: a message takes its size's time longer than control; 0 means no limit."""
     now: float = 0.0
     copies: int = 0
     events: int = 0
@@ -103,7 +123,7 @@ class Network:
         self.delivered: dict[bytes, dict[int, float]] = {}
         self.rng = random.Random(self.seed)
         self.digest = hashlib.sha256()
-        self.verdict: Callable[[Message], Verdict] = lambda message: Verdict.ACCEPT
+        self.verdict: Callable[[RpcMessage], Verdict] = lambda message: Verdict.ACCEPT
 
     def add(
         self, count: int, params: GossipParams | None = None, scores: ScoreParams | None = None, **options: object
@@ -166,7 +186,7 @@ class Network:
             if event is None:
                 effects = router.on_deadline(self.now)
                 self.schedule(router.next_deadline() or 0.0, number, None)
-            elif isinstance(event, Received):
+            elif isinstance(event, RpcReceived):
                 effects = router.receive(event.peer, event.rpc, self.now)
             else:
                 effects = router.handle(event, self.now)
@@ -177,7 +197,7 @@ class Network:
     def perform(self, number: int, effect: Effect) -> None:
         if isinstance(effect, Send):
             links = self.latency[number]
-            event = Received(peer(number), effect.rpc)
+            event = RpcReceived(peer(number), effect.rpc)
             is_message = bool(effect.rpc.messages)
             for name in effect.peers:
                 other = int(name[1:])
@@ -188,11 +208,13 @@ class Network:
                     self.copies += len(effect.rpc.messages)
                     if self.loss and self.rng.random() < self.loss:
                         continue
+                if self.bytes_per_s:
+                    delay_s += sum(len(message.data) for message in effect.rpc.messages) / self.bytes_per_s
                 self.schedule(self.now + delay_s, other, event)
         elif isinstance(effect, Deliver):
             self.delivered.setdefault(effect.message.id, {})[number] = self.now
             self.digest.update(b"%d %r %.9f;" % (number, effect.message.id, self.now))
-        elif isinstance(effect, Published):
+        elif isinstance(effect, PublishAccepted):
             self.delivered.setdefault(effect.message.id, {})[number] = self.now
         elif isinstance(effect, Validate):
             self.schedule(self.now + 0.02, number, Validated(effect.ticket, self.verdict(effect.message)))

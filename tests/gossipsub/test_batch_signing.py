@@ -14,7 +14,7 @@ from dep2p.errors import ProtocolError
 from dep2p.gossipsub import reasons
 from dep2p.gossipsub.codecs.realm import RealmCodec
 from dep2p.gossipsub.params import GossipParams
-from dep2p.gossipsub.rpc import Message, Rpc
+from dep2p.gossipsub.rpc import Rpc, RpcMessage
 from dep2p.gossipsub.signing.merkle_batch import BATCH_MAX, VerifiedBatches, is_proof, make_proofs, root_of
 from dep2p.identity import Identity
 from dep2p.types import peer_id_bytes
@@ -41,7 +41,7 @@ def codec(batch: int = 16, identity: Identity = IDENTITY) -> RealmCodec:
     return RealmCodec(peer_id_bytes(identity.peer_id), identity.sign, KEY, GossipParams(), sign_batch_max=batch)
 
 
-def composed(texts: Sequence[bytes], batch: int = 16, identity: Identity = IDENTITY) -> list[Message]:
+def composed(texts: Sequence[bytes], batch: int = 16, identity: Identity = IDENTITY) -> list[RpcMessage]:
     ours = codec(batch, identity)
     messages = [
         ours.compose("chat", text, (1_700_000_000_000_000_000 + number).to_bytes(8, "big"))
@@ -51,7 +51,7 @@ def composed(texts: Sequence[bytes], batch: int = 16, identity: Identity = IDENT
     return messages
 
 
-def batch_of(count: int) -> list[Message]:
+def batch_of(count: int) -> list[RpcMessage]:
     return composed([b"%d" % number for number in range(count)], BATCH_MAX)
 
 

@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dep2p.gossipsub.backoff import Backoffs
 from dep2p.gossipsub.events import Verdict
-from dep2p.gossipsub.gossip_promises import Promises
-from dep2p.gossipsub.message_cache import MessageCache
-from dep2p.gossipsub.seen_cache import SeenCache
-from dep2p.gossipsub.seqno_validator import SeqnoValidator
+from dep2p.gossipsub.messages.message_cache import MessageCache
+from dep2p.gossipsub.messages.seen_cache import SeenCache
 from dep2p.gossipsub.signing.policy import Seqnos
-from tests.gossipsub.network import message_from, peer
+from dep2p.gossipsub.state.backoff import Backoffs
+from dep2p.gossipsub.state.promises import Promises
+from dep2p.pubsub.seqno_validator import SeqnoValidator
+from tests.gossipsub.network import message_from, peer, public_message
 
 
 def test_an_id_is_seen_for_the_time_to_live_from_its_first_copy() -> None:
@@ -156,9 +156,10 @@ def test_seqnos_grow_and_start_above_what_earlier_runs_used() -> None:
 def test_the_seqno_validator_takes_each_author_s_growing_numbers_only() -> None:
     validator = SeqnoValidator(authors_max=10)
     verdicts = [
-        validator(peer(9), message_from(author, seqno)) for author, seqno in [(1, 5), (1, 5), (1, 4), (1, 6), (2, 1)]
+        validator(public_message(message_from(author, seqno)))
+        for author, seqno in [(1, 5), (1, 5), (1, 4), (1, 6), (2, 1)]
     ]
     assert verdicts == [Verdict.ACCEPT, Verdict.IGNORE, Verdict.IGNORE, Verdict.ACCEPT, Verdict.ACCEPT]
     for author in range(100):
-        validator(peer(9), message_from(author, 1))
+        validator(public_message(message_from(author, 1)))
     assert len(validator) <= 10

@@ -13,15 +13,16 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dep2p.encoding.length_prefixed import LengthPrefixedDecoder, encode_length_prefixed
+from dep2p.encoding.protobuf import encode_field
+from dep2p.encoding.varint import encode_varint
 from dep2p.errors import LocalProtocolError, ProtocolError
 from dep2p.gossipsub import reasons
 from dep2p.gossipsub.codecs.interface import DecodeLimits
 from dep2p.gossipsub.codecs.libp2p import Libp2pCodec
-from dep2p.gossipsub.encoding.length_prefixed import DelimitedDecoder, delimit
-from dep2p.gossipsub.encoding.protobuf import encode_field, encode_varint
-from dep2p.gossipsub.message_id import MessageIds
+from dep2p.gossipsub.messages.message_id import MessageIds
 from dep2p.gossipsub.params import GossipParams, with_rust_limits
-from dep2p.gossipsub.rpc import IHave, PeerInfo, Prune, Rpc, Subscription
+from dep2p.gossipsub.rpc import IHave, PeerInfo, Prune, Rpc, SubscriptionChange
 from dep2p.gossipsub.signing.author_keys import AuthorKeys
 from dep2p.gossipsub.signing.policy import SigningPolicy, policy_violation
 from dep2p.identity import Identity
@@ -80,7 +81,7 @@ def test_every_control_message_of_js_is_read_and_written_unchanged() -> None:
     rpc = codec().decode(payload)
     assert rpc == Rpc(
         (),
-        (Subscription("a", True), Subscription("b", False)),
+        (SubscriptionChange("a", True), SubscriptionChange("b", False)),
         (IHave("a", (b"\x01\xff", b"\x02")),),
         (b"\x03",),
         ("a",),
@@ -90,7 +91,7 @@ def test_every_control_message_of_js_is_read_and_written_unchanged() -> None:
     assert codec().encode(rpc) == [payload]
 
 
-def test_the_policies_tell_what_is_missing_or_too_much() -> None:
+def test_the_policies_report_what_is_missing_or_too_much() -> None:
     signed = codec().compose("t", b"x", SEQNO)
     no_sign, strict = SigningPolicy.STRICT_NO_SIGN, SigningPolicy.STRICT_SIGN
     assert policy_violation(strict, signed) is None
@@ -143,7 +144,7 @@ def test_unknown_fields_and_extensions_of_an_rpc_are_passed_over() -> None:
     extension = encode_varint(6492434 << 3 | 2) + encode_varint(1) + b"x"
     payload = encode_field(1, b"\x08\x01" + encode_field(2, b"t")) + encode_field(10, b"partial") + extension
     fixed = bytes([13 << 3 | 1]) + bytes(8) + bytes([13 << 3 | 5]) + bytes(4) + bytes([13 << 3, 5])
-    assert codec().decode(payload + fixed) == Rpc(subscriptions=(Subscription("t", True),))
+    assert codec().decode(payload + fixed) == Rpc(subscriptions=(SubscriptionChange("t", True),))
 
 
 @pytest.mark.parametrize(
@@ -199,7 +200,7 @@ def test_rpcs_are_split_to_what_rust_reads() -> None:
     ids = tuple(hashlib.sha256(b"%d" % number).digest() + bytes(14) for number in range(5_000))
     rpc = Rpc(
         messages,
-        (Subscription("t", True),),
+        (SubscriptionChange("t", True),),
         (IHave("t", ids), IHave("u", ())),
         ids[:900],
         ("t",),
@@ -237,8 +238,8 @@ def test_ecdsa_keys_are_known_and_nonsense_keys_are_not() -> None:
 
 @given(st.lists(st.binary(max_size=300), max_size=6), st.lists(st.integers(1, 50), min_size=1))
 def test_any_split_of_a_stream_gives_the_same_payloads(payloads: list[bytes], sizes: list[int]) -> None:
-    stream = b"".join(delimit(payload) for payload in payloads)
-    decoder = DelimitedDecoder(300)
+    stream = b"".join(encode_length_prefixed(payload) for payload in payloads)
+    decoder = LengthPrefixedDecoder(300)
     found: list[bytes] = []
     position = number = 0
     while position < len(stream):
@@ -251,12 +252,12 @@ def test_any_split_of_a_stream_gives_the_same_payloads(payloads: list[bytes], si
 
 
 def test_a_length_above_the_cap_is_an_error_before_anything_is_buffered() -> None:
-    decoder = DelimitedDecoder(100)
-    assert decoder.feed(delimit(b"first") + encode_varint(101)) == [b"first"]
+    decoder = LengthPrefixedDecoder(100)
+    assert decoder.feed(encode_length_prefixed(b"first") + encode_varint(101)) == [b"first"]
     assert decoder.error is not None
     assert decoder.buffered_bytes == 0
     with pytest.raises(LocalProtocolError):
         decoder.feed(b"x")
-    endless = DelimitedDecoder(100)
+    endless = LengthPrefixedDecoder(100)
     assert endless.feed(b"\xff" * 9) == []
     assert endless.error is not None

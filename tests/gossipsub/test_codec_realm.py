@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dep2p.encoding.cbor import CborReader, encode_bytes, encode_text, head
 from dep2p.errors import ProtocolError
 from dep2p.gossipsub import reasons
 from dep2p.gossipsub.codecs.interface import DecodeLimits
 from dep2p.gossipsub.codecs.realm import RealmCodec, derive_pubsub_key
-from dep2p.gossipsub.encoding.cbor import CborReader, encode_bytes, encode_text, head
 from dep2p.gossipsub.params import GossipParams
-from dep2p.gossipsub.rpc import IHave, Message, PeerInfo, Prune, Rpc, Subscription
+from dep2p.gossipsub.rpc import IHave, PeerInfo, Prune, Rpc, RpcMessage, SubscriptionChange
 from dep2p.identity import Identity
 from dep2p.types import RealmId, peer_id_bytes
 from tests.gossipsub.network import merge_rpcs
@@ -41,7 +41,7 @@ VECTOR_CONTROL = (
 )
 CONTROL = Rpc(
     (),
-    (Subscription("chat", True), Subscription("old", False)),
+    (SubscriptionChange("chat", True), SubscriptionChange("old", False)),
     (IHave("chat", (bytes(16), b"\x01" * 16)),),
     (b"\x02" * 16,),
     ("chat",),
@@ -55,7 +55,7 @@ def codec(key: bytes = KEY, identity: Identity = IDENTITY, **limits: int) -> Rea
     return RealmCodec(peer_id_bytes(identity.peer_id), identity.sign, key, GossipParams(), decode_limits)
 
 
-def hello() -> Message:
+def hello() -> RpcMessage:
     return codec().compose("chat", b"hello", (1_700_000_000_000_000_000).to_bytes(8, "big"))
 
 
@@ -232,7 +232,7 @@ _ids = st.lists(st.binary(max_size=40), max_size=5).map(tuple)
 _uint64s = st.integers(0, (1 << 64) - 1)
 
 
-def _compose(topic: str, data: bytes, seqno: int) -> Message:
+def _compose(topic: str, data: bytes, seqno: int) -> RpcMessage:
     return codec().compose(topic, data, seqno.to_bytes(8, "big"))
 
 
@@ -246,7 +246,7 @@ _infos = st.lists(st.builds(PeerInfo, st.binary(max_size=40), st.binary(max_size
 _rpcs = st.builds(
     Rpc,
     st.lists(_composed, max_size=3).map(tuple),
-    st.lists(st.builds(Subscription, _topics, st.booleans()), max_size=4).map(tuple),
+    st.lists(st.builds(SubscriptionChange, _topics, st.booleans()), max_size=4).map(tuple),
     st.lists(st.builds(IHave, _topics, _ids), max_size=3).map(tuple),
     _ids,
     st.lists(_topics, max_size=3).map(tuple),
@@ -276,14 +276,14 @@ def test_our_encoder_is_canonical_cbor(number: int, data: bytes, text: str) -> N
 def test_large_rpcs_are_split_and_nothing_is_lost() -> None:
     messages = tuple(codec().compose("t", bytes(100_000), number.to_bytes(8, "big")) for number in range(30))
     ids = tuple(number.to_bytes(16, "big") for number in range(5_000))
-    rpc = Rpc(messages, (Subscription("t", True),), (IHave("t", ids),), (), ("t",))
+    rpc = Rpc(messages, (SubscriptionChange("t", True),), (IHave("t", ids),), (), ("t",))
     payloads = codec().encode(rpc)
     params = GossipParams()
     parts = [codec().decode(payload) for payload in payloads]
     assert max(map(len, payloads)) <= params.rpc_bytes_max
     assert tuple(message for part in parts for message in part.messages) == messages
     assert tuple(i for part in parts for item in part.ihave for i in item.ids) == ids
-    assert parts[0].subscriptions == (Subscription("t", True),)
+    assert parts[0].subscriptions == (SubscriptionChange("t", True),)
     assert codec().encode(Rpc()) == []
     largest = codec().compose("t", bytes(params.message_bytes_max), bytes(8))
     (payload,) = codec().encode(Rpc((largest,)))

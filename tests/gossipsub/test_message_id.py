@@ -3,7 +3,7 @@
 import base58
 import pytest
 
-from dep2p.gossipsub.message_id import MessageIds, message_id_profile
+from dep2p.gossipsub.messages.message_id import MessageIds, message_id_profile
 from dep2p.identity import Identity
 from dep2p.types import peer_id_bytes
 

@@ -1,4 +1,4 @@
-"""Parameters: defaults of the seed and of go, and every relation between them."""
+"""Parameters: defaults of dep2p and of go, and every relation between them."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from dep2p.gossipsub.scoring.params import (
 )
 
 
-def test_the_defaults_are_the_seed_s() -> None:
+def test_the_defaults_are_those_of_the_documentation() -> None:
     params = GossipParams()
     assert (params.d, params.d_lo, params.d_hi, params.d_lazy) == (6, 4, 12, 6)
     assert (params.heartbeat_interval_s, params.fanout_ttl_s) == (1.0, 60.0)
@@ -26,7 +26,7 @@ def test_go_defaults_differ_where_go_does() -> None:
     assert (params.d_lo, params.rpc_bytes_max, params.publish_rate_per_s) == (5, 1 << 20, 0.0)
 
 
-def test_rust_limits_leave_room_for_a_signed_message() -> None:
+def test_rust_limits_leave_space_for_a_signed_message() -> None:
     params = with_rust_limits(GossipParams())
     assert params.rpc_bytes_max == 65_536
     assert params.message_bytes_max < 65_536

@@ -1,4 +1,4 @@
-"""What other implementations were reported for, as behaviour of ours. Issue numbers: go-libp2p-pubsub G, rust-libp2p R,
+"""Bugs reported against other implementations, as tests of ours. Issue numbers: go-libp2p-pubsub G, rust-libp2p R,
 js-libp2p-gossipsub J, js-libp2p JL, py-libp2p P, nim-libp2p N."""
 
 import pytest
@@ -10,8 +10,9 @@ from dep2p.gossipsub.effects import (
     Effect,
     Lane,
     OpenStream,
-    Published,
+    PublishAccepted,
     PublishExpired,
+    ResetStream,
     Send,
     Validate,
 )
@@ -23,20 +24,22 @@ from dep2p.gossipsub.events import (
     PeerDown,
     PeerUp,
     Publish,
-    Received,
+    RpcReceived,
     SendDropped,
     StreamDown,
     StreamUp,
     Validated,
     Verdict,
 )
+from dep2p.gossipsub.inbound import CONTROL_DROPPED_MAX
 from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.router import Router
-from dep2p.gossipsub.rpc import IHave, Message, Prune, Rpc, Subscription
+from dep2p.gossipsub.rpc import IHave, Prune, Rpc, RpcMessage, SubscriptionChange
 from dep2p.gossipsub.scoring.params import standard_scores
-from dep2p.gossipsub.seqno_validator import SeqnoValidator
+from dep2p.gossipsub.state.router_state import CONTROL_ITEMS_BURST
 from dep2p.gossipsub.tracing.libp2p_events import DropRpc
-from tests.gossipsub.network import connect, make_router, message_from, peer, run_until, sends
+from dep2p.pubsub.seqno_validator import SeqnoValidator
+from tests.gossipsub.network import connect, inline, make_router, message_from, peer, public_message, run_until, sends
 
 HOUR = 3_600.0
 
@@ -50,9 +53,9 @@ def joined(peers: int = 0, **options: object) -> Router:
     return router
 
 
-def deliver(router: Router, message: Message, now: float, sender: int = 1) -> bool:
+def deliver(router: Router, message: RpcMessage, now: float, sender: int = 1) -> bool:
     """Whether a copy of the message from this peer is delivered."""
-    effects = router.handle(Received(peer(sender), Rpc((message,))), now)
+    effects = router.handle(RpcReceived(peer(sender), Rpc((message,))), now)
     return any(isinstance(effect, Deliver) for effect in effects)
 
 
@@ -76,7 +79,7 @@ def test_a_message_that_keeps_coming_is_never_new_again_when_its_time_starts_wit
 
 def test_the_seqno_validator_ignores_an_old_message_after_it_was_forgotten() -> None:
     router = joined(2)
-    router.handle(ConfigureTopic("t", inline=SeqnoValidator()), 0.0)
+    router.handle(ConfigureTopic("t", inline=inline(SeqnoValidator())), 0.0)
     old = message_from(9, 1)
     assert deliver(router, old, 0.0)
     assert deliver(router, message_from(9, 2), 1.0)
@@ -96,9 +99,9 @@ def test_own_seqnos_grow_strictly_also_over_a_restart_and_pass_a_seqno_validator
         router = joined(1, seqno_start=start)
         for number in range(50):
             effects = router.handle(Publish("t", b"%d" % number), 0.0)
-            (message,) = [effect.message for effect in effects if isinstance(effect, Published)]
+            (message,) = [effect.message for effect in effects if isinstance(effect, PublishAccepted)]
             seqnos.append(int.from_bytes(message.seqno, "big"))
-            assert validator(peer(1), message) is Verdict.ACCEPT
+            assert validator(public_message(message)) is Verdict.ACCEPT
         start = router.last_seqno
     assert seqnos == sorted(set(seqnos))
 
@@ -106,11 +109,11 @@ def test_own_seqnos_grow_strictly_also_over_a_restart_and_pass_a_seqno_validator
 # J#413 ---------------------------------------------------------------------------------------------------------------
 
 
-def told(router: Router, number: int, message: Message, now: float) -> list[Effect]:
-    return list(router.handle(Received(peer(number), Rpc(ihave=(IHave("t", (message.id,)),))), now))
+def told(router: Router, number: int, message: RpcMessage, now: float) -> list[Effect]:
+    return list(router.handle(RpcReceived(peer(number), Rpc(ihave=(IHave("t", (message.id,)),))), now))
 
 
-def test_a_promise_is_kept_by_whoever_delivers_the_message() -> None:
+def test_a_promise_is_kept_by_anyone_who_delivers_the_message() -> None:
     router = joined(2, scores=standard_scores())
     message = message_from(9, 1)
     assert sends(told(router, 1, message, 1.0))[0].iwant == (message.id,)
@@ -174,7 +177,7 @@ def test_a_lost_stream_is_asked_for_again_with_growing_pauses_and_announced_and_
     assert [type(effect) for effect in last] == [Disconnect]
     effects = list(router.handle(StreamUp(peer(1)), now))
     (hello, graft) = sends(effects)
-    assert hello.subscriptions == (Subscription("t", True),)
+    assert hello.subscriptions == (SubscriptionChange("t", True),)
     assert graft.graft == ("t",)
     assert router.mesh("t") == [peer(1)]
 
@@ -188,7 +191,7 @@ def test_a_subscription_that_found_the_queue_full_is_said_again() -> None:
     (announced,) = sends(router.handle(Join("t"), 0.5))
     router.handle(SendDropped(peer(1), announced), 0.5)
     again = [rpc for rpc in sends(run_until(router, 1.2), peer(1)) if rpc.subscriptions]
-    assert again == [Rpc(subscriptions=(Subscription("t", True),))]
+    assert again == [Rpc(subscriptions=(SubscriptionChange("t", True),))]
     assert not [rpc for rpc in sends(run_until(router, 3.2), peer(1)) if rpc.subscriptions]
 
 
@@ -199,7 +202,7 @@ def test_an_unsubscription_graft_or_prune_that_found_the_queue_full_is_said_agai
     for rpc in sends(router.handle(Leave("t"), 1.5), peer(1)):
         router.handle(SendDropped(peer(1), rpc), 1.5)
     again = sends(run_until(router, 2.2), peer(1))
-    assert [rpc.subscriptions for rpc in again if rpc.subscriptions] == [(Subscription("t", False),)]
+    assert [rpc.subscriptions for rpc in again if rpc.subscriptions] == [(SubscriptionChange("t", False),)]
     assert [prune.topic for rpc in again for prune in rpc.prune] == ["t"]
 
 
@@ -211,11 +214,11 @@ def test_a_new_subscriber_is_grafted_at_once_and_gets_the_next_publish(order: st
     router = joined()
     router.handle(PeerUp(peer(1), b"id-1"), 0.2)
     stream = StreamUp(peer(1))
-    subscription = Received(peer(1), Rpc(subscriptions=(Subscription("t", True),)))
+    subscription = RpcReceived(peer(1), Rpc(subscriptions=(SubscriptionChange("t", True),)))
     events: list[Event] = [stream, subscription] if order == "stream first" else [subscription, stream]
     effects = [effect for event in events for effect in router.handle(event, 0.2)]
     assert [rpc.graft for rpc in sends(effects) if rpc.graft] == [("t",)]
-    (published,) = [e for e in router.handle(Publish("t", b"x"), 0.2) if isinstance(e, Published)]
+    (published,) = [e for e in router.handle(Publish("t", b"x"), 0.2) if isinstance(e, PublishAccepted)]
     assert published.peers == (peer(1),)
 
 
@@ -225,14 +228,14 @@ def test_a_new_subscriber_is_grafted_at_once_and_gets_the_next_publish(order: st
 def test_a_publish_before_anybody_is_there_waits_in_a_queue_and_goes_out_with_the_first_subscriber() -> None:
     router = joined()
     first = router.handle(Publish("t", b"early", ref=7, if_no_peers="queue"), 0.1)
-    assert [(e.ref, e.queued, e.peers) for e in first if isinstance(e, Published)] == [(7, True, ())]
+    assert [(e.ref, e.queued, e.peers) for e in first if isinstance(e, PublishAccepted)] == [(7, True, ())]
     effects = connect(router, 1, 0.5, "t")
-    assert [(e.ref, e.queued, e.peers) for e in effects if isinstance(e, Published)] == [(7, False, (peer(1),))]
+    assert [(e.ref, e.queued, e.peers) for e in effects if isinstance(e, PublishAccepted)] == [(7, False, (peer(1),))]
     (rpc,) = [rpc for rpc in sends(effects, peer(1)) if rpc.messages]
     assert rpc.messages[0].data == b"early"
 
 
-def test_a_queued_publish_that_finds_nobody_is_reported_and_the_queue_is_bounded() -> None:
+def test_a_queued_publish_that_finds_no_one_is_reported_and_the_queue_is_bounded() -> None:
     router = joined(params=GossipParams(pending_publish_items_max=2))
     for ref in (1, 2):
         router.handle(Publish("t", b"x", ref=ref, if_no_peers="queue"), 0.1)
@@ -256,7 +259,7 @@ def test_in_a_star_of_more_than_d_hi_a_refused_leaf_grafts_at_most_once_a_minute
         asked = grafts(list(effects))
         if asked or (now == 1.0 and leaf.mesh("t")):
             count += 1
-            leaf.handle(Received(peer(1), Rpc(prune=(Prune("t", 60),))), now)
+            leaf.handle(RpcReceived(peer(1), Rpc(prune=(Prune("t", 60),))), now)
     assert 2 <= count <= 4
 
 
@@ -267,14 +270,14 @@ def test_the_mesh_takes_no_inbound_graft_at_d_hi_but_outbound_ones_and_is_back_a
     router = joined(params=GossipParams(heartbeat_initial_delay_s=5.0))
     for number in range(1, 13):
         connect(router, number, 0.0, "t")
-        router.handle(Received(peer(number), Rpc(graft=("t",))), 0.0)
+        router.handle(RpcReceived(peer(number), Rpc(graft=("t",))), 0.0)
     assert len(router.mesh("t")) == 12
     connect(router, 20, 0.1, "t")
-    (refused,) = sends(router.handle(Received(peer(20), Rpc(graft=("t",))), 0.1))
+    (refused,) = sends(router.handle(RpcReceived(peer(20), Rpc(graft=("t",))), 0.1))
     assert refused.prune == (Prune("t", 60),)
     for number in (21, 22):
         connect(router, number, 0.1, "t", outbound=True)
-        router.handle(Received(peer(number), Rpc(graft=("t",))), 0.1)
+        router.handle(RpcReceived(peer(number), Rpc(graft=("t",))), 0.1)
     assert len(router.mesh("t")) == 14
     effects = run_until(router, 5.5)
     assert len(router.mesh("t")) == 6
@@ -290,11 +293,11 @@ def test_a_graft_exactly_at_the_end_of_its_backoff_is_taken_while_we_wait_some_s
     router.handle(Leave("t"), 1.0)
     router.handle(Join("t"), 2.0)
     assert router.mesh("t") == []
-    router.handle(Received(peer(1), Rpc(graft=("t",))), 11.0)
+    router.handle(RpcReceived(peer(1), Rpc(graft=("t",))), 11.0)
     assert router.mesh("t") == [peer(1)]
     assert router.scores()[peer(1)] >= 0
     other = joined(1)
-    other.handle(Received(peer(1), Rpc(prune=(Prune("t", 5),))), 1.0)
+    other.handle(RpcReceived(peer(1), Rpc(prune=(Prune("t", 5),))), 1.0)
     run_until(other, 6.9)
     assert other.mesh("t") == []
     run_until(other, 9.2)
@@ -306,11 +309,11 @@ def test_a_graft_exactly_at_the_end_of_its_backoff_is_taken_while_we_wait_some_s
 
 def test_joining_and_new_subscriptions_never_graft_a_peer_in_backoff() -> None:
     router = joined(1)
-    router.handle(Received(peer(1), Rpc(prune=(Prune("t", 60),))), 1.0)
+    router.handle(RpcReceived(peer(1), Rpc(prune=(Prune("t", 60),))), 1.0)
     router.handle(Leave("t"), 2.0)
     effects = router.handle(Join("t"), 3.0)
     for subscribe in (False, True):
-        effects += router.handle(Received(peer(1), Rpc(subscriptions=(Subscription("t", subscribe),))), 3.0)
+        effects += router.handle(RpcReceived(peer(1), Rpc(subscriptions=(SubscriptionChange("t", subscribe),))), 3.0)
     assert grafts(list(effects)) == 0
     assert grafts(list(run_until(router, 60.9))) == 0
 
@@ -319,7 +322,7 @@ def test_who_we_pruned_is_in_backoff_with_us_too_and_punished_for_grafting_in_it
     router = joined(1, scores=standard_scores())
     router.handle(Leave("t"), 1.0)
     router.handle(Join("t"), 1.5)
-    effects = router.handle(Received(peer(1), Rpc(graft=("t",))), 2.0)
+    effects = router.handle(RpcReceived(peer(1), Rpc(graft=("t",))), 2.0)
     assert router.mesh("t") == []
     assert [prune.topic for rpc in sends(effects) for prune in rpc.prune] == ["t"]
     assert router.scores()[peer(1)] < 0
@@ -335,10 +338,10 @@ def test_leaving_says_ten_seconds_and_both_ends_find_each_other_right_after() ->
     effects = sends(one.handle(Leave("t"), 1.0), peer(1))
     assert [prune for rpc in effects for prune in rpc.prune] == [Prune("t", 10)]
     for rpc in effects:
-        two.handle(Received(peer(0), rpc), 1.0)
+        two.handle(RpcReceived(peer(0), rpc), 1.0)
     assert two.mesh("t") == []
     for rpc in sends(one.handle(Join("t"), 2.0), peer(1)):
-        two.handle(Received(peer(0), rpc), 2.0)
+        two.handle(RpcReceived(peer(0), rpc), 2.0)
     run_until(two, 9.0)
     assert two.mesh("t") == []
     run_until(two, 14.2)
@@ -357,8 +360,8 @@ def test_nothing_is_left_of_topics_that_peers_made_up_once_they_are_gone() -> No
         for number in range(1, 4):
             router.handle(PeerDown(peer(number)), round_ + 0.5)
         for number in range(4, 6):
-            leaving = tuple(Subscription(f"made-up-{number}-{i}", False) for i in range(100))
-            router.handle(Received(peer(number), Rpc(subscriptions=leaving)), round_ + 0.5)
+            leaving = tuple(SubscriptionChange(f"made-up-{number}-{i}", False) for i in range(100))
+            router.handle(RpcReceived(peer(number), Rpc(subscriptions=leaving)), round_ + 0.5)
             router.handle(PeerDown(peer(number)), round_ + 0.6)
     assert router.sizes() == empty
 
@@ -400,7 +403,7 @@ def test_an_oversize_publish_is_an_error_that_names_the_limit_and_nothing_is_sen
     with pytest.raises(MessageTooLargeError, match="1048577 bytes: at most 1048576"):
         router.handle(Publish("t", bytes(1_048_577)), 0.5)
     assert router.sizes()["mcache"] == 0
-    (published,) = [e for e in router.handle(Publish("t", bytes(1_048_576)), 0.5) if isinstance(e, Published)]
+    (published,) = [e for e in router.handle(Publish("t", bytes(1_048_576)), 0.5) if isinstance(e, PublishAccepted)]
     assert published.peers == (peer(1),)
 
 
@@ -414,32 +417,32 @@ def test_an_oversize_message_from_a_peer_is_refused_and_scored() -> None:
 # keep-core#1138, lotus#723, lotus#13103, go-f3#759, G#46, G#69, ssv PR1989 -------------------------------------------
 
 
-def test_full_validation_is_counted_blames_nobody_and_the_message_can_still_come() -> None:
+def test_full_validation_is_counted_blames_no_one_and_the_message_can_still_come() -> None:
     router = joined(2, params=GossipParams(validation_per_topic_max=2), scores=standard_scores())
     router.handle(ConfigureTopic("t", external=True), 0.0)
     tickets: list[int] = []
     for seqno in range(5):
-        effects = router.handle(Received(peer(1), Rpc((message_from(9, seqno),))), 0.5)
+        effects = router.handle(RpcReceived(peer(1), Rpc((message_from(9, seqno),))), 0.5)
         tickets += [effect.ticket for effect in effects if isinstance(effect, Validate)]
     assert len(tickets) == 2
     assert router.counters()["rejected: validation queue full"] == 3
     assert router.scores()[peer(1)] >= 0
     for ticket in tickets:
         router.handle(Validated(ticket, Verdict.ACCEPT), 0.6)
-    effects = router.handle(Received(peer(2), Rpc((message_from(9, 4),))), 0.7)
+    effects = router.handle(RpcReceived(peer(2), Rpc((message_from(9, 4),))), 0.7)
     assert [type(effect) for effect in effects] == [Validate]
 
 
 def test_a_validator_that_never_answers_times_out_and_frees_its_place() -> None:
     router = joined(1, params=GossipParams(validation_max=1, validation_timeout_s=5.0))
     router.handle(ConfigureTopic("t", external=True), 0.0)
-    effects = router.handle(Received(peer(1), Rpc((message_from(9, 1),))), 0.5)
+    effects = router.handle(RpcReceived(peer(1), Rpc((message_from(9, 1),))), 0.5)
     (ticket,) = [effect.ticket for effect in effects if isinstance(effect, Validate)]
     run_until(router, 5.6)
     assert router.sizes()["validating"] == 0
     assert router.counters()["validation timeout"] == 1
     assert router.handle(Validated(ticket, Verdict.ACCEPT), 6.0) == []
-    assert any(isinstance(e, Validate) for e in router.handle(Received(peer(1), Rpc((message_from(9, 1),))), 6.0))
+    assert any(isinstance(e, Validate) for e in router.handle(RpcReceived(peer(1), Rpc((message_from(9, 1),))), 6.0))
 
 
 # G PR284, R PR6486, R#6409, JL#3520, lodestar PR9117 -----------------------------------------------------------------
@@ -450,20 +453,20 @@ def test_an_ihave_flood_is_cut_in_rpcs_and_ids_per_heartbeat() -> None:
     asked = 0
     for batch in range(30):
         ids = tuple(b"%d-%d" % (batch, number) for number in range(30))
-        for rpc in sends(router.handle(Received(peer(1), Rpc(ihave=(IHave("t", ids),))), 0.5)):
+        for rpc in sends(router.handle(RpcReceived(peer(1), Rpc(ihave=(IHave("t", ids),))), 0.5)):
             asked += len(rpc.iwant)
     assert asked == 100
     assert router.sizes()["promises"] <= 10
     assert router.counters()["drop: ihave flood"] > 0
     run_until(router, 1.2)
-    assert sends(router.handle(Received(peer(1), Rpc(ihave=(IHave("t", (b"new",)),))), 1.3))
+    assert sends(router.handle(RpcReceived(peer(1), Rpc(ihave=(IHave("t", (b"new",)),))), 1.3))
 
 
 def test_the_same_message_is_sent_to_who_asks_for_it_three_times_at_most() -> None:
     router = joined(2)
     message = message_from(9, 1)
     deliver(router, message, 0.5)
-    ask = Received(peer(2), Rpc(iwant=(message.id, message.id)))
+    ask = RpcReceived(peer(2), Rpc(iwant=(message.id, message.id)))
     answers = [sends(router.handle(ask, 0.6), peer(2)) for _ in range(5)]
     assert [len(answer) for answer in answers] == [1, 1, 1, 0, 0]
     assert [len(answer[0].messages) for answer in answers[:3]] == [1, 1, 1]
@@ -473,17 +476,17 @@ def test_an_iwant_flood_is_cut_per_heartbeat() -> None:
     router = joined(2, params=GossipParams(iwant_ids_max=10))
     message = message_from(9, 1)
     deliver(router, message, 0.5)
-    router.handle(Received(peer(2), Rpc(iwant=(b"x",) * 10)), 0.6)
-    assert sends(router.handle(Received(peer(2), Rpc(iwant=(message.id,))), 0.6)) == []
+    router.handle(RpcReceived(peer(2), Rpc(iwant=(b"x",) * 10)), 0.6)
+    assert sends(router.handle(RpcReceived(peer(2), Rpc(iwant=(message.id,))), 0.6)) == []
     assert router.counters()["drop: iwant flood"] == 1
 
 
 def test_a_graft_flood_gets_one_answer_per_heartbeat_and_ends_in_the_graylist() -> None:
     router = joined(1, scores=standard_scores())
-    router.handle(Received(peer(1), Rpc(prune=(Prune("t", 60),))), 0.5)
+    router.handle(RpcReceived(peer(1), Rpc(prune=(Prune("t", 60),))), 0.5)
     answers = 0
     for _ in range(100):
-        answers += len(sends(router.handle(Received(peer(1), Rpc(graft=("t",))), 0.6), peer(1)))
+        answers += len(sends(router.handle(RpcReceived(peer(1), Rpc(graft=("t",))), 0.6), peer(1)))
     assert answers == 1
     assert router.scores()[peer(1)] < -80
     assert router.counters()["drop: rpc of a graylisted peer"] > 90
@@ -495,7 +498,7 @@ def test_an_idontwant_flood_is_cut_per_heartbeat_and_forgotten_after_three() -> 
     router = joined(1, params=GossipParams(idontwant_ids_max=50))
     for batch in range(10):
         ids = tuple(b"%d-%d" % (batch, number) for number in range(20))
-        router.handle(Received(peer(1), Rpc(idontwant=ids)), 0.5)
+        router.handle(RpcReceived(peer(1), Rpc(idontwant=ids)), 0.5)
     assert router.sizes()["unwanted"] == 50
     assert router.counters()["drop: idontwant flood"] == 150
     run_until(router, 4.2)
@@ -508,7 +511,7 @@ def test_an_idontwant_flood_is_cut_per_heartbeat_and_forgotten_after_three() -> 
 @pytest.mark.parametrize("backoff_s", [3_601, 1 << 32, (1 << 63) - 1, (1 << 64) - 1])
 def test_a_backoff_of_any_size_is_clamped_to_an_hour(backoff_s: int) -> None:
     router = joined(1)
-    router.handle(Received(peer(1), Rpc(prune=(Prune("t", backoff_s),))), 1.0)
+    router.handle(RpcReceived(peer(1), Rpc(prune=(Prune("t", backoff_s),))), 1.0)
     run_until(router, HOUR)
     assert router.mesh("t") == []
     run_until(router, HOUR + 5.0)
@@ -518,7 +521,7 @@ def test_a_backoff_of_any_size_is_clamped_to_an_hour(backoff_s: int) -> None:
 # R#2034, R#2036, R#2585, J#309, J#472, G#539 -------------------------------------------------------------------------
 
 
-def test_a_publish_to_nobody_is_a_named_error_or_by_option_none() -> None:
+def test_a_publish_to_no_one_is_a_named_error_or_by_option_none() -> None:
     router = joined()
     with pytest.raises(NoPeersSubscribedError, match="'t'"):
         router.handle(Publish("t", b"x"), 0.5)
@@ -526,11 +529,11 @@ def test_a_publish_to_nobody_is_a_named_error_or_by_option_none() -> None:
     (published,) = [
         effect
         for effect in router.handle(Publish("t", b"x", if_no_peers="ignore"), 0.5)
-        if isinstance(effect, Published)
+        if isinstance(effect, PublishAccepted)
     ]
     assert published.peers == ()
     connect(router, 1, 0.6, "t")
-    router.handle(Received(peer(1), Rpc(prune=(Prune("t", 60),))), 0.7)
+    router.handle(RpcReceived(peer(1), Rpc(prune=(Prune("t", 60),))), 0.7)
     told_ids = [item.ids for rpc in sends(run_until(router, 1.2), peer(1)) for item in rpc.ihave]
     assert set(told_ids) == {(published.message.id,)}, "who comes soon after hears of it by gossip"
 
@@ -540,7 +543,45 @@ def test_a_publish_after_a_long_idle_time_finds_its_peers() -> None:
     connect(router, 1, 0.0, "t")
     for now in (0.5, 1_000.0):
         run_until(router, now)
-        (published,) = [e for e in router.handle(Publish("t", b"x"), now) if isinstance(e, Published)]
+        (published,) = [e for e in router.handle(Publish("t", b"x"), now) if isinstance(e, PublishAccepted)]
         assert published.peers == (peer(1),)
     run_until(router, 2_000.0)
     assert router.sizes()["topics"] == 1
+
+
+@pytest.mark.parametrize("kind", ["subscribe", "unsubscribe", "graft", "prune", "graft and prune"])
+def test_a_control_flood_is_cut_to_the_neighbour_s_rate_and_its_stream_is_reset(kind: str) -> None:
+    router = make_router(scores=standard_scores())
+    router.handle(Join("t"), 0.0)
+    connect(router, 1, 0.0, "t")
+    connect(router, 2, 0.0, "t")
+    resets = rpcs = 0
+    while not resets:
+        rpcs += 1
+        names = tuple(f"{rpcs}-{number}" for number in range(100))
+        rpc = Rpc(
+            subscriptions=tuple(SubscriptionChange(name, kind == "subscribe") for name in names)
+            if "subscribe" in kind
+            else (),
+            graft=("t",) * 50 if "graft" in kind else (),
+            prune=(Prune("t", 1),) * 50 if "prune" in kind else (),
+        )
+        effects = router.handle(RpcReceived(peer(1), rpc), 0.1)
+        resets += sum(isinstance(effect, ResetStream) and effect.peer == peer(1) for effect in effects)
+        assert rpcs < 100
+    items = rpcs * (50 if kind in ("graft", "prune") else 100)
+    assert items - CONTROL_ITEMS_BURST <= router.counters()["drop: control flood"] <= CONTROL_DROPPED_MAX + 100
+    router.handle(RpcReceived(peer(2), Rpc(subscriptions=(SubscriptionChange("of two", True),))), 0.1)
+    assert router.peers("of two") == [peer(2)]
+
+
+def test_a_neighbour_that_joins_and_leaves_all_its_topics_is_within_its_rate() -> None:
+    router = make_router()
+    router.handle(Join("t"), 0.0)
+    connect(router, 1, 0.0, "t")
+    for now in (0.1, 2.5, 5.0):
+        names = [f"topic {number}" for number in range(255)]
+        for subscribe in (True, False):
+            changes = tuple(SubscriptionChange(name, subscribe) for name in names)
+            router.handle(RpcReceived(peer(1), Rpc(subscriptions=changes)), now)
+    assert router.counters().get("drop: control flood", 0) == 0

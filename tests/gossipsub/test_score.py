@@ -7,7 +7,7 @@ import pytest
 
 from dep2p.gossipsub.scoring.params import ScoreParams, TopicScoreParams
 from dep2p.gossipsub.scoring.peer_gater import GaterParams, PeerGater
-from dep2p.gossipsub.scoring.score import PeerStats, ScoreBook, colocation_keys
+from dep2p.gossipsub.scoring.score import PeerScorer, PeerStats, colocation_keys
 from tests.gossipsub.network import peer
 
 TOPIC = TopicScoreParams(
@@ -24,13 +24,13 @@ PARAMS = ScoreParams(
 )
 
 
-def book(**topic: float) -> tuple[ScoreBook, PeerStats]:
-    scores = ScoreBook(replace(PARAMS, default_topic=replace(TOPIC, **topic)), 0.0)
+def scorer(**topic: float) -> tuple[PeerScorer, PeerStats]:
+    scores = PeerScorer(replace(PARAMS, default_topic=replace(TOPIC, **topic)), 0.0)
     return scores, scores.connect(peer(1), ())
 
 
 def test_p1_time_in_the_mesh_counts_by_quantum_and_is_capped() -> None:
-    scores, stats = book(mesh_time_weight=2.0, mesh_time_quantum_s=1.0, mesh_time_cap=5)
+    scores, stats = scorer(mesh_time_weight=2.0, mesh_time_quantum_s=1.0, mesh_time_cap=5)
     scores.graft(stats, "t", 0.0)
     scores.refresh(3.0)
     assert stats.score == 6.0
@@ -42,7 +42,7 @@ def test_p1_time_in_the_mesh_counts_by_quantum_and_is_capped() -> None:
 
 
 def test_p2_first_deliveries_count_are_capped_and_decay() -> None:
-    scores, stats = book(first_weight=1.0)
+    scores, stats = scorer(first_weight=1.0)
     for _ in range(20):
         scores.first(stats, "t")
     scores.rescore(stats)
@@ -55,7 +55,7 @@ def test_p2_first_deliveries_count_are_capped_and_decay() -> None:
 
 
 def test_p3_a_deficit_counts_squared_once_the_peer_is_in_the_mesh_long_enough() -> None:
-    scores, stats = book(delivery_weight=-1.0, delivery_threshold=4, delivery_activation_s=5, delivery_decay=0.9)
+    scores, stats = scorer(delivery_weight=-1.0, delivery_threshold=4, delivery_activation_s=5, delivery_decay=0.9)
     scores.graft(stats, "t", 0.0)
     scores.refresh(5.0)
     assert stats.score == 0.0
@@ -68,7 +68,7 @@ def test_p3_a_deficit_counts_squared_once_the_peer_is_in_the_mesh_long_enough() 
 
 
 def test_p3b_the_deficit_sticks_after_a_prune() -> None:
-    scores, stats = book(
+    scores, stats = scorer(
         delivery_weight=-1.0, delivery_threshold=3, delivery_activation_s=1, failure_weight=-1.0, failure_decay=0.5
     )
     scores.graft(stats, "t", 0.0)
@@ -81,14 +81,14 @@ def test_p3b_the_deficit_sticks_after_a_prune() -> None:
 
 
 def test_p4_invalid_messages_count_squared_at_once() -> None:
-    scores, stats = book(invalid_weight=-2.0)
+    scores, stats = scorer(invalid_weight=-2.0)
     scores.invalid(stats, "t")
     scores.invalid(stats, "t")
     assert stats.score == -8.0
 
 
 def test_p5_is_what_the_app_said() -> None:
-    scores, stats = book()
+    scores, stats = scorer()
     scores.set_app(stats, -7.5)
     assert stats.score == -7.5
     scores.refresh(1.0)
@@ -97,7 +97,7 @@ def test_p5_is_what_the_app_said() -> None:
 
 def test_p6_counts_peers_of_one_address_and_one_ipv6_network_but_not_loopback() -> None:
     params = replace(PARAMS, colocation_weight=-1.0, colocation_threshold=2)
-    scores = ScoreBook(params, 0.0)
+    scores = PeerScorer(params, 0.0)
     stats = [scores.connect(peer(number), ("192.0.2.1",)) for number in range(4)]
     scores.refresh(1.0)
     assert [each.score for each in stats] == [-4.0] * 4
@@ -112,7 +112,7 @@ def test_p6_counts_peers_of_one_address_and_one_ipv6_network_but_not_loopback() 
 
 
 def test_p7_counts_squared_above_its_threshold() -> None:
-    scores = ScoreBook(replace(PARAMS, behaviour_weight=-1.0, behaviour_threshold=1.0), 0.0)
+    scores = PeerScorer(replace(PARAMS, behaviour_weight=-1.0, behaviour_threshold=1.0), 0.0)
     stats = scores.connect(peer(1), ())
     scores.misbehaved(stats)
     assert stats.score == 0.0
@@ -121,7 +121,7 @@ def test_p7_counts_squared_above_its_threshold() -> None:
 
 
 def test_the_topics_sum_is_capped_but_faults_elsewhere_are_not() -> None:
-    scores = ScoreBook(replace(PARAMS, default_topic=replace(TOPIC, first_weight=1.0), topic_cap=3.0), 0.0)
+    scores = PeerScorer(replace(PARAMS, default_topic=replace(TOPIC, first_weight=1.0), topic_cap=3.0), 0.0)
     stats = scores.connect(peer(1), ())
     for _ in range(9):
         scores.first(stats, "t")
@@ -130,7 +130,7 @@ def test_the_topics_sum_is_capped_but_faults_elsewhere_are_not() -> None:
 
 
 def test_leaving_does_not_wash_off_a_bad_score_but_a_merit_is_lost() -> None:
-    scores, stats = book(invalid_weight=-1.0, invalid_decay=0.99, first_weight=1.0)
+    scores, stats = scorer(invalid_weight=-1.0, invalid_decay=0.99, first_weight=1.0)
     scores.invalid(stats, "t")
     scores.first(stats, "t")
     scores.disconnect(peer(1), 1.0)
@@ -145,7 +145,7 @@ def test_leaving_does_not_wash_off_a_bad_score_but_a_merit_is_lost() -> None:
 
 def test_bad_scores_are_kept_for_the_retention_time_and_in_bounded_number() -> None:
     params = replace(PARAMS, default_topic=replace(TOPIC, invalid_weight=-1.0), retain_s=10, retained_max=3)
-    scores = ScoreBook(params, 0.0)
+    scores = PeerScorer(params, 0.0)
     for number in range(6):
         scores.invalid(scores.connect(peer(number), ()), "t")
         scores.disconnect(peer(number), 0.0)
@@ -155,7 +155,7 @@ def test_bad_scores_are_kept_for_the_retention_time_and_in_bounded_number() -> N
 
 
 def test_without_parameters_nothing_is_counted() -> None:
-    scores = ScoreBook(None, 0.0)
+    scores = PeerScorer(None, 0.0)
     stats = scores.connect(peer(1), ("192.0.2.1",))
     scores.first(stats, "t")
     scores.invalid(stats, "t")
@@ -165,7 +165,7 @@ def test_without_parameters_nothing_is_counted() -> None:
 
 
 def test_a_topic_s_parameters_can_be_set_later() -> None:
-    scores, stats = book()
+    scores, stats = scorer()
     scores.invalid(stats, "t")
     scores.configure("t", replace(TOPIC, invalid_weight=-5.0))
     scores.rescore(stats)

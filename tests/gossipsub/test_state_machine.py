@@ -48,7 +48,7 @@ SMALL = GossipParams(
 
 
 def check(router: Router) -> None:
-    """What must hold at any moment."""
+    """Check the invariants of a router at any moment."""
     params = SMALL
     connected = set(router.peers())
     assert peer(0) not in connected
@@ -108,7 +108,7 @@ class RouterMachine(RuleBasedStateMachine):
             params=SMALL,
             scores=scores,
             gater=GaterParams() if gated else None,
-            external_authentication=external,
+            is_external=external,
             tracing=tracing,
         )
 

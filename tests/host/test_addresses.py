@@ -22,7 +22,7 @@ RELAY = Identity(bytes([1] * 32)).peer_id
         (f"/ip4/127.0.0.1/tcp/4001/p2p/{RELAY}/p2p-circuit", "circuit", "127.0.0.1", 4001),
     ],
 )
-def test_address_is_told_apart_with_and_without_a_peer(text: str, transport: str, host: str, port: int) -> None:
+def test_address_is_distinguished_with_and_without_a_peer(text: str, transport: str, host: str, port: int) -> None:
     for peer, full in ((None, text), (PEER, f"{text}/p2p/{PEER}")):
         address = parse_address(full)
         assert (address.transport, address.host, address.port, address.peer) == (transport, host, port, peer)
@@ -58,7 +58,7 @@ def test_any_text_is_an_address_or_a_value_error(text: str) -> None:
         assert str(error)
 
 
-def test_address_of_somebody_else_is_refused() -> None:
+def test_address_of_someone_else_is_refused() -> None:
     assert expect_peer(f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}", PEER).peer == PEER
     with pytest.raises(ValueError, match="not of"):
         expect_peer(f"/ip4/127.0.0.1/tcp/1/p2p/{RELAY}", PEER)

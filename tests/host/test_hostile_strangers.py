@@ -1,4 +1,4 @@
-"""What strangers can make a host hold or do: pings, identify messages, relayed circuits, places."""
+"""Attacks of strangers on a host: pings, identify messages, relayed circuits, slots."""
 
 import errno
 from contextlib import suppress
@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from libp2p.relay.circuit_v2.pb import circuit_pb2
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, StopMessage
 
+from dep2p.encoding.length_prefixed import encode_length_prefixed, read_length_prefixed
 from dep2p.errors import StreamClosedError
 from dep2p.host.connections.connection import NEGOTIATING_MAX
 from dep2p.host.connections.identify import IDENTIFY_PUSH, PING, PingServer
 from dep2p.host.counters import Counters
 from dep2p.host.interface import ByteStream
-from dep2p.host.length_prefixed import encode_message, read_message
 from dep2p.host.transports import relay
 from dep2p.host.transports.tcp import TCPListener
 from dep2p.limits import Limits
@@ -30,7 +31,7 @@ def pinged_host(network: MemoryNetwork) -> tuple[MemoryHost, Counters]:
     return host, counters
 
 
-async def test_pings_whose_answers_nobody_reads_are_not_kept(autojump_clock: Clock) -> None:
+async def test_pings_whose_answers_no_one_reads_are_not_kept(autojump_clock: Clock) -> None:
     """A whole window of pings waits in memory behind each answer that cannot be sent."""
     network = MemoryNetwork()
     host, _ = pinged_host(network)
@@ -83,15 +84,15 @@ def relay_and_client(network: MemoryNetwork) -> tuple[MemoryHost, MemoryHost, Co
 async def reserve(middle: MemoryHost, target: MemoryHost) -> None:
     connection = await target.dial(middle.peer_id, [middle.addr])
     stream = await connection.open_stream(relay.HOP)
-    stream.write_nowait(encode_message(HopMessage(type=HopMessage.RESERVE).SerializeToString()))
-    assert HopMessage.FromString(await read_message(stream, 4_096)).status == relay.OK
+    stream.write_nowait(encode_length_prefixed(HopMessage(type=HopMessage.RESERVE).SerializeToString()))
+    assert HopMessage.FromString(await read_length_prefixed(stream, 4_096)).status == circuit_pb2.OK
     await stream.close()
 
 
 def connect_message(target: MemoryHost) -> bytes:
     ask = HopMessage(type=HopMessage.CONNECT)
     ask.peer.id = peer_id_bytes(target.peer_id)
-    return encode_message(ask.SerializeToString())
+    return encode_length_prefixed(ask.SerializeToString())
 
 
 async def test_circuits_asked_for_at_the_same_time_keep_to_the_limit(autojump_clock: Clock) -> None:
@@ -99,10 +100,10 @@ async def test_circuits_asked_for_at_the_same_time_keep_to_the_limit(autojump_cl
     middle, target, counters = relay_and_client(network)
 
     async def accept(stream: ByteStream) -> None:
-        await read_message(stream, 4_096)
+        await read_length_prefixed(stream, 4_096)
         await trio.sleep(1)
-        answer = StopMessage(type=StopMessage.STATUS, status=relay.OK)  # type: ignore[arg-type]
-        await stream.write(encode_message(answer.SerializeToString()))
+        answer = StopMessage(type=StopMessage.STATUS, status=circuit_pb2.OK)
+        await stream.write(encode_length_prefixed(answer.SerializeToString()))
         await trio.sleep_forever()
 
     target.set_stream_handler(relay.STOP, accept)
@@ -111,13 +112,13 @@ async def test_circuits_asked_for_at_the_same_time_keep_to_the_limit(autojump_cl
     for _ in range(3 * relay.CIRCUITS_PER_PEER_MAX):
         (await connection.open_stream(relay.HOP)).write_nowait(connect_message(target))
     await trio.sleep(3)
-    assert counters["relay_circuits"] == relay.CIRCUITS_PER_PEER_MAX
-    assert counters["relay_refused_circuits_max"] == 2 * relay.CIRCUITS_PER_PEER_MAX
+    assert counters["relay_circuits"] == relay.CIRCUITS_PER_PAIR_MAX
+    assert counters["relay_refused_circuits_max"] == 3 * relay.CIRCUITS_PER_PEER_MAX - relay.CIRCUITS_PER_PAIR_MAX
     await connection.close()
     await trio.sleep(3)
     again = await (await network.host().dial(middle.peer_id, [middle.addr])).open_stream(relay.HOP)
     again.write_nowait(connect_message(target))
-    assert HopMessage.FromString(await read_message(again, 4_096)).status == relay.OK
+    assert HopMessage.FromString(await read_length_prefixed(again, 4_096)).status == circuit_pb2.OK
 
 
 async def test_a_circuit_that_its_target_does_not_answer_leaves_nothing(autojump_clock: Clock) -> None:
@@ -133,7 +134,7 @@ async def test_a_circuit_that_its_target_does_not_answer_leaves_nothing(autojump
     for _ in range(40):
         (await connection.open_stream(relay.HOP)).write_nowait(connect_message(target))
     await trio.sleep(10)
-    assert counters["relay_circuits"] == 0 and counters["relay_refused_timeout"] == relay.CIRCUITS_PER_PEER_MAX
+    assert counters["relay_circuits"] == 0 and counters["relay_refused_timeout"] == relay.CIRCUITS_PER_PAIR_MAX
     assert middle.connections(target.peer_id)[0].streams == {}
 
 
@@ -165,9 +166,60 @@ async def test_streams_that_never_send_are_not_a_task_each(two_hosts: Any, event
         connection = await stranger.dial(host.peer_id, host.listen_addrs())
         await stranger.ping(host.peer_id)
         before = trio.lowlevel.current_statistics().tasks_living
-        held = [await connection._muxer.open() for _ in range(200)]
+        held = [await connection._muxer.open() for _ in range(100)]
         await eventually(lambda: trio.lowlevel.current_statistics().tasks_living >= before + NEGOTIATING_MAX)
         await trio.testing.wait_all_tasks_blocked(0.05)
         assert trio.lowlevel.current_statistics().tasks_living <= before + NEGOTIATING_MAX
         assert await stranger.ping(host.peer_id, timeout_s=10) > 0  # its own turn comes when those before it gave up
-        assert len(held) == 200
+        assert len(held) == 100
+
+
+async def hold(stream: ByteStream) -> None:
+    """A handler that reads nothing."""
+    await trio.sleep_forever()
+
+
+@pytest.mark.real
+async def test_a_stranger_that_fills_its_windows_is_ended_and_a_verified_peer_is_not(
+    two_hosts: Any, open_host: Any, eventually: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Twelve such connections held 900 MiB."""
+    limits = Limits(stream_open_timeout_s=30.0)
+    async with two_hosts(limits=limits) as (host, stranger), open_host(limits=limits) as member:
+        host.set_stream_handler("/hold/1", hold)
+        await member.dial(host.peer_id, host.listen_addrs())
+        await eventually(lambda: bool(host.connections(member.peer_id)))
+        (verified,) = host.connections(member.peer_id)
+        host.protect(verified, "a realm")
+        ends = [await other.dial(host.peer_id, host.listen_addrs()) for other in (stranger, member)]
+        await eventually(lambda: len(host.connections()) == 2)
+        for connection in ends:
+            for stream in [await connection.open_stream("/hold/1") for _ in range(12)]:
+                stream.write_nowait(bytes(250_000))
+        await eventually(lambda: not host.connections(stranger.peer_id))
+        await eventually(lambda: host.counters()["memory_bytes"] >= 12 * 250_000)
+        assert not verified.is_closed
+        counters = host.counters()
+        assert counters["resources_ended_connection"] == 1
+        assert counters["memory_bytes_unproven"] == 0
+        assert counters["memory_bytes_largest_peer"] >= 12 * 250_000
+        assert "memory" in caplog.text and "resources_ended_connection" in caplog.text
+        host.unprotect(verified, "a realm")
+        assert host.counters()["memory_bytes_unproven"] >= 12 * 250_000
+        await member.disconnect(host.peer_id)
+        await eventually(lambda: host.counters()["memory_bytes"] == 0)
+
+
+@pytest.mark.real
+async def test_a_flood_of_control_frames_ends_the_connection_and_reports_why(two_hosts: Any, eventually: Any) -> None:
+    async with two_hosts() as (host, stranger):
+        connection = await stranger.dial(host.peer_id, host.listen_addrs())
+        yamux = connection._muxer._yamux
+        for number in range(20_000):
+            yamux._core.ping(number)
+            if number % 500 == 0:
+                await trio.lowlevel.checkpoint()
+        await eventually(lambda: not host.connections(stranger.peer_id))
+        await eventually(lambda: connection.is_closed)
+        assert host.counters()["mux_control_rate_exceeded"] == 1
+        assert await stranger.ping(host.peer_id) > 0  # a new connection begins anew

@@ -16,6 +16,7 @@ from dep2p.host.connections.upgrade import UpgradeError
 from dep2p.host.interface import ByteStream, PeerConnected, PeerDisconnected
 from dep2p.identity import Identity
 from dep2p.limits import Limits
+from dep2p.testing import FaultProxy
 
 pytestmark = pytest.mark.real
 
@@ -108,7 +109,7 @@ async def test_limit_of_connections_refuses_and_counts(open_host: Any, eventuall
             await three.dial(host.peer_id, host.listen_addrs())  # the slot came back
 
 
-async def test_inbound_connections_leave_room_for_our_own_dials(open_host: Any, eventually: Any) -> None:
+async def test_inbound_connections_leave_space_for_our_own_dials(open_host: Any, eventually: Any) -> None:
     async with AsyncExitStack() as stack:
         host = await stack.enter_async_context(open_host(limits=Limits(connections_max=8)))
         others = [await stack.enter_async_context(open_host()) for _ in range(9)]
@@ -120,10 +121,10 @@ async def test_inbound_connections_leave_room_for_our_own_dials(open_host: Any, 
         await host.dial(others[8].peer_id, others[8].listen_addrs())
 
 
-async def test_connections_of_no_use_make_room_and_those_in_use_do_not(
+async def test_connections_of_no_use_make_space_and_those_in_use_do_not(
     open_host: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else idle strangers, or strangers that a discovery source names, lock every member out for ever."""
+    """Else idle strangers, or strangers that a discovery source names, lock every member out forever."""
     async with AsyncExitStack() as stack:
         host = await stack.enter_async_context(open_host(limits=Limits(connections_max=4)))
         member, wanted, *strangers = [await stack.enter_async_context(open_host()) for _ in range(6)]
@@ -131,7 +132,7 @@ async def test_connections_of_no_use_make_room_and_those_in_use_do_not(
         await eventually(lambda: len(host.connections()) == 1)
         (needed,) = host.connections()
         host.protect(needed, "realm")
-        host.keep_connected(wanted.peer_id)
+        host.keep_connected(wanted.peer_id, "test")
         await host.dial(wanted.peer_id, wanted.listen_addrs())
         for count, stranger in enumerate(strangers[:2]):
             await stranger.dial(host.peer_id, host.listen_addrs())
@@ -151,21 +152,49 @@ async def test_connections_of_no_use_make_room_and_those_in_use_do_not(
         await eventually(lambda: host.connections(member.peer_id) == [])
 
 
-async def test_limit_per_peer_refuses_and_counts(open_host: Any, eventually: Any) -> None:
+async def test_at_the_limit_per_peer_the_newest_connection_replaces_the_oldest(open_host: Any, eventually: Any) -> None:
+    """The older ones may be dead without a word: a peer that restarts is never locked out by itself."""
     identity = Identity.generate()
     async with open_host(limits=Limits(connections_per_peer_max=1)) as host:
         # Two hosts with one identity are one peer.
         async with open_host(identity) as first, open_host(identity) as second:
-            await first.dial(host.peer_id, host.listen_addrs())
+            old = await first.dial(host.peer_id, host.listen_addrs())
             await eventually(lambda: len(host.connections()) == 1)
-            try:
-                connection = await second.dial(host.peer_id, host.listen_addrs())
-            except PeerNotFoundError:
-                pass  # refused so early that the dial itself saw it
-            else:
-                await eventually(lambda: connection.is_closed)
-            await eventually(lambda: host.counters().get("inbound_refused_connections_per_peer_max") == 1)
+            new = await second.dial(host.peer_id, host.listen_addrs())
+            await eventually(lambda: old.is_closed)
+            assert host.counters()["connections_replaced_per_peer_max"] == 1
+            assert len(host.connections(identity.peer_id)) == 1 and not new.is_closed
+
+
+async def test_nodes_that_dial_each_other_at_once_settle_on_one_connection(two_hosts: Any, eventually: Any) -> None:
+    async with two_hosts() as (one, other):
+        for host, peer in ((one, other), (other, one)):
+            host.add_addrs(peer.peer_id, peer.listen_addrs(), ttl_s=60)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.dial, other.peer_id)
+            nursery.start_soon(other.dial, one.peer_id)
+        await trio.sleep(0.1)
+        await eventually(lambda: len(one.connections()) == len(other.connections()) == 1)
+        (left,), (right,) = one.connections(), other.connections()
+        assert left.channel_binding == right.channel_binding
+        assert left.direction == ("outbound" if one.peer_id < other.peer_id else "inbound")
+        assert not left.is_superseded and not right.is_superseded
+
+
+async def test_a_silent_connection_ends_within_seconds_of_a_newer_one(open_host: Any, eventually: Any) -> None:
+    identity = Identity.generate()
+    async with FaultProxy.open() as proxy, open_host() as host, open_host(identity) as first:
+        port = await proxy.forward("127.0.0.1", port_of(host))
+        old = await first.dial(host.peer_id, [f"/ip4/127.0.0.1/tcp/{port}"])
+        await eventually(lambda: len(host.connections()) == 1)
+        proxy.hold()  # nothing passes any more, and neither end hears of it
+        async with open_host(identity) as second:
+            started = trio.current_time()
+            await second.dial(host.peer_id, host.listen_addrs())
+            await eventually(lambda: host.counters().get("connections_replaced_silent") == 1)
+            assert trio.current_time() - started < 3.0
             assert len(host.connections(identity.peer_id)) == 1
+        assert not old.is_closed  # the far end of it noticed nothing either
 
 
 async def test_both_sides_learn_of_an_end_once_and_at_once(two_hosts: Any, event_log: Any) -> None:
@@ -276,7 +305,7 @@ async def test_stopped_peer_is_noticed_within_the_liveness_limits(
                         while True:
                             await stream.write(bytes(65_536))
 
-                nursery.start_soon(write_without_end)  # upstream: blocks for ever
+                nursery.start_soon(write_without_end)  # upstream: blocks forever
                 ended = await log.wait(PeerDisconnected, timeout_s=4)
             assert ended.last
         finally:
@@ -302,7 +331,7 @@ async def test_restart_with_the_same_identity_is_reachable_at_once(open_host: An
                     await trio.sleep(0.05)
 
 
-async def test_peer_with_our_own_identity_is_refused_and_told_to_the_operator(
+async def test_peer_with_our_own_identity_is_refused_and_reported_to_the_operator(
     open_host: Any, eventually: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A copied key file: everything above takes a connection's peer for somebody else."""

@@ -93,7 +93,7 @@ async def test_other_peer_at_the_address_is_named(two_hosts: Any) -> None:
         assert one.connections() == []
 
 
-async def test_address_of_somebody_else_is_not_dialled(two_hosts: Any) -> None:
+async def test_address_of_someone_else_is_not_dialled(two_hosts: Any) -> None:
     async with two_hosts() as (one, other):
         with pytest.raises(PeerNotFoundError, match="not of"):
             await one.dial(Identity.generate().peer_id, other.listen_addrs())
@@ -145,7 +145,7 @@ async def test_reconnects_to_a_wanted_peer_that_was_away(open_host: Any, event_l
     async with open_host() as one:
         log = event_log(one)
         one.add_addrs(identity.peer_id, [f"/ip4/127.0.0.1/tcp/{port}"], ttl_s=3600)
-        one.keep_connected(identity.peer_id)
+        one.keep_connected(identity.peer_id, "test")
         for count in (1, 2):
             async with open_host(identity, listen=[f"/ip4/127.0.0.1/tcp/{port}"]):
                 await log.wait(PeerConnected, count)

@@ -98,7 +98,7 @@ async def test_ipv6_listens_and_dials(open_host: Any) -> None:
         await other.ping(host.peer_id)
 
 
-async def test_advertised_address_is_told(open_host: Any, eventually: Any) -> None:
+async def test_advertised_address_is_reported(open_host: Any, eventually: Any) -> None:
     async with open_host(advertise=["/dns4/node.example/tcp/4001"]) as host, open_host() as other:
         assert f"/dns4/node.example/tcp/4001/p2p/{host.peer_id}" in host.listen_addrs()
         await other.dial(host.peer_id, host.listen_addrs()[:1])

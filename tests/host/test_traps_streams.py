@@ -88,7 +88,7 @@ async def test_unknown_protocol_is_refused_by_name(two_hosts: Any) -> None:
             await connection.open_stream("/nobody/1")
 
 
-async def test_handlers_come_and_go_at_run_time_and_peers_are_told(two_hosts: Any, eventually: Any) -> None:
+async def test_handlers_come_and_go_at_run_time_and_peers_are_reported(two_hosts: Any, eventually: Any) -> None:
     async with two_hosts() as (one, other):
         connection = await one.dial(other.peer_id, other.listen_addrs())
         await eventually(lambda: "/echo/1" in one.peer_protocols(other.peer_id))
@@ -106,7 +106,7 @@ async def test_handlers_come_and_go_at_run_time_and_peers_are_told(two_hosts: An
 
 
 async def test_10000_streams_in_sequence(two_hosts: Any, eventually: Any) -> None:
-    async with two_hosts() as (one, other):
+    async with two_hosts(trusts=True) as (one, other):
         connection = await one.dial(other.peer_id, other.listen_addrs())
         before = trio.lowlevel.current_statistics().tasks_living
         for _ in range(10_000):
@@ -119,7 +119,7 @@ async def test_10000_streams_in_sequence(two_hosts: Any, eventually: Any) -> Non
 
 
 async def test_stream_over_the_limit_is_refused_at_once(two_hosts: Any) -> None:
-    async with two_hosts() as (one, other):
+    async with two_hosts(trusts=True) as (one, other):
         released = trio.Event()
 
         async def handler(stream: ByteStream) -> None:
@@ -132,7 +132,7 @@ async def test_stream_over_the_limit_is_refused_at_once(two_hosts: Any) -> None:
         with trio.fail_after(20):
             while len(streams) < 1_024:
                 streams.append(await connection.open_stream("/hold/1"))
-        with trio.fail_after(0.5), pytest.raises(StreamClosedError):  # upstream: the 257th hangs for ever
+        with trio.fail_after(0.5), pytest.raises(StreamClosedError):  # upstream: the 257th hangs forever
             await connection.open_stream("/hold/1")
         streams[0].reset()
         streams.append(await connection.open_stream("/hold/1"))

@@ -1,4 +1,4 @@
-"""What stock py-libp2p does: one small test for each containment in dep2p/host.
+"""Faults of stock py-libp2p: one small test for each containment in dep2p/host.
 
 A test that fails here after an upgrade of py-libp2p means that the upstream behaviour has changed: look up the row in
 docs/explanation/py-libp2p-traps.md and see whether the containment is still needed.
@@ -17,6 +17,7 @@ import pytest
 import trio
 from libp2p import new_host
 from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.rsa import RSAPublicKey
 from libp2p.network import swarm as upstream_swarm
 from libp2p.network.config import ConnectionConfig
 from libp2p.network.connection.swarm_connection import SwarmConn
@@ -27,6 +28,7 @@ from libp2p.relay.circuit_v2.protocol import CircuitV2Protocol
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.transport.quic.connection import QUICConnection
 from libp2p.transport.quic.listener import QUICListener
+from libp2p.transport.quic.security import PeerAuthenticator
 from libp2p.transport.quic.stream import QUICStream
 from libp2p.transport.tcp import tcp
 from multiaddr import Multiaddr
@@ -168,6 +170,11 @@ def test_defaults_dial_known_peers_without_being_asked() -> None:
         (SwarmConn, "trio.sleep(0.1)"),
         (CircuitV2Protocol._handle_reserve, "peer_id = ID(msg.peer.id)"),
         (QUICListener._create_socket, "SO_REUSEPORT"),
+        (
+            PeerAuthenticator.verify_peer_certificate,
+            "    public_key.verify(signature_payload, signature)\n",
+        ),
+        (RSAPublicKey.from_bytes, "RSA.import_key(key_bytes)"),
         (QUICStream.handle_data_received, "dropping {len(data)} bytes"),
         (QUICConnection._handle_connection_terminated, "await stream.close()"),
     ],

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trio
 
-from dep2p.host.host import LibP2PHost
+from dep2p.host.host import HostOptions, LibP2PHost
 from dep2p.host.interface import ByteStream
 from dep2p.identity import Identity
 from dep2p.limits import Limits
@@ -173,7 +173,9 @@ def js_peer() -> OpenJsPeer:
 
 @asynccontextmanager
 async def _our_host(limits: Limits | None = None) -> AsyncGenerator[LibP2PHost, None]:
-    async with LibP2PHost.open(Identity.generate(), listen=[LOOPBACK], limits=limits) as host:
+    async with LibP2PHost.open(
+        Identity.generate(), listen=[LOOPBACK], options=HostOptions(limits=limits or Limits())
+    ) as host:
         for protocol, handler in ((_ECHO, _echo), (_SINK, _sink), (_SOURCE, _source)):
             host.set_stream_handler(protocol, handler)
         yield host

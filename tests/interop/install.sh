@@ -1,8 +1,9 @@
 #!/bin/sh
-# Installs the js-libp2p peer of the interop tests, exactly as locked, beside this script.
+# Installs the peers of the interop tests beside this script: NSQ clients, go-libp2p, and js-libp2p exactly as locked.
 set -eu
 cd "$(dirname "$0")"
 ./nsq/install.sh
+./go/install.sh
 # The development requirements bring Node.js along; a machine's own may be too old or absent.
 npm=../../.venv/bin/npm
 if [ ! -x "$npm" ]; then

@@ -128,7 +128,7 @@ class NsqDaemon:
         return httpx.post(self.url + path, content=body)
 
     def stats(self, topic: str, channel: str) -> dict[str, Any]:
-        """Of one channel."""
+        """Return the statistics of one channel."""
         answer = httpx.get(f"{self.url}/stats", params={"format": "json", "topic": topic, "channel": channel}).json()
         found: dict[str, Any] = answer["topics"][0]["channels"][0]
         return found

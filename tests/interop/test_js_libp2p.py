@@ -17,6 +17,8 @@ from dep2p.types import PeerId
 pytestmark = [pytest.mark.interop, pytest.mark.real]
 
 BULK_BYTES = 100_000_000
+_STREAMS = 100
+"""At once: fewer than the 128 that a peer without a proof may hold open here."""
 
 
 async def read_to_end(stream: Any) -> bytes:
@@ -132,11 +134,11 @@ async def test_a_hundred_megabytes_arrive_intact_both_ways_when_we_dial(
             assert await traffic.receive(stream) == (BULK_BYTES, expected)
 
 
-async def test_two_hundred_streams_at_once(js_peer: Any, our_host: Any, traffic: Any) -> None:
+async def test_a_hundred_streams_at_once(js_peer: Any, our_host: Any, traffic: Any) -> None:
     right: list[int] = []
     with trio.fail_after(60):
         async with our_host() as host, js_peer() as js:
-            assert (await js.call("many", host.listen_addrs()[0], 200))["right"] == 200
+            assert (await js.call("many", host.listen_addrs()[0], _STREAMS))["right"] == _STREAMS
             connection = await host.dial(PeerId(js.peer), [js.addr])
 
             async def ask(number: int) -> None:
@@ -147,6 +149,6 @@ async def test_two_hundred_streams_at_once(js_peer: Any, our_host: Any, traffic:
                     right.append(number)
 
             async with trio.open_nursery() as nursery:
-                for number in range(200):
+                for number in range(_STREAMS):
                     nursery.start_soon(ask, number)
-            assert len(right) == 200
+            assert len(right) == _STREAMS

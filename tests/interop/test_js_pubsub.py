@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from dep2p import Message, Node, PublicPubSub, Subscription, Topic
+from dep2p import Node, PublicPubSub, PubSubMessage, Subscription, Topic
 from dep2p.gossipsub.signing.policy import SigningPolicy
 from dep2p.pubsub.wire_formats import MESHSUB_1_1, MESHSUB_1_2
 from dep2p.types import PeerId
@@ -54,10 +54,10 @@ async def meshed(ours: Topic, js: JsPeer) -> None:
     await until_js(js, lambda state: bool(state["mesh"]))
 
 
-async def next_text(messages: Subscription) -> tuple[str, Message]:
+async def next_text(messages: Subscription) -> tuple[str, PubSubMessage]:
     message = await anext(messages)
-    assert isinstance(message, Message)
-    return message.data.decode(), message
+    assert isinstance(message, PubSubMessage)
+    return message.body.decode(), message
 
 
 async def exchange(ours: Topic, messages: Subscription, js: JsPeer, number: int = 0) -> None:
@@ -165,7 +165,7 @@ async def test_js_restarted_with_the_same_identity_is_heard_again() -> None:
                 assert peers[0] == peers[1]
 
 
-async def test_what_only_gossip_tells_of_is_asked_for_and_comes_once() -> None:
+async def test_what_only_gossip_reports_is_asked_for_and_comes_once() -> None:
     with trio.fail_after(60):
         async with our_node() as node, js_pubsub("--no-mesh") as js:
             ours = await node.join("chat", public=True)
@@ -184,7 +184,7 @@ async def test_what_only_gossip_tells_of_is_asked_for_and_comes_once() -> None:
             assert counters["public_pubsub_messages_delivered"] == 1
 
 
-async def test_js_asks_for_what_only_our_gossip_tells_of_and_gets_one_copy() -> None:
+async def test_js_asks_for_what_only_our_gossip_reports_and_gets_one_copy() -> None:
     """A publisher, a node of ours between, and js outside of that node's mesh: what it forwards never goes to js."""
     with trio.fail_after(60):
         async with our_node() as publisher, our_node() as node, js_pubsub("--no-mesh") as js:
@@ -238,5 +238,5 @@ async def test_bursts_of_two_thousand_both_ways_lose_nothing() -> None:
                 seen: dict[bytes, None] = {}
                 while len(seen) < count:
                     message = await anext(messages)
-                    assert isinstance(message, Message)
-                    seen[message.data[:4]] = None
+                    assert isinstance(message, PubSubMessage)
+                    seen[message.body[:4]] = None

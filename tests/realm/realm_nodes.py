@@ -13,9 +13,11 @@ from dep2p.identity import Identity
 from dep2p.limits import Limits
 from dep2p.protocols.wire.frame import Frame, FrameDecoder
 from dep2p.realm.credentials import Realm
+from dep2p.realm.handshake_responder import RealmResponder
 from dep2p.realm.interface import MemberEvent
-from dep2p.realm.membership import Membership
+from dep2p.realm.membership import Membership, MembershipOptions
 from dep2p.testing import MemoryHost, MemoryNetwork
+from dep2p.types import PeerId
 
 WALL_S = 1_700_000_000.0
 TEAM = Realm.from_psk(bytes(range(32)), "team")
@@ -40,7 +42,7 @@ class Node:
         return self.membership.counters()
 
     def kinds(self, other: "Node") -> list[str]:
-        """What was told of another node, in order."""
+        """The kinds of events about another node, in order."""
         return [kind for _, kind, peer in self.events if peer == other.host.peer_id]
 
     def state(self, other: "Node") -> str | None:
@@ -57,6 +59,10 @@ class Nodes:
 
     network: MemoryNetwork
     nursery: trio.Nursery
+    responders: dict[PeerId, tuple[MemoryHost, RealmResponder]] = field(
+        default_factory=dict[PeerId, tuple[MemoryHost, RealmResponder]]
+    )
+    """One for each host, as a node has it."""
 
     async def add(
         self,
@@ -69,14 +75,21 @@ class Nodes:
         clock: Callable[[], float] = wall_clock_s,
     ) -> Node:
         host = host or self.network.host(identity)
+        limits = limits or Limits()
+        if host.peer_id not in self.responders or self.responders[host.peer_id][0] is not host:
+            responder = RealmResponder(host, host.peer_id, limits, rng=Random(host.peer_id))
+            self.responders[host.peer_id] = (host, responder)
         membership = Membership(
             realm,
             host,
             host.identity,
-            limits or Limits(),
-            records_path=records_path,
-            rng=Random(host.peer_id),
-            wall_clock_s=clock,
+            limits,
+            MembershipOptions(
+                records_path=records_path,
+                rng=Random(host.peer_id),
+                wall_clock_s=clock,
+                responder=self.responders[host.peer_id][1],
+            ),
         )
         node = Node(host, membership)
 

@@ -11,7 +11,7 @@ from dep2p.host.interface import ByteStream, Connection
 from dep2p.identity import Identity
 from dep2p.limits import Limits
 from dep2p.protocols.realm.anti_entropy import SendFrames
-from dep2p.protocols.realm.handshake import auth_protocol
+from dep2p.protocols.realm.handshake import AUTH_PROTOCOL
 from dep2p.protocols.realm.member_record import LIFE_MS, MemberRecord, seal_record
 from dep2p.protocols.realm.messages import (
     encode_digest,
@@ -19,16 +19,17 @@ from dep2p.protocols.realm.messages import (
     encode_summary,
     members_protocol,
 )
-from dep2p.protocols.wire.frame import ENCRYPTED, HEADERS, FrameType, decode_error, encode_frame
-from dep2p.protocols.wire.headers import item_end
-from dep2p.realm.handshakes import RESPONDING_MAX
+from dep2p.protocols.wire.frame import ENCRYPTED, HEADERS, FrameType, decode_error, encode_error, encode_frame
+from dep2p.protocols.wire.headers import HeaderKey, encode_headers, headers_end
+from dep2p.realm.handshake_responder import RESPONDING_MAX, RESPONDING_PER_CONNECTION_MAX
+from dep2p.realm.handshake_scheduler import AGAIN_PER_CONNECTION_MAX, AGAIN_WINDOW_S, RETRY_AFTER_MAX_S
 from dep2p.realm.member_links import GOSSIP_UNSENT_BYTES_MAX, LINKS_PER_CONNECTION_MAX
 from dep2p.realm.membership import Membership
 from dep2p.testing import MemoryHost
 from tests.realm.realm_nodes import OTHER, TEAM, WALL_S, Node, Nodes, read_frames, realm_nodes, until
 
 Clock = trio.testing.MockClock
-AUTH = auth_protocol(TEAM.realm_id)
+AUTH = AUTH_PROTOCOL
 MEMBERS = members_protocol(TEAM.realm_id)
 NOW_MS = int(WALL_S * 1000)
 
@@ -40,7 +41,7 @@ async def stranger_at(nodes: Nodes, node: Node) -> tuple[MemoryHost, Connection]
 
 async def answers(stream: ByteStream) -> list[tuple[int, str]]:
     errors = [frame for frame in await read_frames(stream) if frame.type == FrameType.ERROR]
-    starts = [item_end(frame.payload, 0, 1024) if frame.flags & HEADERS else 0 for frame in errors]
+    starts = [headers_end(frame.payload, 0, 1024) if frame.flags & HEADERS else 0 for frame in errors]
     return [decode_error(frame.payload[start:]) for frame, start in zip(errors, starts, strict=True)]
 
 
@@ -52,7 +53,7 @@ async def pair(nodes: Nodes, *, limits: Limits | None = None) -> tuple[Node, Nod
     return node, member, connection
 
 
-async def test_a_stranger_on_the_members_protocol_is_told_and_turned_away(autojump_clock: Clock) -> None:
+async def test_an_unknown_peer_on_the_members_protocol_is_reported_and_turned_away(autojump_clock: Clock) -> None:
     async with realm_nodes() as nodes:
         node = await nodes.add()
         _, connection = await stranger_at(nodes, node)
@@ -62,12 +63,12 @@ async def test_a_stranger_on_the_members_protocol_is_told_and_turned_away(autoju
         assert node.counts["stranger_refused"] == 1 and node.membership.members() == []
 
 
-async def test_a_wrong_proof_is_refused_and_told(autojump_clock: Clock) -> None:
+async def test_a_wrong_proof_is_refused_and_reported(autojump_clock: Clock) -> None:
     async with realm_nodes() as nodes:
         node = await nodes.add()
         _, connection = await stranger_at(nodes, node)
         stream = await connection.open_stream(AUTH)
-        stream.write_nowait(encode_frame(FrameType.REQUEST, bytes(32), req_id=1))
+        stream.write_nowait(encode_frame(FrameType.REQUEST, bytes(64), req_id=1))
         stream.write_nowait(encode_frame(FrameType.REQUEST, bytes(32), req_id=2))
         assert [code for code, _ in await answers(stream)] == [ErrorCode.NOT_MEMBER]
         assert node.counts["handshake_failed"] == 1
@@ -76,15 +77,15 @@ async def test_a_wrong_proof_is_refused_and_told(autojump_clock: Clock) -> None:
 
 
 async def test_a_responder_with_another_secret_is_refused(autojump_clock: Clock) -> None:
-    """It claims the realm's protocol, which anybody can read off the wire."""
+    """It speaks the protocol of all realms, and answers with a decoy."""
     async with realm_nodes() as nodes:
         node = await nodes.add()
         liar = nodes.network.host()
         fake = Membership(OTHER, liar, liar.identity, Limits())
-        liar.set_stream_handler(AUTH, fake._handshakes.serve)  # pyright: ignore[reportPrivateUsage]
-        with pytest.raises(NotMemberError, match="secret"):
+        fake._responder.add(fake._handshakes)  # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(NotMemberError, match="is not in the realm"):
             await node.membership.connect(liar.peer_id, [liar.addr])
-        assert node.membership.members() == [] and node.counts["handshake_failed"] == 1
+        assert node.membership.members() == []
         assert node.membership._handshakes.at_work == 0  # pyright: ignore[reportPrivateUsage]
 
 
@@ -114,40 +115,148 @@ async def test_a_node_in_the_middle_cannot_use_the_proofs_of_two_members(autojum
         assert not any(b.membership.is_verified(connection) for connection in b.host.connections())
 
 
-async def test_an_address_that_failed_too_often_is_refused_before_any_crypto(autojump_clock: Clock) -> None:
-    async with realm_nodes() as nodes:
-        node = await nodes.add(limits=Limits(handshake_failures_per_address_per_min=3))
-        for _ in range(3):
-            _, connection = await stranger_at(nodes, node)
-            stream = await connection.open_stream(AUTH)
-            stream.write_nowait(b"noise")
-            await answers(stream)
-        _, connection = await stranger_at(nodes, node)
+async def fail_proofs(connection: Connection, times: int) -> list[int]:
+    """So many handshakes of noise; the codes of the answers."""
+    codes: list[int] = []
+    for _ in range(times):
         stream = await connection.open_stream(AUTH)
-        assert [code for code, _ in await answers(stream)] == [ErrorCode.RATE_LIMITED]
-        assert node.counts["handshake_refused_rate"] == 1 and node.counts["handshake_failed"] == 3
-        await trio.sleep(60)
-        member = await nodes.add()
-        await member.connect(node)
-        assert node.state(member) == "up"
+        stream.write_nowait(b"\xff" * 12)
+        codes += [code for code, _ in await answers(stream)]
+    return codes
 
 
-async def test_a_refused_address_does_not_harm_who_is_verified(autojump_clock: Clock) -> None:
+async def test_a_peer_that_failed_too_often_is_refused_before_any_crypto(autojump_clock: Clock) -> None:
     async with realm_nodes() as nodes:
-        node, member, _ = await pair(nodes, limits=Limits(handshake_failures_per_address_per_min=1))
+        node = await nodes.add(limits=Limits(handshake_failures_per_peer_per_min=3))
+        host, connection = await stranger_at(nodes, node)
+        await fail_proofs(connection, 3)
+        again = await host.dial(node.host.peer_id, [node.host.addr])
+        assert await fail_proofs(again, 2) == [ErrorCode.RATE_LIMITED] * 2, "on another connection, too"
+        assert node.counts["handshake_refused_rate"] == 2 and node.counts["handshake_failed"] == 3
+        await trio.sleep(60)
+        assert await fail_proofs(again, 1) != [ErrorCode.RATE_LIMITED]
+
+
+@pytest.mark.parametrize("addr", ["/ip4/192.0.2.9/tcp/4001", "/ip4/192.0.2.9/tcp/4001/p2p/QmRelay/p2p-circuit", ""])
+async def test_failed_proofs_shut_out_no_honest_peer_behind_the_same_address(addr: str, autojump_clock: Clock) -> None:
+    """A router, a relay or a machine is shared: what one peer behind it does is not the others' fault."""
+    async with realm_nodes() as nodes:
+        node = await nodes.add(limits=Limits(handshake_failures_per_peer_per_min=3))
+        for _ in range(20):
+            _, connection = await stranger_at(nodes, node)
+            node.host.connections()[-1].remote_addr = addr
+            await fail_proofs(connection, 5)
+        assert node.counts["handshake_failed"] == 60
+        member = await nodes.add()
+        await member.host.dial(node.host.peer_id, [node.host.addr])
+        node.host.connections()[-1].remote_addr = addr
+        await until(lambda: node.state(member) == "up" and member.state(node) == "up", timeout_s=1.0)
+
+
+async def test_a_refused_peer_is_told_why_and_tries_again_when_the_refusal_ends(autojump_clock: Clock) -> None:
+    async with realm_nodes() as nodes:
+        node = await nodes.add(limits=Limits(handshake_failures_per_peer_per_min=3))
+        host, connection = await stranger_at(nodes, node)
+        await fail_proofs(connection, 3)
+        member = await nodes.add(host=host)
+        await until(lambda: bool(member.membership.problems()))
+        (problem,) = member.membership.problems()
+        assert node.host.peer_id in problem and "after failed ones" in problem and "tried again in" in problem
+        await until(lambda: node.state(member) == "up" and member.state(node) == "up", timeout_s=70.0)
+        assert trio.current_time() > 55.0, "not before the minute was over"
+        assert member.counts["handshake_retries"] <= 2 and member.membership.problems() == ()
+
+
+@pytest.mark.parametrize("failure", ["overloaded", "silent", "reset", "broken"])
+async def test_no_failure_that_passes_keeps_a_member_out_for_good(failure: str, autojump_clock: Clock) -> None:
+    """The peer misbehaves for two minutes, longer than three tries take, and is then itself again."""
+    async with realm_nodes() as nodes:
+        node, member = await nodes.add(), await nodes.add()
+        serve = node.host.handlers[AUTH]
+
+        async def misbehave(stream: ByteStream) -> None:
+            match failure:
+                case "overloaded":
+                    stream.write_nowait(encode_error(ErrorCode.OVERLOADED, "busy"))
+                    await stream.close()
+                case "silent":
+                    await trio.sleep(30)
+                case "reset":
+                    stream.reset()
+                case _:
+                    stream.write_nowait(b"\xff" * 40)
+                    await stream.close()
+
+        node.host.set_stream_handler(AUTH, misbehave)
+        await member.host.dial(node.host.peer_id, [node.host.addr])
+        await trio.sleep(120)
+        assert member.membership.problems() and node.state(member) is None
+        assert member.counts["handshake_retries"] < 20
+        node.host.set_stream_handler(AUTH, serve)
+        await until(lambda: node.state(member) == "up" and member.state(node) == "up", timeout_s=300.0)
+        assert len(member.host.connections()) == 1 and member.membership.problems() == ()
+
+
+async def test_a_peer_cannot_ask_for_a_wait_without_end(autojump_clock: Clock) -> None:
+    async with realm_nodes() as nodes:
+        node, member = await nodes.add(), await nodes.add()
+        serve = node.host.handlers[AUTH]
+
+        async def put_off(stream: ByteStream) -> None:
+            headers = encode_headers({HeaderKey.RETRY_AFTER_MS: 2**50})
+            stream.write_nowait(encode_error(ErrorCode.RATE_LIMITED, "later", headers=headers))
+            await stream.close()
+
+        node.host.set_stream_handler(AUTH, put_off)
+        await member.host.dial(node.host.peer_id, [node.host.addr])
+        await trio.sleep(5)
+        node.host.set_stream_handler(AUTH, serve)
+        await until(lambda: node.state(member) == "up", timeout_s=1.2 * RETRY_AFTER_MAX_S)
+
+
+async def test_waiting_for_the_next_try_ends_with_the_connection(autojump_clock: Clock) -> None:
+    async with realm_nodes() as nodes:
+        node = await nodes.add(limits=Limits(handshake_failures_per_peer_per_min=1))
+        host, connection = await stranger_at(nodes, node)
+        await fail_proofs(connection, 1)
+        member = await nodes.add(host=host)
+        await until(lambda: bool(member.membership.problems()))
+        await host.disconnect(node.host.peer_id)
+        await trio.sleep(0.1)
+        scheduler = member.membership._handshake_scheduler  # pyright: ignore[reportPrivateUsage]
+        assert not scheduler._in_handshake and member.membership.problems() == ()  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_a_refused_peer_does_not_harm_who_is_verified(autojump_clock: Clock) -> None:
+    async with realm_nodes() as nodes:
+        node, member, _ = await pair(nodes, limits=Limits(handshake_failures_per_peer_per_min=1))
         _, connection = await stranger_at(nodes, node)
-        for _ in range(5):
-            stream = await connection.open_stream(AUTH)
-            stream.write_nowait(b"\xff" * 12)
-            await answers(stream)
+        await fail_proofs(connection, 5)
         await trio.sleep(1)
         assert node.state(member) == member.state(node) == "up"
         assert node.counts["handshake_refused_rate"] == 4
 
 
-async def test_a_thousand_hostile_handshakes_leave_bounded_state(autojump_clock: Clock) -> None:
+async def test_a_peer_that_does_not_count_us_is_asked_again_after_the_hour_of_many_tries(
+    autojump_clock: Clock,
+) -> None:
     async with realm_nodes() as nodes:
-        node = await nodes.add(limits=Limits(handshake_failures_per_address_per_min=0))
+        node, member, connection = await pair(nodes)
+        (inbound,) = node.host.connections()
+        scheduler = member.membership._handshake_scheduler  # pyright: ignore[reportPrivateUsage]
+        for _ in range(AGAIN_PER_CONNECTION_MAX):
+            scheduler.reauthenticate(connection)
+            await trio.sleep(2)
+        node.membership._unverify(inbound)  # pyright: ignore[reportPrivateUsage]
+        await trio.sleep(120)
+        assert not node.membership.is_verified(inbound)
+        await trio.sleep(AGAIN_WINDOW_S)
+        assert node.membership.is_verified(inbound)
+
+
+async def test_hundreds_of_hostile_handshakes_leave_bounded_state(autojump_clock: Clock) -> None:
+    async with realm_nodes() as nodes:
+        node = await nodes.add(limits=Limits(handshake_failures_per_peer_per_min=0))
         _, connection = await stranger_at(nodes, node)
         handshakes = node.membership._handshakes  # pyright: ignore[reportPrivateUsage]
         most = 0
@@ -160,23 +269,23 @@ async def test_a_thousand_hostile_handshakes_leave_bounded_state(autojump_clock:
                 case 0:
                     stream.write_nowait(bytes([number % 256]) * 40)
                 case 1:
-                    stream.write_nowait(encode_frame(FrameType.REQUEST, bytes(32), req_id=1, flags=ENCRYPTED))
+                    stream.write_nowait(encode_frame(FrameType.REQUEST, bytes(64), req_id=1, flags=ENCRYPTED))
                 case 2:
                     stream.reset()
                 case _:
-                    stream.write_nowait(encode_frame(FrameType.REQUEST, bytes(32), req_id=1))
+                    stream.write_nowait(encode_frame(FrameType.REQUEST, bytes(64), req_id=1))
             try:
                 await read_frames(stream)
             except StreamClosedError:
                 return
 
         async with trio.open_nursery() as nursery:
-            for number in range(1000):
+            for number in range(400):
                 nursery.start_soon(attack, number)
         # The attacker has its answer, or hung up, before the node's task for it has ended.
         with trio.fail_after(30):
             await handshakes.all_over()
-        assert 0 < most <= 3 and handshakes.verified == {}
+        assert 0 < most <= RESPONDING_PER_CONNECTION_MAX and handshakes.verified == {}
         member = await nodes.add()
         assert member.membership.is_verified(await member.connect(node))
 
@@ -185,15 +294,18 @@ async def test_silent_handshakes_end_in_time_and_are_few_per_connection(autojump
     async with realm_nodes() as nodes:
         node = await nodes.add()
         _, connection = await stranger_at(nodes, node)
-        streams = [await connection.open_stream(AUTH) for _ in range(5)]
+        streams = [await connection.open_stream(AUTH) for _ in range(RESPONDING_PER_CONNECTION_MAX + 3)]
         late: list[float] = []
-        for stream in streams[2:]:
+        for stream in streams[-3:]:
             assert [code for code, _ in await answers(stream)] == [ErrorCode.OVERLOADED]
         assert trio.current_time() < 1.0
-        for stream in streams[:2]:
+        for stream in streams[:-3]:
             await read_frames(stream)
             late.append(trio.current_time())
-        assert late == pytest.approx([5.0, 5.0], abs=0.2) and node.counts["handshake_refused_busy"] == 3
+        assert (
+            late == pytest.approx([5.0] * RESPONDING_PER_CONNECTION_MAX, abs=0.2)
+            and node.counts["handshake_refused_busy"] == 3
+        )
 
 
 async def test_silent_handshakes_of_many_connections_do_not_lock_out_a_member(autojump_clock: Clock) -> None:
@@ -204,15 +316,15 @@ async def test_silent_handshakes_of_many_connections_do_not_lock_out_a_member(au
         async def hold(host: MemoryHost) -> None:
             while True:
                 connection = await host.dial(node.host.peer_id, [node.host.addr])
-                for _ in range(2):
+                for _ in range(RESPONDING_PER_CONNECTION_MAX):
                     await connection.open_stream(AUTH)
                 await trio.sleep(4.9)
                 await connection.close()
 
         async with trio.open_nursery() as nursery:
-            for _ in range(40):
+            for _ in range(RESPONDING_MAX // RESPONDING_PER_CONNECTION_MAX + 2):
                 nursery.start_soon(hold, nodes.network.host())
-            await trio.sleep(20)
+            await trio.sleep(10)
             with trio.fail_after(2):
                 await member.connect(node)
             assert node.state(member) == "up" and node.counts["handshake_dropped_busy"] > 0
@@ -221,7 +333,7 @@ async def test_silent_handshakes_of_many_connections_do_not_lock_out_a_member(au
             nursery.cancel_scope.cancel()
 
 
-async def test_handshakes_held_open_at_one_address_make_room_for_others_and_not_the_other_way(
+async def test_handshakes_held_open_at_one_address_make_space_for_others_and_not_the_other_way(
     autojump_clock: Clock,
 ) -> None:
     async with realm_nodes() as nodes:
@@ -233,8 +345,8 @@ async def test_handshakes_held_open_at_one_address_make_room_for_others_and_not_
         busy = [await (await stranger_at(nodes, node))[1].open_stream(AUTH) for _ in range(RESPONDING_MAX + 3)]
         for stream in busy[:4]:
             assert [code for code, _ in await answers(stream)] == [ErrorCode.OVERLOADED]
-        assert node.counts["handshake_dropped_busy"] == 4 and trio.current_time() < 1.0
-        slow.write_nowait(encode_frame(FrameType.REQUEST, bytes(32), req_id=1))
+        assert node.counts["handshake_dropped_busy"] == 4 and trio.current_time() < 2.0
+        slow.write_nowait(encode_frame(FrameType.REQUEST, bytes(64), req_id=1))
         assert len(await slow.read()) > 64  # it is still served
 
 

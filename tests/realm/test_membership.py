@@ -11,6 +11,8 @@ from dep2p.host.interface import Connection
 from dep2p.identity import Identity
 from dep2p.limits import Limits
 from dep2p.protocols.realm.member_record import LIFE_MS, SKEW_MS
+from dep2p.protocols.realm.peer_selection import PROBES_MAX
+from dep2p.realm.credentials import Realm
 from dep2p.realm.interface import MemberEvent, RealmGate
 from tests.realm.realm_nodes import OTHER, TEAM, WALL_S, Node, Nodes, realm_nodes, until
 
@@ -30,7 +32,7 @@ async def pair(nodes: Nodes) -> tuple[Node, Node]:
     return a, b
 
 
-async def test_two_nodes_verify_each_other_and_tell_features(autojump_clock: Clock) -> None:
+async def test_two_nodes_verify_each_other_and_report_features(autojump_clock: Clock) -> None:
     async with realm_nodes() as nodes:
         a, b = await nodes.add(), await nodes.add()
         connection = await a.connect(b)
@@ -82,7 +84,7 @@ async def test_both_sides_may_connect_at_once(autojump_clock: Clock) -> None:
             assert one.kinds(other) == ["joined", "up"]
 
 
-async def test_another_secret_is_not_let_in(autojump_clock: Clock) -> None:
+async def test_another_secret_is_not_admitted(autojump_clock: Clock) -> None:
     async with realm_nodes() as nodes:
         a, stranger = await nodes.add(), await nodes.add(OTHER)
         with pytest.raises(NotMemberError, match="not in the realm 'team'"):
@@ -93,6 +95,26 @@ async def test_another_secret_is_not_let_in(autojump_clock: Clock) -> None:
         assert a.membership.verified_connection(stranger.host.peer_id) is None
         assert a.membership.members() == stranger.membership.members() == []
         assert a.counts["not_in_realm"] == 3  # at once, after 2 s, after 10 s, never again
+
+
+async def test_nodes_prove_themselves_in_each_realm_that_they_share_and_in_no_other(autojump_clock: Clock) -> None:
+    async with realm_nodes() as nodes:
+        shared = [Realm.from_psk(bytes([number]) * 32, f"shared {number}") for number in range(12)]
+        of_a, of_b = [Realm.from_psk(bytes([100 + n]) * 32, f"own {n}") for n in range(2)]
+        first = await nodes.add(of_a)
+        at_a = [first, *[await nodes.add(realm, host=first.host) for realm in shared]]
+        second = await nodes.add(of_b)
+        at_b = [second, *[await nodes.add(realm, host=second.host) for realm in shared]]
+        await first.host.dial(second.host.peer_id, [second.host.addr])
+        both = list(zip(at_a[1:], at_b[1:], strict=True))
+        await until(lambda: all(a.state(b) == b.state(a) == "up" for a, b in both), timeout_s=1.0)
+        assert first.membership.members() == second.membership.members() == []
+        failed = [one.counts.get("handshake_failed", 0) for one in (*at_a, *at_b)]
+        assert failed == [0] * 26, "to be in another realm is no offence"
+        assert sum(one.counts.get("handshake_no_common_realm", 0) for one in at_b) == 1
+        await at_b[1].membership.leave()
+        await until(lambda: at_a[1].state(at_b[1]) == "left")
+        assert all(a.state(b) == "up" for a, b in both[1:])
 
 
 async def test_errors_of_connect_say_what_is_wrong(autojump_clock: Clock) -> None:
@@ -224,7 +246,7 @@ async def test_a_killed_member_is_down_after_the_grace_period_and_up_when_it_is_
         assert a.kinds(again) == ["joined", "up", "down", "up"]
 
 
-async def test_a_flapping_member_is_not_told_of(autojump_clock: Clock) -> None:
+async def test_a_flapping_member_is_not_reported_of(autojump_clock: Clock) -> None:
     async with realm_nodes() as nodes:
         a, b = await pair(nodes)
         b.host.forget(a.host.peer_id)
@@ -286,7 +308,7 @@ async def test_one_of_many_who_wait_may_give_up(autojump_clock: Clock) -> None:
         assert a.counts["handshake_ok"] == 1
 
 
-async def test_discovered_peers_are_dialed_but_strangers_not_again_and_again(autojump_clock: Clock) -> None:
+async def test_discovered_peers_are_dialed_but_unknown_peers_not_again_and_again(autojump_clock: Clock) -> None:
     async with realm_nodes() as nodes:
         a, b = await nodes.add(), await nodes.add()
         stranger = nodes.network.host()
@@ -370,8 +392,11 @@ async def test_five_hundred_members_are_synced(autojump_clock: Clock) -> None:
         await b.connect(a)
         await until(lambda: len(b.membership.members()) == 501, timeout_s=10.0)
         assert b.counts["record_applied"] == 501
-        kept = b.host._wanted  # pyright: ignore[reportPrivateUsage]
-        assert len(kept) == 64, "a large realm is not a full mesh"
+        kept = b.host._targets  # pyright: ignore[reportPrivateUsage]
+        assert list(kept) == [a.host.peer_id], "none of the others ever proved itself"
+        assert b.counts["probes"] <= PROBES_MAX
+        await trio.sleep(120)
+        assert b.counts["probes"] <= 5 * PROBES_MAX and b.counts["probes_failed"] > 0
 
 
 def _envelopes(count: int) -> list[bytes]:

@@ -64,7 +64,7 @@ async def test_leaving_over_real_hosts_is_seen_by_all() -> None:
             assert membership.verified_connection(hosts[0].peer_id) is None
 
 
-async def test_a_stranger_on_real_hosts_is_not_let_in() -> None:
+async def test_an_unknown_peer_on_real_hosts_is_not_admitted() -> None:
     async with memberships(1) as (made, hosts):
         identity = Identity.generate()
         async with LibP2PHost.open(identity, listen=LISTEN) as host, trio.open_nursery() as nursery:
@@ -77,7 +77,7 @@ async def test_a_stranger_on_real_hosts_is_not_let_in() -> None:
 
 
 async def test_verified_connections_are_protected_until_they_are_so_no_more() -> None:
-    """What protects them is that the host must not end them to make room for strangers."""
+    """Protection means that the host must not end them to make room for strangers."""
     async with memberships(2) as (made, hosts):
         connection = await made[0].connect(hosts[1].peer_id, hosts[1].listen_addrs())
         await until_all_up(made, 1)

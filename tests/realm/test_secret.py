@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dep2p.errors import Dep2pError, RealmFileError, RealmSecretError
+from dep2p.protocols.realm.dialable import AddressScope
+from dep2p.protocols.realm.record_store import StoredRecord
 from dep2p.realm.credentials import INVITE_PREFIX, Realm
 from dep2p.realm.records_file import load_records, save_records
 
@@ -114,7 +116,7 @@ def test_a_file_that_others_can_read_is_warned_of(tmp_path: Path, caplog: pytest
         (b" " * 70_000, "that large"),
     ],
 )
-def test_a_broken_file_is_told_with_its_path_and_what_to_do(tmp_path: Path, content: bytes, says: str) -> None:
+def test_a_broken_file_is_reported_with_its_path_and_what_to_do(tmp_path: Path, content: bytes, says: str) -> None:
     path = tmp_path / "team.realm"
     path.write_bytes(content)
     with pytest.raises(RealmFileError, match=says) as caught:
@@ -122,7 +124,7 @@ def test_a_broken_file_is_told_with_its_path_and_what_to_do(tmp_path: Path, cont
     assert str(path) in str(caught.value)
 
 
-def test_a_missing_or_unusable_path_is_told(tmp_path: Path) -> None:
+def test_a_missing_or_unusable_path_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RealmFileError, match="dep2p realm new"):
         Realm.from_psk_file(tmp_path / "none")
     with pytest.raises(RealmFileError, match="cannot read"):
@@ -145,7 +147,7 @@ def test_an_invite_survives_being_broken_into_lines() -> None:
 
 
 @given(st.integers(0, 400), st.sampled_from("ABCxyz019-_"))
-def test_any_typo_in_an_invite_is_told_as_a_typo(position: int, character: str) -> None:
+def test_any_typo_in_an_invite_is_reported_as_a_typo(position: int, character: str) -> None:
     start = len(INVITE_PREFIX)
     at = start + position % (len(INVITE) - start)
     if INVITE[at] != character:
@@ -166,7 +168,7 @@ def test_any_text_is_an_invite_or_an_error(text: str) -> None:
             Realm.from_invite(candidate)
 
 
-def test_what_is_no_invite_is_told_from_a_damaged_one() -> None:
+def test_what_is_no_invite_is_reported_from_a_damaged_one() -> None:
     with pytest.raises(RealmFileError, match="no invite"):
         Realm.from_invite("hello")
     with pytest.raises(RealmFileError, match="that long"):
@@ -176,14 +178,18 @@ def test_what_is_no_invite_is_told_from_a_damaged_one() -> None:
 def test_member_records_on_disk_are_complete_or_moved_aside(tmp_path: Path) -> None:
     path = tmp_path / "members"
     assert load_records(path, records_max=10) == []
-    save_records(path, [b"one", b"", b"three"])
-    assert load_records(path, records_max=10) == [b"one", b"", b"three"]
+    records = [
+        StoredRecord(envelope, is_proved, scope)
+        for envelope, is_proved, scope in zip((b"one", b"", b"three"), (True, False, True), AddressScope, strict=True)
+    ]
+    save_records(path, records)
+    assert load_records(path, records_max=10) == records
     good = path.read_bytes()
     for bad in (good[:-1], good[:-3] + b"xxx", b"", good + b"more", b"other format" + good):
         path.write_bytes(bad)
         assert load_records(path, records_max=10) == []
         assert not path.exists() and (tmp_path / "members.corrupt").read_bytes() == bad
-    save_records(path, [b"x"] * 11)
+    save_records(path, records[:1] * 11)
     assert load_records(path, records_max=10) == []
     path.mkdir()
     assert load_records(path, records_max=10) == []

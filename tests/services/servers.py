@@ -6,8 +6,8 @@ from typing import NoReturn
 
 import pytest
 
-from bench import servers
-from bench.servers import NotInstalledError, Server, free_port
+from bench.harness import servers
+from bench.harness.servers import NotInstalledError, Server, free_port
 
 __all__ = ["Server", "free_port", "missing", "postgres", "redis"]
 

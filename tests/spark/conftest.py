@@ -18,7 +18,7 @@ _NEEDS_SPARK = [
         "test_metrics.py",
         "test_places.py",
     ),
-    *("test_live_daemons.py", "test_passes.py", "test_session.py", "test_stream.py", "test_trouble.py"),
+    *("test_live_daemons.py", "test_passes.py", "test_session.py", "test_follow.py", "test_errors.py"),
 ]
 collect_ignore = _NEEDS_SPARK if find_spec("pyspark") is None else []
 
@@ -39,8 +39,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    from dep2p.spark_analytics.runtime.session import SessionOptions, close_session, open_session
+    from dep2p.spark_analytics.runtime.session import SparkOptions, close_session, open_session
 
-    session = open_session(SessionOptions(master="local[2]", memory="1500m", shuffle_partitions=2))
+    session = open_session(SparkOptions(master="local[2]", memory="1500m", shuffle_partitions=2))
     yield session
     close_session(session)

@@ -77,7 +77,8 @@ class Reference:
         }
 
     def hops(self, msg: str) -> dict[str, int]:
-        """Of each node that got it: hops from the publisher, -1 when a node on the way is not in the trace."""
+        """Return for each node that got it the hops from the publisher, -1 when a node on the way is not in the
+        trace."""
         publisher = self.publishes[msg]["node"]
         parent = {node: event["peer"] for node, event in self.firsts[msg].items()}
 
@@ -171,13 +172,13 @@ class Reference:
         )
 
     def idontwant(self) -> tuple[int, int, int]:
-        told = self._asked("idontwant")
+        sent = self._asked("idontwant")
         late = Counter(
             (e["node"], e["peer"], e["msg"])
             for e in self.of["duplicate"]
-            if told.get((e["node"], e["peer"], e["msg"]), 2**62) <= e["t"]
+            if sent.get((e["node"], e["peer"], e["msg"]), 2**62) <= e["t"]
         )
-        return len(told), len(late), late.total()
+        return len(sent), len(late), late.total()
 
     def rpcs(self) -> dict[tuple[str, str, str], tuple[int, ...]]:
         found: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0] * 7)

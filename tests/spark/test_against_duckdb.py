@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from bench.spark import agree, registered
-from bench.spark_trace import write_trace
+from bench.spark.benchmark import agree, registered
+from bench.spark.synthetic_trace import write_trace
 from dep2p.spark_analytics.ingest.silver import raw_files, write_silver
 from dep2p.spark_analytics.metrics import analysis
 from dep2p.spark_analytics.metrics.analysis import Analysis, analyse
@@ -20,7 +20,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_nobody_has_a_message_before_the_one_that_it_came_from(traces: Path) -> None:
+def test_no_one_has_a_message_before_the_one_that_it_came_from(traces: Path) -> None:
     had: dict[tuple[str, str], int] = {}
     copies: list[tuple[str, str, str, int]] = []
     for path in trace_files([traces]):
@@ -40,7 +40,7 @@ def test_duckdb_finds_the_same_and_no_clock_is_corrected(
     import pandas as pd
 
     pytest.importorskip("duckdb")
-    from bench.spark_peers import RESULTS, duckdb_metrics
+    from bench.spark.peers import RESULTS, duckdb_metrics
 
     silver = str(tmp_path / "silver")
     write_silver(raw_files(spark, [str(traces)]), silver)
@@ -56,7 +56,7 @@ def test_duckdb_finds_the_same_and_no_clock_is_corrected(
     assert found.offsets == {}
     agree(found, duckdb_metrics(silver, raw=False, bucket_us=found.bucket_us, fine_us=5_000_000))
     pytest.importorskip("polars")
-    from bench.spark_polars import polars_metrics
+    from bench.spark.polars_peer import polars_metrics
 
     theirs = polars_metrics(silver, bucket_us=found.bucket_us, fine_us=5_000_000)
     agree(found, registered(theirs), "Polars")
@@ -73,7 +73,7 @@ def test_duckdb_finds_the_same_and_no_clock_is_corrected(
 
 def test_the_cold_peer_reads_the_raw_files_alike(traces: Path) -> None:
     pytest.importorskip("duckdb")
-    from bench.spark_peers import RESULTS, duckdb_metrics
+    from bench.spark.peers import RESULTS, duckdb_metrics
 
     raw = duckdb_metrics(str(traces), raw=True, bucket_us=30_000_000, fine_us=5_000_000)
     events = sum(1 for path in trace_files([traces]) for _ in read_events(path))

@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from dep2p.spark_analytics.findings.model import Finding
-from dep2p.spark_analytics.job import COMPACTED, InputError, Result, check_places, run
+from dep2p.spark_analytics.job import COMPACTED, InputError, JobResult, ReportOptions, check_places, run
 from dep2p.spark_analytics.metrics.analysis import AnalysisOptions
 from dep2p.spark_analytics.report.page import listed
 from dep2p.testing import Scenario, simulate
@@ -89,7 +89,7 @@ class Hurt:
         (self.hurt / "garbage-1-0.ndjson.zst").write_bytes(b"\x00\x01garbage" * 40)
         (self.hurt / ".open-1-0.ndjson.zst").write_bytes(b"\x28\xb5\x2f\xfd")
         # killed twenty seconds before the end, and stopped for a while: two nodes of their own
-        ping: Callable[[str, int], schema.Event] = lambda node, t: schema.Rtts(V, node, 0, START_US + t, [])  # noqa: E731
+        ping: Callable[[str, int], schema.TraceEvent] = lambda node, t: schema.RttsEvent(V, node, 0, START_US + t, [])  # noqa: E731
         self.silent = write_node(
             self.hurt, "sleeper", [ping("sleeper", t * 500_000) for t in range(60) if not 20 <= t < 46]
         )
@@ -103,32 +103,34 @@ def hurt(tmp_path_factory: pytest.TempPathFactory) -> Hurt:
 
 
 @pytest.fixture(scope="module")
-def result(hurt: Hurt, spark: Any) -> Result:
-    return run(spark, [str(hurt.hurt)], hurt.hurt.parent / "out", options=AnalysisOptions(settle_s=1.0))
+def result(hurt: Hurt, spark: Any) -> JobResult:
+    return run(spark, [str(hurt.hurt)], hurt.hurt.parent / "out", options=ReportOptions(AnalysisOptions(settle_s=1.0)))
 
 
 @pytest.fixture(scope="module")
-def untouched(hurt: Hurt, spark: Any) -> Result:
-    return run(spark, [str(hurt.whole)], hurt.hurt.parent / "out-whole", options=AnalysisOptions(settle_s=1.0))
+def untouched(hurt: Hurt, spark: Any) -> JobResult:
+    return run(
+        spark, [str(hurt.whole)], hurt.hurt.parent / "out-whole", options=ReportOptions(AnalysisOptions(settle_s=1.0))
+    )
 
 
-def of(result: Result, kind: str) -> list[Finding]:
+def of(result: JobResult, kind: str) -> list[Finding]:
     return [item for item in result.findings if item.kind == kind]
 
 
-def result_tables(result: Result, name: str) -> list[dict[str, Any]]:
+def result_tables(result: JobResult, name: str) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     rows: list[dict[str, Any]] = pq.read_table(result.out / "tables" / f"{name}.parquet").to_pylist()
     return rows
 
 
-def test_a_file_twice_is_counted_once(hurt: Hurt, result: Result) -> None:
+def test_a_file_twice_is_counted_once(hurt: Hurt, result: JobResult) -> None:
     found = of(result, "duplicate-file")
     assert sorted("backup2" in item.text for item in found) == [False, True]
 
 
-def test_a_cut_file_is_named_and_its_whole_frames_are_counted(hurt: Hurt, result: Result) -> None:
+def test_a_cut_file_is_named_and_its_whole_frames_are_counted(hurt: Hurt, result: JobResult) -> None:
     cut = of(result, "cut")
     assert any(str(hurt.cut) in item.text for item in cut)
     name = parse_file_name(hurt.cut.name)
@@ -138,17 +140,19 @@ def test_a_cut_file_is_named_and_its_whole_frames_are_counted(hurt: Hurt, result
     assert events == sum(1 for _ in read_events(hurt.cut)) > 500
 
 
-def test_a_clock_an_hour_ahead_is_found_and_corrected(hurt: Hurt, result: Result, untouched: Result) -> None:
+def test_a_clock_an_hour_ahead_is_found_and_corrected(hurt: Hurt, result: JobResult, untouched: JobResult) -> None:
     (clock,) = of(result, "clock")
     assert clock.subject == hurt.ahead
-    assert abs(clock.evidence["ahead_us"] - 3_600_000_000) < 100_000
+    ahead_us = clock.evidence["ahead_us"]
+    assert isinstance(ahead_us, int) and abs(ahead_us - 3_600_000_000) < 100_000
     before = untouched.figures["topics"][0]["latency_ms"]
     after = result.figures["topics"][0]["latency_ms"]
+    assert after is not None and before is not None
     assert after["max"] < before["max"] + 200, "an hour would be 3,600,000 ms"
     assert abs(after["p50"] - before["p50"]) < 40
 
 
-def test_strange_lines_kinds_fields_and_versions_are_named(hurt: Hurt, result: Result) -> None:
+def test_strange_lines_kinds_fields_and_versions_are_named(hurt: Hurt, result: JobResult) -> None:
     bad = {item.text.partition(": ")[2]: item for item in of(result, "bad-lines") if hurt.odd.name in item.subject}
     assert bad["no JSON"].evidence["example"] == "this is no JSON"
     assert "unknown kind telepathy" in bad
@@ -157,17 +161,17 @@ def test_strange_lines_kinds_fields_and_versions_are_named(hurt: Hurt, result: R
     assert of(result, "newer-schema")[0].evidence["versions"] == [1, 9]
 
 
-def test_garbage_is_named(result: Result) -> None:
+def test_garbage_is_named(result: JobResult) -> None:
     assert any("garbage-1-0" in item.text for item in of(result, "cut"))
 
 
-def test_the_rest_is_analysed(result: Result, untouched: Result) -> None:
+def test_the_rest_is_analysed(result: JobResult, untouched: JobResult) -> None:
     hurt, whole = result.figures["topics"][0], untouched.figures["topics"][0]
     assert hurt["messages"] == whole["messages"] == 60
     assert 0.8 * whole["deliveries"] < hurt["deliveries"] <= whole["deliveries"]
 
 
-def test_who_was_killed_and_who_was_silent_is_said_with_the_times(result: Result) -> None:
+def test_who_was_killed_and_who_was_silent_is_said_with_the_times(result: JobResult) -> None:
     killed = {item.subject: item for item in of(result, "killed")}
     assert killed["victim"].at_us == START_US + 7_500_000
     silent = {item.subject: item for item in of(result, "silent")}
@@ -176,7 +180,7 @@ def test_who_was_killed_and_who_was_silent_is_said_with_the_times(result: Result
     assert "sleeper" not in killed
 
 
-def test_the_report_stands_alone(result: Result) -> None:
+def test_the_report_stands_alone(result: JobResult) -> None:
     page = result.report.read_text()
     for word in ("http://", "https://", "<script", "src="):
         assert word not in page
@@ -202,10 +206,10 @@ def test_names_in_traces_cannot_inject_into_the_page(spark: Any, tmp_path: Path)
         tmp_path / "in",
         "node",
         [
-            schema.Join(V, "node", 0, START_US, name),
-            schema.Publish(V, "node", 0, START_US + 5, b"m", name),
-            schema.Deliver(V, "node", 0, START_US + 5, b"m", name),
-            schema.Deliver(V, "node", 0, START_US + 50, b"n", name, "peer"),
+            schema.JoinEvent(V, "node", 0, START_US, name),
+            schema.PublishEvent(V, "node", 0, START_US + 5, b"m", name),
+            schema.DeliverEvent(V, "node", 0, START_US + 5, b"m", name),
+            schema.DeliverEvent(V, "node", 0, START_US + 50, b"n", name, "peer"),
         ],
     )
     page = run(spark, [str(tmp_path / "in")], tmp_path / "out").report.read_text()
@@ -213,13 +217,13 @@ def test_names_in_traces_cannot_inject_into_the_page(spark: Any, tmp_path: Path)
 
 
 def test_many_topics_of_which_one_has_nearly_all(spark: Any, tmp_path: Path) -> None:
-    events: list[schema.Event] = []
+    events: list[schema.TraceEvent] = []
     for number in range(3_000):
         topic = "big" if number % 10 else f"topic-{number}"
-        events.append(schema.Join(V, "a", 0, START_US, topic))
-        events.append(schema.Publish(V, "a", 0, START_US + number, b"%d" % number, topic))
-    deliveries: list[schema.Event] = [
-        schema.Deliver(V, "b", 0, START_US + 100 + n, b"%d" % n, "big" if n % 10 else f"topic-{n}", "a")
+        events.append(schema.JoinEvent(V, "a", 0, START_US, topic))
+        events.append(schema.PublishEvent(V, "a", 0, START_US + number, b"%d" % number, topic))
+    deliveries: list[schema.TraceEvent] = [
+        schema.DeliverEvent(V, "b", 0, START_US + 100 + n, b"%d" % n, "big" if n % 10 else f"topic-{n}", "a")
         for n in range(3_000)
     ]
     write_node(tmp_path / "in", "a", events)

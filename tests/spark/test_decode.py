@@ -30,7 +30,7 @@ from dep2p.spark_analytics.ingest.silver import (
     write_silver,
 )
 from dep2p.spark_analytics.job import run
-from dep2p.spark_analytics.metrics.traffic import strangers
+from dep2p.spark_analytics.metrics.traffic import rejected_lines
 from dep2p.traces.files import read_events, trace_files
 from dep2p.traces.schema import columns
 from tests.spark.app_trace import write_apps
@@ -314,8 +314,8 @@ def test_a_file_that_workers_cannot_read_is_named(spark: Any, traces: Path, tmp_
     files = raw_files(spark, [str(traces)])
     gone = spark.createDataFrame([(f"file:{tmp_path}/gone-1-0.ndjson.zst",)], "path STRING")
     write_silver(files.unionByName(gone), str(tmp_path / "silver"))
-    found = strangers(read_silver(spark, str(tmp_path / "silver")).bad).collect()
-    named = [(row["source"], row["trouble"]) for row in found]
+    found = rejected_lines(read_silver(spark, str(tmp_path / "silver")).bad).collect()
+    named = [(row["source"], row["error"]) for row in found]
     assert named == [(f"{tmp_path}/gone-1-0.ndjson.zst", "cannot be read: No such file or directory")]
 
 

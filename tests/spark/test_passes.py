@@ -8,8 +8,7 @@ import pytest
 
 from dep2p.spark_analytics.ingest.sample import write_sample
 from dep2p.spark_analytics.ingest.silver import KIND_CODES, raw_files, read_silver, write_silver
-from dep2p.spark_analytics.metrics import apps as app
-from dep2p.spark_analytics.metrics import mesh
+from dep2p.spark_analytics.metrics import apps, mesh
 from dep2p.spark_analytics.metrics.analysis import analyse
 from dep2p.spark_analytics.metrics.queries import COLUMNS, Query, empty, first_queries, later_queries
 
@@ -27,7 +26,7 @@ def test_empty_tables_have_the_columns_of_their_queries(spark: Any, silver: str)
     rpcs = pd.DataFrame({"iwant": [1], "idontwant": [1]})
     queries = first_queries(opened) | later_queries(opened, frozenset(KIND_CODES), rpcs, 1_000_000)
     # What depends on the times of several nodes is asked when their clocks are known.
-    queries["push_latency"] = Query(True, lambda: app.push_latency(opened.app))
+    queries["push_latency"] = Query(True, lambda: apps.push_latency(opened.app))
     assert queries.keys() == COLUMNS.keys()
     for name, query in queries.items():
         frame = query.frame()

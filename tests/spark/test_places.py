@@ -6,10 +6,17 @@ from typing import Any
 
 import pytest
 
-from dep2p.spark_analytics.follow import CHECKPOINT, SILVER, batch_place, committed, follow, report_committed
+from dep2p.spark_analytics.follow import (
+    CHECKPOINT,
+    SILVER,
+    FollowOptions,
+    batch_place,
+    committed,
+    follow,
+    report_committed,
+)
 from dep2p.spark_analytics.ingest.silver import pattern_of, raw_files, write_silver
-from dep2p.spark_analytics.job import InputError, check_out, run
-from dep2p.spark_analytics.metrics.analysis import AnalysisOptions
+from dep2p.spark_analytics.job import InputError, ReportOptions, check_out, run
 from dep2p.testing import Scenario, simulate
 
 STRANGE = "a b ü 日本 100%25 [x] {a,b} *? #&'\\"
@@ -23,8 +30,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _follow(spark: Any, traces: Path, out: Path) -> Any:
-    options = AnalysisOptions()
-    return follow(spark, [str(traces)], out, options=options, title="t", say=lambda text: None, once=True)
+    return follow(spark, [str(traces)], out, ReportOptions(title="t"), FollowOptions(once=True))
 
 
 def test_names_are_taken_as_they_are_and_a_report_leaves_a_streams_silver_alone(
@@ -64,7 +70,7 @@ def test_silver_that_a_stream_made_and_that_is_gone_is_said(tmp_path: Path) -> N
     (tmp_path / SILVER / "batch=0").mkdir(parents=True)
     assert committed(tmp_path) == [0, 1]
     with pytest.raises(InputError, match=r"batch=1 is gone.*remove .*checkpoint and .*silver to read"):
-        report_committed(None, tmp_path, options=AnalysisOptions(), title="t", say=lambda text: None)
+        report_committed(None, tmp_path, ReportOptions(title="t"))
     assert Path(batch_place(tmp_path, 0)).is_dir()
 
 

@@ -32,9 +32,9 @@ def test_java_home_comes_first_then_the_path_then_the_package(tmp_path: Path) ->
 
 def test_settings_of_sparks_reach_the_jvm_and_the_session() -> None:
     code = (
-        "from dep2p.spark_analytics.runtime.session import SessionOptions, open_session\n"
+        "from dep2p.spark_analytics.runtime.session import SparkOptions, open_session\n"
         "given = {'spark.driver.maxResultSize': '77m', 'spark.sql.files.maxRecordsPerFile': '7'}\n"
-        "session = open_session(SessionOptions(master='local[1]', conf=given))\n"
+        "session = open_session(SparkOptions(master='local[1]', conf=given))\n"
         "print(session.sparkContext.getConf().get('spark.driver.maxResultSize'), end=' ')\n"
         "print(session.conf.get('spark.sql.files.maxRecordsPerFile'))\n"
         "session.stop()\n"
@@ -74,7 +74,7 @@ def test_a_jvm_that_ends_at_once_is_an_error(tmp_path: Path) -> None:
     home = _home(tmp_path / "a", "21.0.1")
     with pytest.raises(JavaError, match="ended at once, with code 3"):
         (home / "bin/java").write_text("#!/bin/sh\nexit 3\n")
-        java.start_jvm(Java(home, "21.0.1", "x"), conf={}, memory="1g", quick=True)
+        java.start_jvm(Java(home, "21.0.1", "x"), java.JvmOptions("1g", quick=True), conf={})
 
 
 def test_only_small_local_input_is_compiled_quickly(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def fresh_place(kind: str, folder: Path, get_server: Callable[[str], servers.Ser
 def stores(
     request: pytest.FixtureRequest, tmp_path: Path, running_servers: Callable[[str], servers.Server]
 ) -> Iterator[Stores]:
-    """Of the kind that the test is parametrized with, indirectly."""
+    """Stores of the kind that the test is parametrized with, indirectly."""
     kind: str = request.param
     made = Stores(kind, fresh_place(kind, tmp_path, running_servers))
     yield made

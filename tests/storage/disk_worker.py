@@ -1,4 +1,4 @@
-"""An engine on a disk that fails when its test says so (see test_disk_trouble.py). Arguments: the queues' file, and the
+"""An engine on a disk that fails when its test says so (see test_disk_faults.py). Arguments: the queues' file, and the
 folder in which a file ``fsync`` or ``full`` makes the trouble. Says what came of each step."""
 
 import sys
@@ -9,6 +9,7 @@ import trio
 from dep2p.errors import StoreError
 from dep2p.protocols.queues.message import NewMessage
 from dep2p.queues.broker.engine import QueueEngine
+from dep2p.queues.types import SubscribeOptions
 from dep2p.storage.sqlite.store import SqliteStore
 
 PUBLISHER = bytes(16)
@@ -42,7 +43,7 @@ async def main(path: Path, trouble: Path) -> None:
                 (trouble / what).unlink()
             await _publish(engine, number)  # again, with the same number
             await _publish(engine, number + 1)
-        async with await engine.subscribe("", "jobs", "c", max_in_flight=9) as consumer:
+        async with await engine.subscribe("", "jobs", "c", SubscribeOptions(max_in_flight=9)) as consumer:
             (trouble / "full").touch()
             with trio.move_on_after(0.5):
                 await consumer.receive()

@@ -5,8 +5,8 @@ import os
 import pytest
 import trio
 
-from bench.crash import STORES, Crashes, crash_rounds, store_address
-from bench.servers import NotInstalledError
+from bench.harness.servers import NotInstalledError
+from bench.queues.crash import STORES, Crashes, crash_rounds, store_address
 from tests.services import servers
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(3_600)]
@@ -35,10 +35,10 @@ def test_the_count_itself_notices_what_it_is_for() -> None:
     crashes = Crashes()
     for line in ("acked 1 1", "acked 1 2", "got 1 1", "done 1 1"):
         crashes.hear(line, before={})
-    assert crashes.is_well
+    assert crashes.is_healthy
     crashes.hear("acked 1 2", before={})
     crashes.hear("got 1 1", before={"1 1": None})
     assert (crashes.given_twice, crashes.came_back, crashes.in_flight_back) == (["1 2"], ["1 1"], 1)
-    assert not crashes.is_well
+    assert not crashes.is_healthy
     crashes = Crashes(lost=["1 3"])
-    assert not crashes.is_well
+    assert not crashes.is_healthy

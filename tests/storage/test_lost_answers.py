@@ -9,14 +9,15 @@ import trio
 from dep2p.errors import StoreError, StoreUnknownError
 from dep2p.protocols.queues.message import NewMessage
 from dep2p.protocols.queues.records import Cursor, CursorChange, MessageRow, StoreBatch
-from dep2p.protocols.queues.wire import Result, Settle
+from dep2p.protocols.queues.wire.frames import DeliveryResult, Settle
 from dep2p.queues.broker.engine import QueueEngine
 from dep2p.queues.broker.local_consumer import LocalConsumer
+from dep2p.queues.types import SubscribeOptions
 from dep2p.storage.factory import open_url
 from dep2p.storage.postgres import store as postgres
 from dep2p.storage.queue_store import QueueStore
 from dep2p.storage.redis import store as redis
-from tests.io.queues_support import running_engine
+from tests.queues.nodes import running_engine
 from tests.services import servers
 from tests.services.cutting_proxy import CuttingProxy
 
@@ -118,7 +119,7 @@ def test_away_before_anything_was_sent_it_has_failed(proxy: CuttingProxy, monkey
 
 
 @pytest.mark.parametrize("is_written", [True, False])
-def test_a_publisher_is_told_that_it_is_not_known_and_nothing_is_lost_or_doubled(
+def test_a_publisher_is_reported_that_it_is_not_known_and_nothing_is_lost_or_doubled(
     proxy: CuttingProxy, is_written: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (postgres, redis):
@@ -133,14 +134,14 @@ def test_a_publisher_is_told_that_it_is_not_known_and_nothing_is_lost_or_doubled
         while len(bodies) < count:
             got = await consumer.receive()
             bodies += [each.body for each in got]
-            await consumer.confirm([Result(Settle.FINISH, each.partition, each.seq) for each in got])
+            await consumer.confirm([DeliveryResult(Settle.FINISH, each.partition, each.seq) for each in got])
         return bodies
 
     async def main() -> None:
         with trio.fail_after(100):
             async with running_engine(_store(proxy.url)) as engine:
                 await engine.create_queue("", "jobs")
-                async with await engine.subscribe("", "jobs", "c", max_in_flight=9) as consumer:
+                async with await engine.subscribe("", "jobs", "c", SubscribeOptions(max_in_flight=9)) as consumer:
                     first = await publish(engine, b"first", 1)
                     assert await receive(consumer, 1) == [b"first"]
                     _cut(proxy, is_written=is_written, refuse=True)
@@ -161,8 +162,8 @@ def test_a_publisher_is_told_that_it_is_not_known_and_nothing_is_lost_or_doubled
                     await engine.flush()
                     assert not engine.statistics()["problem"]
             async with running_engine(_store(proxy.url)) as engine:
-                summary = await engine.summary("", "jobs")
-                assert (summary["messages"], summary["dead"]) == (0, 0)
+                summary = await engine.inspector.summary("", "jobs")
+                assert (summary.messages, summary.dead) == (0, 0)
                 assert await publish(engine, b"third", 3) == third
 
     trio.run(main)
@@ -181,7 +182,7 @@ def test_statistics_ask_no_server(server: servers.Server, monkeypatch: pytest.Mo
         patched.setattr(store, "_call", asked)
         statistics = store.statistics()
         with pytest.raises(AssertionError):
-            store.count_dead(1)
+            store.count_dead_letters(1)
     assert statistics.commits == 1
     assert statistics.bytes_on_disk > 0
     store.close()

@@ -14,13 +14,14 @@ import trio
 
 from dep2p.errors import StoreError
 from dep2p.protocols.queues.message import NewMessage
-from dep2p.protocols.queues.records import Cursor, CursorChange, DeadRow, MessageRow, StateRow, StoreBatch
+from dep2p.protocols.queues.records import Cursor, CursorChange, DeadLetterRow, MessageRow, StateRow, StoreBatch
 from dep2p.queues.broker.engine import QueueEngine
+from dep2p.queues.types import SubscribeOptions
 from dep2p.storage.memory import MemoryStore
 from dep2p.storage.postgres.store import PostgresStore
 from dep2p.storage.queue_store import QueueStore
 from dep2p.storage.redis.store import RedisStore
-from tests.io.queues_support import running_engine
+from tests.queues.nodes import running_engine
 from tests.services import servers
 
 pytestmark = pytest.mark.real
@@ -57,7 +58,7 @@ def _row(seq: int) -> MessageRow:
 
 
 def _busy_batches() -> list[StoreBatch]:
-    letters = [DeadRow(3, n, 1, n, 1_000 + n, 5, b"m", b"b%d" % n, b"h") for n in range(1, 4)]
+    letters = [DeadLetterRow(3, n, 1, n, 1_000 + n, 5, b"m", b"b%d" % n, b"h") for n in range(1, 4)]
     states = [StateRow(7, 1, seq, 2, 5, b"why") for seq in (2, 9)]
     return [
         StoreBatch(definitions={"a": b"1", "b": b"\x00"}, appends=[_row(n) for n in range(1, 21)], groups=[20]),
@@ -70,9 +71,9 @@ def _busy_batches() -> list[StoreBatch]:
 
 def _seen(store: QueueStore) -> list[object]:
     rows = store.scan(1, 1, items_max=100, bytes_max=1 << 20)
-    letters = store.scan_dead(3, 0, items_max=9)
+    letters = store.scan_dead_letters(3, 0, items_max=9)
     some = store.scan(1, 7, items_max=2, bytes_max=1 << 20), store.get(1, [99, 8, 2, 7])
-    return [store.load(), store.load_partition(1), rows, letters, store.count_dead(3), some]
+    return [store.load(), store.load_partition(1), rows, letters, store.count_dead_letters(3), some]
 
 
 def test_it_keeps_what_the_reference_keeps_also_reopened(make: Make) -> None:
@@ -147,7 +148,9 @@ def test_an_engine_whose_server_is_killed_under_load_goes_on_and_loses_nothing(
                 progress.unpark_all()
 
     async def consume(engine: QueueEngine) -> None:
-        async with await engine.subscribe("", "jobs", "c", max_in_flight=50, from_start=True) as consumer:
+        async with await engine.subscribe(
+            "", "jobs", "c", SubscribeOptions(max_in_flight=50, from_start=True)
+        ) as consumer:
             while True:
                 got = await consumer.receive()
                 for each in got:
@@ -219,19 +222,19 @@ def test_a_server_that_is_still_starting_is_waited_for(
     store.commit(StoreBatch(appends=[_row(1)], groups=[1]))
 
 
-def test_a_redis_that_may_drop_keys_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_redis_that_may_drop_keys_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     server = servers.redis()
     server.start()
     try:
         client = redis.Redis.from_url(server.url)
-        for policy, is_told in (("noeviction", False), ("allkeys-lru", True)):
+        for policy, is_notified in (("noeviction", False), ("allkeys-lru", True)):
             client.config_set("maxmemory", "500mb")
             client.config_set("maxmemory-policy", policy)
             caplog.clear()
             store = RedisStore(server.url)
             store.open()
             store.close()
-            assert ("may drop the queues" in caplog.text) is is_told
+            assert ("may drop the queues" in caplog.text) is is_notified
         client.close()
     finally:
         server.remove()

@@ -1,4 +1,4 @@
-"""What every queue store does: one suite for all of them."""
+"""The contract of every queue store: one suite for all of them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dep2p.errors import StoreError, StoreLockedError
-from dep2p.protocols.queues.records import Cursor, CursorChange, DeadRow, MessageRow, StateRow, StoreBatch
+from dep2p.protocols.queues.records import Cursor, CursorChange, DeadLetterRow, MessageRow, StateRow, StoreBatch
 from dep2p.storage.memory import MemoryStore
 from dep2p.storage.queue_store import QueueStore
 from tests.services.servers import Server
@@ -38,7 +38,7 @@ def test_an_empty_store(store: QueueStore) -> None:
     record = store.load_partition(7)
     assert (record.last_seq, record.trimmed, record.messages, record.bytes) == (0, 0, 0, 0)
     assert _all(store, 7) == store.get(7, [1]) == []
-    assert store.scan_dead(1, 0, items_max=9) == []
+    assert store.scan_dead_letters(1, 0, items_max=9) == []
     store.commit(StoreBatch())
 
 
@@ -62,7 +62,7 @@ def test_a_batch_is_written_whole_or_not_at_all(store: QueueStore) -> None:
         definitions={"queue/a": b"1"},
         appends=[*_rows(1, 4, 1), *_rows(1, 2, 1)],
         groups=[1, 1],
-        dead_added=[DeadRow(1, 1, 1, 1, 0, 1, b"m", b"b", b"h")],
+        dead_added=[DeadLetterRow(1, 1, 1, 1, 0, 1, b"m", b"b", b"h")],
     )
     for attempt in (store.check, store.commit):
         with pytest.raises(StoreError) as raised:
@@ -70,7 +70,7 @@ def test_a_batch_is_written_whole_or_not_at_all(store: QueueStore) -> None:
         assert raised.value.is_about_batch
     assert store.load() == {}
     assert [row.seq for row in _all(store, 1)] == [1, 2, 3]
-    assert store.scan_dead(1, 0, items_max=9) == []
+    assert store.scan_dead_letters(1, 0, items_max=9) == []
     store.check(StoreBatch(appends=_rows(1, 4, 1), groups=[1]))
     assert [row.seq for row in _all(store, 1)] == [1, 2, 3]
 
@@ -83,7 +83,7 @@ def test_definitions_are_set_and_removed(store: QueueStore) -> None:
 
 
 @in_all
-def test_what_the_floor_has_passed_is_forgotten(store: QueueStore) -> None:
+def test_what_the_ack_floor_has_passed_is_forgotten(store: QueueStore) -> None:
     states = [StateRow(7, 1, seq, 2, 0, b"why") for seq in (2, 9)]
     store.commit(StoreBatch(cursors={(7, 1): CursorChange(Cursor(0, 9), [(3, 5), (7, 7)], states)}))
     record = store.load_partition(1)
@@ -209,12 +209,12 @@ def test_two_owners_are_refused(stores: Stores) -> None:
 
 @in_all
 def test_dead_letters(store: QueueStore) -> None:
-    letters = [DeadRow(3, n, 1, n, 1_000 + n, 5, b"m", b"body%d" % n, b"h") for n in range(1, 6)]
+    letters = [DeadLetterRow(3, n, 1, n, 1_000 + n, 5, b"m", b"body%d" % n, b"h") for n in range(1, 6)]
     store.commit(StoreBatch(dead_added=letters))
     store.commit(StoreBatch(dead_removed=[(3, 2), (3, 99), (4, 1)]))
-    assert store.scan_dead(3, 0, items_max=2) == [letters[0], letters[2]]
-    assert store.scan_dead(3, 3, items_max=9) == letters[3:]
-    assert store.count_dead(3) == 4
+    assert store.scan_dead_letters(3, 0, items_max=2) == [letters[0], letters[2]]
+    assert store.scan_dead_letters(3, 3, items_max=9) == letters[3:]
+    assert store.count_dead_letters(3) == 4
     store.commit(StoreBatch(cursors={(3, 1): CursorChange(Cursor())}, dead_removed=[(3, n) for n in range(1, 6)]))
     assert store.load_partition(1).last_dead_id == {3: 5}
     store.commit(StoreBatch(channels_removed=[3]))
@@ -239,7 +239,7 @@ def test_removed_partitions_and_channels_leave_nothing(store: QueueStore) -> Non
             appends=[*_rows(1, 1, 2), *_rows(2, 1, 2)],
             groups=[4],
             cursors={(5, 1): CursorChange(Cursor(), [(2, 2)]), (5, 2): CursorChange(Cursor())},
-            dead_added=[DeadRow(5, 1, 1, 1, 0, 1, b"", b"", b"")],
+            dead_added=[DeadLetterRow(5, 1, 1, 1, 0, 1, b"", b"", b"")],
         )
     )
     store.commit(StoreBatch(partitions_removed=[1]))
@@ -248,7 +248,7 @@ def test_removed_partitions_and_channels_leave_nothing(store: QueueStore) -> Non
     assert len(_all(store, 2)) == 2
     store.commit(StoreBatch(channels_removed=[5]))
     assert store.load_partition(2).cursors == {}
-    assert store.scan_dead(5, 0, items_max=9) == []
+    assert store.scan_dead_letters(5, 0, items_max=9) == []
 
 
 _batches = st.lists(
@@ -274,7 +274,7 @@ def test_any_sequence_of_batches_gives_what_the_reference_gives_also_reopened(
     reference, tried = MemoryStore(), make()
     tried.open()
     last: dict[int, int] = {}
-    floors: dict[tuple[int, int], int] = {}
+    ack_floors: dict[tuple[int, int], int] = {}
     for step in plan:
         batch = StoreBatch(definitions=dict(step["define"]))  # type: ignore[call-overload]  # pyright: ignore
         for partition, body in cast("list[tuple[int, bytes]]", step["appends"]):
@@ -282,15 +282,15 @@ def test_any_sequence_of_batches_gives_what_the_reference_gives_also_reopened(
             batch.appends.append(MessageRow(partition, seq, b"m", body))
         batch.groups = [1] * len(batch.appends)
         for channel, partition, seq in cast("list[tuple[int, int, int]]", step["done"]):
-            floor = floors.get((channel, partition), 0)
-            if seq <= floor:
+            ack_floor = ack_floors.get((channel, partition), 0)
+            if seq <= ack_floor:
                 continue
             if seq % 5 == 0:
-                floor = floors[(channel, partition)] = seq
-            change = batch.cursors.setdefault((channel, partition), CursorChange(Cursor(floor, seq)))
-            change.cursor = Cursor(floor, seq)
-            change.done_added = [each for each in change.done_added if each[0] > floor]
-            if seq > floor and (seq, seq) not in change.done_added:
+                ack_floor = ack_floors[(channel, partition)] = seq
+            change = batch.cursors.setdefault((channel, partition), CursorChange(Cursor(ack_floor, seq)))
+            change.cursor = Cursor(ack_floor, seq)
+            change.done_added = [each for each in change.done_added if each[0] > ack_floor]
+            if seq > ack_floor and (seq, seq) not in change.done_added:
                 change.done_added.append((seq, seq))
         if step["trim"] is not None:
             trim = cast("tuple[int, int]", step["trim"])

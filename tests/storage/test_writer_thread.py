@@ -11,7 +11,7 @@ from dep2p.storage.writer_thread import WriterThread
 
 
 class Steps:
-    """What has happened, in its order."""
+    """The steps that have happened, in their order."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -21,8 +21,8 @@ class Steps:
         def work() -> None:
             self.seen.append("work")
             if tells:
-                thread.tell_waiting()
-                thread.tell_waiting()  # once more is nothing new
+                thread.notify_waiting()
+                thread.notify_waiting()  # once more is nothing new
             assert self.may_end.wait(30)
             self.seen.append("end")
 
@@ -60,9 +60,9 @@ async def test_what_is_left_to_do_is_done_also_when_the_thread_does_not_say_that
 async def test_what_is_left_to_do_is_done_once_however_soon_the_thread_ends() -> None:
     thread, steps = WriterThread("test"), Steps()
     for _ in range(200):
-        await thread.run(thread.tell_waiting, steps.meanwhile)
+        await thread.run(thread.notify_waiting, steps.meanwhile)
         await thread.run(lambda: None, steps.meanwhile)
-        await thread.run(thread.tell_waiting)
+        await thread.run(thread.notify_waiting)
     assert steps.seen == ["meanwhile"] * 400
     thread.close()
 

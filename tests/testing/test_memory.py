@@ -7,7 +7,7 @@ import trio.testing
 from dep2p.errors import PeerNotFoundError, ProtocolNotSupportedError, StreamClosedError
 from dep2p.host.interface import ByteStream, Host, HostEvent, PeerConnected, PeerDisconnected
 from dep2p.testing import MemoryHost, MemoryNetwork
-from dep2p.testing.memory.stream import WINDOW_BYTES
+from dep2p.testing.memory import WINDOW_BYTES
 
 
 def as_host(host: MemoryHost) -> Host:
@@ -85,7 +85,7 @@ async def test_unknown_protocol_and_unknown_peer_are_named_errors(
         await b.dial(network.host().peer_id)
 
 
-async def test_kill_breaks_both_ends_and_tells_once(autojump_clock: trio.testing.MockClock) -> None:
+async def test_kill_breaks_both_ends_and_reports_once(autojump_clock: trio.testing.MockClock) -> None:
     network = MemoryNetwork()
     a, b = network.host(), network.host()
     events: list[HostEvent] = []

@@ -2,17 +2,22 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import pytest
 
+from dep2p.gossipsub.effects import Effect
 from dep2p.gossipsub.params import GossipParams, go_defaults
+from dep2p.gossipsub.rpc import Rpc
 from dep2p.gossipsub.scoring.params import ScoreParams, hardening_scores, standard_scores
-from dep2p.testing import Churn, Latency, Partition, Report, Scenario, simulate
+from dep2p.testing import Attack, Churn, Latency, Partition, Report, Scenario, Stage, Sybil, simulate
 from dep2p.testing.simulator.attacks import ATTACKS
+from dep2p.types import PeerId
 
 SMALL = Scenario(nodes=40, publishers=4, messages=12, degree=12)
 
@@ -210,3 +215,50 @@ def test_latencies_and_partitions_are_read_from_text() -> None:
     for text in ("", "1", "8:2", "1:2:3", "a:b"):
         with pytest.raises(ValueError, match="START:END"):
             Partition.parse(text)
+
+
+@pytest.mark.parametrize("attack", ["target-eclipse", "publisher-censorship"])
+def test_an_attack_on_one_node_or_publisher_reports_what_came_of_it(attack: str) -> None:
+    report = simulate(Scenario(nodes=40, publishers=4, messages=16, seed=7, attack=attack))
+    target = report.target
+    assert target is not None
+    assert target.expected == (16 if attack == "target-eclipse" else 4 * 39)
+    assert target.ratio == 1.0
+    assert report.as_object()["target"] is not None
+    assert simulate(Scenario(nodes=40, publishers=4, messages=4, seed=7)).target is None
+
+
+def test_early_forgeries_need_large_messages_and_a_check_that_takes_time() -> None:
+    scenario = Scenario(nodes=30, publishers=3, messages=9, seed=7, attack="early-forgery", message_bytes=100)
+    assert (scenario.payload_bytes, scenario.check_s) == (2_048, 0.005)
+    report = simulate(scenario)
+    assert report.deliveries.ratio == 1.0 and report.forged_delivered == 0
+    assert report.rpcs["idontwant"] > 0
+
+
+def test_an_attack_of_ones_own_plays_its_sybils_where_it_wants_them() -> None:
+    made: list[Stage] = []
+
+    class Silent(Sybil):
+        def receive(self, peer: PeerId, rpc: Rpc, now: float) -> list[Effect]:
+            return []
+
+    def make(stage: Stage, _make_router: object) -> Silent:
+        made.append(stage)
+        return Silent(stage)
+
+    def links(stage: Stage, degree: int) -> list[int]:
+        return [stage.number % stage.victims]
+
+    attack = Attack(summary="sybils do nothing", make=make, links=links, target="node")
+    report = simulate(Scenario(nodes=30, publishers=3, messages=9, seed=7, attack=attack, sybils_per_node=1.0))
+    assert len(made) == 30 and made[0].target not in made[0].publishers
+    assert report.deliveries.ratio == 1.0
+    assert report.as_object()["attack"] == "sybils do nothing"
+
+
+def test_the_page_s_example_of_an_attack_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/howto/simulate.md").read_text()
+    (example,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "class Echo" in block]
+    exec(example, {"__name__": "example"})
+    assert float(capsys.readouterr().out) == 1.0

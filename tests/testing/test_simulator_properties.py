@@ -10,7 +10,7 @@ from dep2p.gossipsub.router import Router
 from dep2p.gossipsub.scoring.params import hardening_scores, standard_scores
 from dep2p.testing import Churn, Latency, Partition, Scenario
 from dep2p.testing.simulator.attacks import ATTACKS
-from dep2p.testing.simulator.calendar import NOBODY, Agenda
+from dep2p.testing.simulator.calendar import NO_SENDER, Agenda
 from dep2p.testing.simulator.simulator import TOPIC, Simulation
 from dep2p.testing.simulator.topology import random_graph
 
@@ -56,7 +56,7 @@ COPIES_MAX = 100_000
 
 
 def give_up_storms(simulation: Simulation) -> None:
-    """With a seen cache smaller than what is under way, messages come again and are forwarded again, for ever."""
+    """With a seen cache smaller than what is under way, messages come again and are forwarded again, forever."""
     counted = simulation.metrics.sent
 
     def sent(*args: Any) -> None:
@@ -134,7 +134,7 @@ def test_in_a_healthy_network_meshes_are_within_bounds_symmetric_and_all_is_deli
 def test_the_agenda_gives_entries_in_order_also_those_put_while_it_is_worked_off(times: list[float], data: Any) -> None:
     agenda = Agenda()
     for number, at in enumerate(times):
-        agenda.put((at, number, NOBODY, None))
+        agenda.put((at, number, NO_SENDER, None))
     seen: list[tuple[float, int]] = []
     extra = len(times)
     while (bucket := agenda.open(100.0)) is not None:
@@ -143,7 +143,7 @@ def test_the_agenda_gives_entries_in_order_also_those_put_while_it_is_worked_off
             seen.append((at, number))
             if extra < 2 * len(times):
                 delay = data.draw(st.sampled_from([0.0, 0.0001, 0.003, 0.3]))
-                agenda.put((at + delay, extra, NOBODY, None))
+                agenda.put((at + delay, extra, NO_SENDER, None))
                 extra += 1
         agenda.close()
     assert [at for at, _ in seen] == sorted(at for at, _ in seen)

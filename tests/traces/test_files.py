@@ -22,14 +22,14 @@ from dep2p.traces.files import (
     scan_frames,
     trace_files,
 )
-from dep2p.traces.schema import KINDS, SCHEMA_VERSION, AnyEvent, Deliver, Event, columns
+from dep2p.traces.schema import KINDS, SCHEMA_VERSION, AnyEvent, DeliverEvent, TraceEvent, columns
 
 T_US = 1_577_836_800_000_000
 
 
-def delivers(start: int, count: int) -> list[Event]:
+def delivers(start: int, count: int) -> list[TraceEvent]:
     return [
-        Deliver(SCHEMA_VERSION, "node", n, T_US + n, b"id%d" % n, "topic", "peer", 100)
+        DeliverEvent(SCHEMA_VERSION, "node", n, T_US + n, b"id%d" % n, "topic", "peer", 100)
         for n in range(start, start + count)
     ]
 

@@ -1,5 +1,6 @@
 """Tracer files of libp2p, JSON and protobuf, become our events."""
 
+import base64
 import gzip
 import json
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dep2p.gossipsub.rpc import IHave, Message, PeerInfo, Prune, Rpc, Subscription
+from dep2p.gossipsub.rpc import IHave, PeerInfo, Prune, Rpc, RpcMessage, SubscriptionChange
 from dep2p.gossipsub.tracing.libp2p_events import (
     AddPeer,
     DeliverMessage,
@@ -21,7 +22,7 @@ from dep2p.gossipsub.tracing.libp2p_events import (
     PrunePeer,
     PublishMessage,
     RecvRpc,
-    RejectMessage,
+    RejectedMessage,
     RemovePeer,
     SendRpc,
     Trace,
@@ -35,10 +36,10 @@ from dep2p.types import PeerId, peer_id_bytes
 
 OWN, OTHER = (Identity.generate().peer_id for _ in range(2))
 START_NS = 1_700_000_000_000_000_000
-MESSAGE = Message(b"\x00\xff id of 20 bytes ..", peer_id_bytes(OTHER), b"\0" * 8, "news", b"data")
+MESSAGE = RpcMessage(b"\x00\xff id of 20 bytes ..", peer_id_bytes(OTHER), b"\0" * 8, "news", b"data")
 RPC = Rpc(
     messages=(MESSAGE,),
-    subscriptions=(Subscription("news", True),),
+    subscriptions=(SubscriptionChange("news", True),),
     ihave=(IHave("news", (b"a" * 20, b"b" * 20)),),
     iwant=(b"c" * 20,),
     graft=("news",),
@@ -53,7 +54,7 @@ TRACES: tuple[Trace, ...] = (
     DeliverMessage(MESSAGE, OWN),
     DeliverMessage(MESSAGE, OTHER),
     DuplicateMessage(MESSAGE, OTHER),
-    RejectMessage(MESSAGE, OTHER, "validation failed"),
+    RejectedMessage(MESSAGE, OTHER, "validation failed"),
     SendRpc((OTHER,), RPC),
     RecvRpc(OTHER, RPC),
     DropRpc(OTHER, RPC),
@@ -76,7 +77,8 @@ def imported(path: Path, out: Path) -> tuple[list[dict[str, Any]], ImportReport]
 
 
 def expected() -> list[dict[str, Any]]:
-    """What our own writer says of the same, without what libp2p's files do not hold: sizes and payload bytes."""
+    """Return our own writer's events for the same trace, without the fields that libp2p's files do not have: sizes and
+    payload bytes."""
     found: list[dict[str, Any]] = []
     for number, trace in enumerate(TRACES):
         for event in trace_events(trace, OWN, number + 1, START_NS // 1000 + number):
@@ -122,7 +124,7 @@ def proto(trace: Trace, own: PeerId, stamp: int) -> bytes:
     meta = field(1, field(1, msg) + field(2, "news")) + field(2, field(1, 1) + field(2, "news")) + field(3, control)
     payloads: dict[type, Callable[[], tuple[int, bytes]]] = {
         PublishMessage: lambda: (0, field(1, msg) + field(2, "news")),
-        RejectMessage: lambda: (1, field(1, msg) + field(2, peer) + field(3, "validation failed") + field(4, "news")),
+        RejectedMessage: lambda: (1, field(1, msg) + field(2, peer) + field(3, "validation failed") + field(4, "news")),
         DuplicateMessage: lambda: (2, field(1, msg) + field(2, peer) + field(3, "news")),
         AddPeer: lambda: (4, field(1, peer) + field(2, "/meshsub/1.2.0")),
         RemovePeer: lambda: (5, field(1, peer)),
@@ -203,3 +205,13 @@ def test_events_that_lack_something_are_skipped_and_counted(tmp_path: Path) -> N
     (tmp_path / "odd.json").write_text("\n".join(lines) + "\n")
     _, report = imported(tmp_path / "odd.json", tmp_path / "out")
     assert (report.events, report.skipped) == (14, 5)
+
+
+def test_a_node_with_a_path_for_an_id_is_written_inside_the_directory(tmp_path: Path) -> None:
+    evil = base64.b64encode(b"../../../../../../tmp/EVIL").decode()
+    source, out = tmp_path / "evil.json", tmp_path / "a" / "b" / "out"
+    join = {"type": 9, "peerID": evil, "timestamp": 1577836800000000000, "join": {"topic": "t"}}
+    source.write_text(json.dumps(join) + "\n")
+    (path,) = import_files([source], out).paths
+    assert path.resolve().is_relative_to(out.resolve())
+    assert [event["node"] for event in read_events(path)] == ["../../../../../../tmp/EVIL"] * 3

@@ -1,1 +1,1 @@
-"""doctor."""
+"""`dep2p doctor`: the checks of an installation and a running daemon."""

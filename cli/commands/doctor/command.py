@@ -1,11 +1,11 @@
-"""``dep2p doctor``: what is right here, what is not, and what to do about it."""
+"""``dep2p doctor``: checks of this installation, and what to do about each problem."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import typer
 
-from dep2p.cli.commands.doctor.checks import LOCAL_CHECKS, Check, Finding, daemon_checks
+from dep2p.cli.commands.doctor.checks import LOCAL_CHECKS, Check, CheckResult, daemon_checks
 from dep2p.cli.framework.command import Invocation, command
 from dep2p.cli.framework.errors import describe
 from dep2p.error_codes import EXIT_FAILED, EXIT_OK
@@ -33,7 +33,7 @@ def doctor(run: Invocation) -> int:
     return EXIT_FAILED if failed else EXIT_OK
 
 
-def _carefully(check: Callable[[Invocation], Sequence[Finding]], run: Invocation) -> Sequence[Finding]:
+def _carefully(check: Callable[[Invocation], Sequence[CheckResult]], run: Invocation) -> Sequence[CheckResult]:
     try:
         return check(run)
     except typer.Exit:  # SIGTERM
@@ -41,7 +41,7 @@ def _carefully(check: Callable[[Invocation], Sequence[Finding]], run: Invocation
     except Exception as error:  # a check that breaks is a finding, and the other checks still run
         failure = describe(error)
         name = getattr(check, "__name__", "check").removeprefix("check_").replace("_", " ")
-        return [Finding("fail", name, failure.message, " or ".join(failure.tries))]
+        return [CheckResult("fail", name, failure.message, " or ".join(failure.tries))]
 
 
 def _summary(failed: int, warned: int, total: int) -> str:
@@ -52,7 +52,7 @@ def _summary(failed: int, warned: int, total: int) -> str:
     return f"{total} checks, " + ", ".join(parts)
 
 
-__all__ = ["Check", "Finding", "doctor", "register"]
+__all__ = ["Check", "CheckResult", "doctor", "register"]
 
 
 def register(app: typer.Typer) -> None:

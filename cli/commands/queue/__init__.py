@@ -1,1 +1,1 @@
-"""queue."""
+"""The commands `dep2p queue …`."""

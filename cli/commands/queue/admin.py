@@ -6,22 +6,27 @@ import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
 from dep2p.cli.commands.queue.consume import consume
 from dep2p.cli.commands.queue.dlq import register_dead_letters
 from dep2p.cli.commands.queue.options import (
+    AllChannelsOption,
+    ChannelArgument,
     ChannelOption,
+    ChosenChannelArgument,
     QueueArgument,
-    QueuePeerOption,
-    QueueRealmOption,
+    QueueTarget,
+    message_fields,
     nodes_of,
     parse_bytes,
     parse_seconds,
-    place,
     preview,
+    reply_fields,
+    require_one,
+    with_target,
 )
 from dep2p.cli.commands.queue.partitions import register_order
 from dep2p.cli.commands.queue.put import put
@@ -29,13 +34,23 @@ from dep2p.cli.commands.queue.receive import register_receive
 from dep2p.cli.framework.command import Invocation, command, group
 from dep2p.cli.framework.errors import CliError
 from dep2p.cli.framework.progress import Progress
-from dep2p.cli.framework.render import byte_count, duration, payload, printable, table
-from dep2p.control_api.encoding import decode_payload
+from dep2p.cli.framework.render import byte_count, duration, table
+from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
-    from dep2p.client.client import Client
+    from dep2p.client import Client
+    from dep2p.protocols.queues.admin import (
+        MessageInfo,
+        OptionValue,
+        PendingDeletion,
+        QueueAccess,
+        QueueInfo,
+        QueueSummary,
+    )
+    from dep2p.protocols.queues.options import QueueOptions
 
 
+@with_target
 def create(
     run: Invocation,
     queue: QueueArgument,
@@ -59,13 +74,15 @@ def create(
     order: Annotated[
         str | None,
         typer.Option(
-            "--order", help="Of a key after a failure: strict (it waits) or best_effort (it goes on).", metavar="ORDER"
+            "--order",
+            help="The order of a key after a failure: strict (it waits) or best_effort (it goes on).",
+            metavar="ORDER",
         ),
     ] = None,
     node: Annotated[
         list[str] | None,
         typer.Option(
-            "--node", help="Who keeps partitions: a member, or home; again for more, in turn.", metavar="PEER"
+            "--node", help="Where partitions are: a member, or self; again for more, in turn.", metavar="PEER"
         ),
     ] = None,
     no_dead_letters: Annotated[
@@ -73,19 +90,21 @@ def create(
     ] = False,
     publish: Annotated[
         str | None,
-        typer.Option("--publish", help="Who may publish: members, owner, or peer ids with commas.", metavar="WHO"),
+        typer.Option(
+            "--publish", help="The peers that may publish: members, owner, or ids with commas.", metavar="WHO"
+        ),
     ] = None,
     consume: Annotated[
-        str | None, typer.Option("--consume", help="Who may consume, in the same way.", metavar="WHO")
+        str | None, typer.Option("--consume", help="The peers that may consume, in the same way.", metavar="WHO")
     ] = None,
     administer: Annotated[
-        str | None, typer.Option("--administer", help="Who may administer, in the same way.", metavar="WHO")
+        str | None, typer.Option("--administer", help="The peers that may administer, in the same way.", metavar="WHO")
     ] = None,
-    realm: QueueRealmOption = None,
-    peer: QueuePeerOption = None,
+    *,
+    at: QueueTarget,
 ) -> None:
     """Make a queue. One that exists with the same options is left as it is."""
-    options: dict[str, object] = {}
+    options: dict[str, OptionValue] = {}
     if max_attempts is not None:
         options["max_attempts"] = max_attempts
     if msg_timeout is not None:
@@ -102,44 +121,48 @@ def create(
         options["order"] = order
     if no_dead_letters:
         options["dead_letters"] = False
-    access = {
+    access: dict[str, str | list[str]] = {
         name: who if who in ("members", "owner") else [each.strip() for each in who.split(",")]
         for name, who in (("publish", publish), ("consume", consume), ("administer", administer))
         if who is not None
     }
 
-    async def body(client: "Client") -> dict[str, Any]:
-        where = await place(client, realm, peer)
+    async def body(client: "Client") -> "QueueInfo":
+        where = await at.resolve(client)
         return await client.queue_create(
             queue, options=options, access=access or None, nodes=await nodes_of(client, node), **where
         )
 
     found = run.with_client(body)
     if run.json:
-        run.emit(found)
+        run.emit(reply_fields(found))
     else:
         run.say(f"the queue {printable(queue)} is there")
 
 
-def list_queues(run: Invocation, realm: QueueRealmOption = None, peer: QueuePeerOption = None) -> None:
-    """List the queues with what waits in them."""
+@with_target
+def list_queues(run: Invocation, *, at: QueueTarget) -> None:
+    """List the queues and count their messages."""
 
-    async def body(client: "Client") -> list[dict[str, Any]]:
-        return await client.queues(**await place(client, realm, peer))
+    async def body(client: "Client") -> "list[QueueSummary]":
+        return await client.queues(**await at.resolve(client))
 
     queues = run.with_client(body)
     if run.json:
-        run.emit({"queues": queues})
+        run.emit({"queues": [reply_fields(each) for each in queues]})
     elif not queues:
         run.say("no queues here; `dep2p queue create NAME` makes one")
     else:
         rows = [
             [
-                printable(str(each["name"])),
-                *(f"{int(each[name]):,}" for name in ("messages",)),
-                byte_count(int(each["bytes"])),
-                *(f"{int(each[name]):,}" for name in ("in_flight", "deferred", "dead", "channel_count", "consumers")),
-                "paused" if each["is_paused"] else "",
+                printable(each.name),
+                f"{each.messages:,}",
+                byte_count(each.bytes),
+                *(
+                    f"{number:,}"
+                    for number in (each.in_flight, each.deferred, each.dead, each.channel_count, each.consumers)
+                ),
+                "paused" if each.is_paused else "",
             ]
             for each in queues
         ]
@@ -147,137 +170,142 @@ def list_queues(run: Invocation, realm: QueueRealmOption = None, peer: QueuePeer
         run.print(table(heads, rows, right=[1, 2, 3, 4, 5, 6, 7]))
 
 
-def info(run: Invocation, queue: QueueArgument, realm: QueueRealmOption = None, peer: QueuePeerOption = None) -> None:
+@with_target
+def info(run: Invocation, queue: QueueArgument, *, at: QueueTarget) -> None:
     """Show a queue: options, channels, consumers."""
 
-    async def body(client: "Client") -> dict[str, Any]:
-        return await client.queue(queue, **await place(client, realm, peer))
+    async def body(client: "Client") -> "QueueInfo":
+        return await client.queue(queue, **await at.resolve(client))
 
     found = run.with_client(body)
     if run.json:
-        run.emit(found)
+        run.emit(reply_fields(found))
         return
     run.print(
-        f"queue       {printable(str(found['name']))}{' (paused)' if found['is_paused'] else ''}\n"
-        f"messages    {int(found['messages']):,} ({byte_count(int(found['bytes']))})\n"
-        f"options     {_options(found['options'])}\n"
-        f"access      {_access(found['access'])}"
+        f"queue       {printable(found.name)}{' (paused)' if found.is_paused else ''}\n"
+        f"messages    {found.messages:,} ({byte_count(found.bytes)})\n"
+        f"options     {_options(found.options)}\n"
+        f"access      {_access(found.access)}"
     )
-    channels = cast(list[dict[str, Any]], found["channels"])
-    if not channels:
+    if not found.channels:
         run.say("no channel yet: the first one gets all messages; `dep2p queue consume QUEUE CHANNEL` makes one")
         return
     names = ("ready", "in_flight", "deferred", "dead", "consumers", "finished", "requeued", "timed_out")
     rows = [
         [
-            printable(str(channel["name"])),
-            *(f"{int(channel[name]):,}" for name in names),
-            "paused" if channel["is_paused"] else "",
+            printable(channel.name),
+            *(f"{getattr(channel, name):,}" for name in names),
+            "paused" if channel.is_paused else "",
         ]
-        for channel in channels
+        for channel in found.channels
     ]
     heads = ["CHANNEL", *(name.replace("_", " ").upper() for name in names), ""]
     run.print("\n" + table(heads, rows, right=list(range(1, 9))))
 
 
-def _options(options: dict[str, Any]) -> str:
+def _options(options: "QueueOptions") -> str:
     names = ("partitions", "max_attempts", "msg_timeout_s", "ttl_s", "items_max", "bytes_max", "dead_letters")
-    return printable(", ".join(f"{name}={options[name]}" for name in names if name in options))
+    return printable(", ".join(f"{name}={getattr(options, name)}" for name in names))
 
 
-def _access(access: dict[str, Any]) -> str:
-    return printable(
-        ", ".join(f"{name}: {who if isinstance(who, str) else ' '.join(map(str, who))}" for name, who in access.items())
-    )
+def _access(access: "QueueAccess") -> str:
+    rights = (("publish", access.publish), ("consume", access.consume), ("administer", access.administer))
+    return printable(", ".join(f"{name}: {who if isinstance(who, str) else ' '.join(who)}" for name, who in rights))
 
 
+@with_target
 def peek(
     run: Invocation,
     queue: QueueArgument,
     channel: ChannelOption = None,
     count: Annotated[int, typer.Option("--count", "-n", help="How many.", min=1, max=1_000)] = 10,
-    realm: QueueRealmOption = None,
-    peer: QueuePeerOption = None,
+    *,
+    at: QueueTarget,
 ) -> None:
     """Show the oldest messages without taking them."""
 
-    async def body(client: "Client") -> list[dict[str, Any]]:
-        return await client.queue_peek(queue, channel=channel, count=count, **await place(client, realm, peer))
+    async def body(client: "Client") -> "list[MessageInfo]":
+        return await client.queue_peek(queue, channel=channel, count=count, **await at.resolve(client))
 
     messages = run.with_client(body)
     if run.json:
         for message in messages:
-            run.emit(_with_text(message))
+            run.emit(message_fields(message, message.body))
     elif not messages:
         run.say("nothing is there")
     else:
         now_s = time.time()
         rows = [
             [
-                str(message["id"]),
-                f"{duration(max(0.0, now_s - float(message['published_s'])))} ago",
+                message.id,
+                f"{duration(max(0.0, now_s - message.published_s))} ago",
                 _notes(message, now_s),
-                byte_count(len(_body(message))),
-                preview(_body(message)),
+                byte_count(len(message.body)),
+                preview(message.body),
             ]
             for message in messages
         ]
         run.print(table(["ID", "PUBLISHED", "NOTES", "SIZE", "BODY"], rows, right=[3]))
 
 
-def _notes(message: dict[str, Any], now_s: float) -> str:
+def _notes(message: "MessageInfo", now_s: float) -> str:
     notes: list[str] = []
-    if message.get("key"):
-        notes.append(f"key={message['key']}")
-    if message.get("tags"):
-        notes.append("tags=" + ",".join(str(tag) for tag in message["tags"]))
-    if message.get("priority"):
-        notes.append(f"priority={message['priority']}")
-    due_s = float(message.get("due_s") or 0)
-    if due_s > now_s:
-        notes.append(f"due in {duration(due_s - now_s)}")
-    if message.get("state"):
-        notes.append(str(message["state"]))
-    if message.get("node"):
-        notes.append(f"partition={message['partition']} at {message['node']}")
+    if message.key:
+        notes.append(f"key={message.key}")
+    if message.tags:
+        notes.append("tags=" + ",".join(message.tags))
+    if message.priority:
+        notes.append(f"priority={message.priority}")
+    if message.due_s > now_s:
+        notes.append(f"due in {duration(message.due_s - now_s)}")
+    if message.state:
+        notes.append(message.state)
+    if message.node:
+        notes.append(f"partition={message.partition} at {message.node}")
     return printable(" ".join(notes)) or "-"
 
 
-def _body(message: dict[str, Any]) -> bytes:
-    return decode_payload(str(message["data"]), str(message["encoding"]))
-
-
-def _with_text(message: dict[str, Any]) -> dict[str, Any]:
-    return {**message, **payload(_body(message))}
-
-
+@with_target
 def pause(
     run: Invocation,
     queue: QueueArgument,
-    channel: ChannelOption = None,
-    realm: QueueRealmOption = None,
-    peer: QueuePeerOption = None,
+    channel: ChosenChannelArgument = None,
+    all_channels: AllChannelsOption = False,
+    *,
+    at: QueueTarget,
 ) -> None:
     """Deliver nothing until `resume`, also over restarts. Messages are still taken, and none is lost."""
+    require_one(channel, all_channels)
 
     async def body(client: "Client") -> None:
-        await client.queue_pause(queue, channel=channel, **await place(client, realm, peer))
+        where = await at.resolve(client)
+        if channel is None:
+            await client.queue_pause_all(queue, **where)
+        else:
+            await client.queue_pause(queue, channel, **where)
 
     run.with_client(body)
     _done(run, queue, channel, "paused")
 
 
+@with_target
 def resume(
     run: Invocation,
     queue: QueueArgument,
-    channel: ChannelOption = None,
-    realm: QueueRealmOption = None,
-    peer: QueuePeerOption = None,
+    channel: ChosenChannelArgument = None,
+    all_channels: AllChannelsOption = False,
+    *,
+    at: QueueTarget,
 ) -> None:
     """Deliver again."""
+    require_one(channel, all_channels)
 
     async def body(client: "Client") -> None:
-        await client.queue_resume(queue, channel=channel, **await place(client, realm, peer))
+        where = await at.resolve(client)
+        if channel is None:
+            await client.queue_resume_all(queue, **where)
+        else:
+            await client.queue_resume(queue, channel, **where)
 
     run.with_client(body)
     _done(run, queue, channel, "resumed")
@@ -298,7 +326,7 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def ask(run: Invocation, question: str, *, yes: bool) -> None:
-    """Raises :class:`CliError` unless the user agrees; where nobody can be asked, ``--yes`` is needed."""
+    """Ask the user. Raises :class:`CliError` unless the user agrees; without a terminal, ``--yes`` is needed."""
     if yes:
         return
     if run.json or not sys.stdin.isatty():
@@ -307,19 +335,25 @@ def ask(run: Invocation, question: str, *, yes: bool) -> None:
         raise typer.Abort
 
 
+@with_target
 def empty(
     run: Invocation,
     queue: QueueArgument,
-    channel: ChannelOption = None,
+    channel: ChosenChannelArgument = None,
+    all_channels: AllChannelsOption = False,
     yes: YesOption = False,
-    realm: QueueRealmOption = None,
-    peer: QueuePeerOption = None,
+    *,
+    at: QueueTarget,
 ) -> None:
     """Drop every message that waits, in one channel or in all."""
+    require_one(channel, all_channels)
     ask(run, f"drop all messages that wait in {_named(queue, channel)}?", yes=yes)
 
     async def body(client: "Client") -> int:
-        return await client.queue_empty(queue, channel=channel, **await place(client, realm, peer))
+        where = await at.resolve(client)
+        if channel is None:
+            return await client.queue_empty_all(queue, **where)
+        return await client.queue_empty(queue, channel, **where)
 
     dropped = run.with_client(body)
     if run.json:
@@ -328,48 +362,58 @@ def empty(
         run.say(f"dropped {dropped:,} messages from {_named(queue, channel)}")
 
 
+@with_target
 def remove(
     run: Invocation,
     queue: QueueArgument,
-    channel: ChannelOption = None,
     yes: YesOption = False,
-    realm: QueueRealmOption = None,
-    peer: QueuePeerOption = None,
     force: Annotated[
         bool,
         typer.Option("--force", help="A queue on several members, without those that are away."),
     ] = False,
+    *,
+    at: QueueTarget,
 ) -> None:
-    """Delete a queue with all that is in it, or one of its channels."""
-    if force and channel is not None:
-        raise CliError("--force deletes a whole queue: leave --channel out", "D1001")
-    ask(run, f"delete {_named(queue, channel)} with all messages and dead letters?", yes=yes)
+    """Delete a queue with all that is in it."""
+    ask(run, f"delete {_named(queue, None)} with all messages and dead letters?", yes=yes)
+
+    async def body(client: "Client") -> "list[PendingDeletion]":
+        return await client.queue_delete(queue, **await at.resolve(client), force=force)
+
+    for each in run.with_client(body):
+        run.warn(f"the part {printable(each.shard)} at {each.node} is deleted when that node is back")
+    _done(run, queue, None, "deleted")
+
+
+@with_target
+def remove_channel(
+    run: Invocation, queue: QueueArgument, channel: ChannelArgument, yes: YesOption = False, *, at: QueueTarget
+) -> None:
+    """Delete a channel of a queue with its dead letters."""
+    ask(run, f"delete {_named(queue, channel)} with its dead letters?", yes=yes)
 
     async def body(client: "Client") -> None:
-        where = await place(client, realm, peer)
-        if channel is None:
-            await client.queue_delete(queue, **where, force=force)
-        else:
-            await client.queue_channel_delete(queue, channel, **where)
+        await client.queue_channel_delete(queue, channel, **await at.resolve(client))
 
     run.with_client(body)
     _done(run, queue, channel, "deleted")
 
 
+@with_target
 def export(
     run: Invocation,
     queue: QueueArgument,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write into this new file.", metavar="FILE")
     ] = None,
-    realm: QueueRealmOption = None,
-    peer: QueuePeerOption = None,
+    *,
+    at: QueueTarget,
 ) -> None:
     """Write every message of the queue's log as a line of JSON, oldest first."""
 
     async def body(client: "Client") -> int:
-        where = await place(client, realm, peer)
-        total = int((await client.queue(queue, **where))["messages"])
+        where = await at.resolve(client)
+        total = (await client.queue(queue, **where)).messages
         progress = Progress("export", total, shown=not run.quiet and output is not None, unit="messages")
         seen = 0
         try:
@@ -409,13 +453,13 @@ def _sink(output: Path | None) -> Generator[BinaryIO | None]:
         partial.unlink(missing_ok=True)
 
 
-def _write(run: Invocation, sink: BinaryIO | None, message: dict[str, Any]) -> None:
+def _write(run: Invocation, sink: BinaryIO | None, message: "MessageInfo") -> None:
     if sink is None:
-        run.emit(_with_text(message))
+        run.emit(message_fields(message, message.body))
     else:
         from json import dumps
 
-        sink.write(dumps(_with_text(message), ensure_ascii=False).encode() + b"\n")
+        sink.write(dumps(message_fields(message, message.body), ensure_ascii=False).encode() + b"\n")
 
 
 def register(app: typer.Typer) -> None:
@@ -449,7 +493,7 @@ def register(app: typer.Typer) -> None:
             ("dep2p queue put jobs 'resize a.jpg' 'resize b.jpg'", "two messages"),
             ("dep2p queue put jobs --lines < jobs.txt", "each line is a message"),
             ("dep2p queue put jobs 'job {{n}}' --count 1000", "a thousand"),
-            ("dep2p queue put jobs report --defer 10m --tag night --priority 5", ""),
+            ("dep2p queue put jobs report --delay 10m --tag night --priority 5", ""),
             ("dep2p queue put jobs hello --realm team --peer f3Qa", "into a queue that a member keeps"),
         ],
         notes="When the command has ended well, the messages are on disk and survive a crash of the daemon. When the "
@@ -484,11 +528,25 @@ def register(app: typer.Typer) -> None:
     register_receive(queue)
     register_order(queue)
     command(queue, "peek", examples=[("dep2p queue peek jobs --channel workers", "what it has not done yet")])(peek)
-    command(queue, "pause", examples=[("dep2p queue pause jobs --channel workers", "")])(pause)
-    command(queue, "resume", examples=[("dep2p queue resume jobs --channel workers", "")])(resume)
-    command(queue, "empty", examples=[("dep2p queue empty jobs --yes", "messages in flight go, too")])(empty)
-    command(queue, "rm", examples=[("dep2p queue rm jobs --yes", ""), ("dep2p queue rm jobs --channel audit", "")])(
-        remove
-    )
+    command(
+        queue,
+        "pause",
+        examples=[("dep2p queue pause jobs workers", ""), ("dep2p queue pause jobs --all-channels", "")],
+    )(pause)
+    command(
+        queue,
+        "resume",
+        examples=[("dep2p queue resume jobs workers", ""), ("dep2p queue resume jobs --all-channels", "")],
+    )(resume)
+    command(
+        queue,
+        "empty",
+        examples=[
+            ("dep2p queue empty jobs workers", "of one channel; messages in flight go, too"),
+            ("dep2p queue empty jobs --all-channels --yes", "the whole queue"),
+        ],
+    )(empty)
+    command(queue, "rm", examples=[("dep2p queue rm jobs --yes", "")])(remove)
+    command(queue, "rm-channel", examples=[("dep2p queue rm-channel jobs audit", "the queue stays")])(remove_channel)
     command(queue, "export", examples=[("dep2p queue export jobs -o jobs.ndjson", "the queue stays as it is")])(export)
     register_dead_letters(queue)

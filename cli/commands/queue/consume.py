@@ -1,34 +1,38 @@
-"""``dep2p queue consume``: print messages, or run a command for each; its exit status decides what becomes of them."""
+"""``dep2p queue consume``: print messages, or run a command for each, whose exit status is the message's result."""
 
 import os
 import shlex
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from dep2p.cli.commands.queue.options import (
     ChannelArgument,
     QueueArgument,
-    QueuePeerOption,
-    QueueRealmOption,
+    QueueTarget,
+    body_fields,
     parse_seconds,
-    place,
+    with_target,
 )
 from dep2p.cli.framework.command import Invocation
 from dep2p.cli.framework.errors import CliError
 from dep2p.cli.framework.payloads import show_payload
-from dep2p.cli.framework.render import byte_count, headers_json, payload, printable
+from dep2p.cli.framework.render import byte_count, headers_json
 from dep2p.error_codes import EXIT_FAILED, EXIT_OK
 from dep2p.errors import NotInFlightError
+from dep2p.outside_text import environment, printable
 
 if TYPE_CHECKING:
-    from dep2p.client.client import Client
+    from anyio.abc import Process
+
+    from dep2p.client import Client
     from dep2p.client.queues import QueueConsumer, QueueDelivery
 
 _TOUCH_SHARE: Final = 0.4
-"""Of a message's time: after it, one that is still worked on is touched."""
+"""The share of a message's time after which a message still in work is touched."""
 _NOT_FOUND: Final = 127
 _NOT_EXECUTABLE: Final = 126
 
@@ -49,15 +53,16 @@ class _Plan:
 
 
 @dataclass(slots=True)
-class _Tally:
+class _ConsumeTally:
     seen: int = 0
     finished: int = 0
     requeued: int = 0
     rejected: int = 0
     lost: int = 0
-    """The time of a message was over before its result."""
+    """Messages whose time was over before their result."""
 
 
+@with_target
 def consume(
     run: Invocation,
     queue: QueueArgument,
@@ -99,8 +104,8 @@ def consume(
     ] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Write the messages' bytes and nothing else.")] = False,
     nul: Annotated[bool, typer.Option("-0", "--null", help="End each message with a NUL byte.")] = False,
-    realm: QueueRealmOption = None,
-    peer: QueuePeerOption = None,
+    *,
+    at: QueueTarget,
 ) -> int:
     """Take messages from a channel: print each and finish it, or run a command that decides."""
     if raw and nul:
@@ -114,9 +119,9 @@ def consume(
     delay_s = parse_seconds(requeue_delay, "--requeue-delay")
     plan = _Plan(queue, channel, count, raw, nul, command, jobs, delay_s, reject_status, ahead, from_start)
 
-    async def body(client: "Client") -> _Tally:
-        where = await place(client, realm, peer)
-        tally = _Tally()
+    async def body(client: "Client") -> _ConsumeTally:
+        where = await at.resolve(client)
+        tally = _ConsumeTally()
         async with client.queue_consume(
             queue,
             channel,
@@ -151,20 +156,20 @@ def _split(text: str) -> list[str]:
     return command
 
 
-async def _print_all(run: Invocation, plan: _Plan, consumer: "QueueConsumer", tally: _Tally) -> None:
+async def _print_all(run: Invocation, plan: _Plan, consumer: "QueueConsumer", tally: _ConsumeTally) -> None:
     from anyio import create_task_group
 
     async with create_task_group() as finishing:
         async for message in consumer:
             tally.seen += 1
             _show(run, plan, message)
-            # Not awaited here: the next messages are printed meanwhile, and results go in one call.
+            # Not awaited here: the command prints the next messages meanwhile, and several results go in one call.
             finishing.start_soon(_finish, run, message, tally)
             if tally.seen == plan.count:
                 break
 
 
-async def _finish(run: Invocation, message: "QueueDelivery", tally: _Tally) -> None:
+async def _finish(run: Invocation, message: "QueueDelivery", tally: _ConsumeTally) -> None:
     try:
         await message.finish(durable=True)
         tally.finished += 1
@@ -175,17 +180,17 @@ async def _finish(run: Invocation, message: "QueueDelivery", tally: _Tally) -> N
 
 def _show(run: Invocation, plan: _Plan, message: "QueueDelivery") -> None:
     if run.json:
-        run.emit(_fields(message) | payload(message.data))
+        run.emit(_fields(message) | body_fields(message.body))
         return
     if not plan.raw and not plan.nul:
         notes = [f"attempt {message.attempts}"] if message.attempts > 1 else []
         notes += [f"key {printable(message.key)}"] if message.key else []
         notes += [f"tags {printable(','.join(message.tags))}"] if message.tags else []
-        run.say("  ".join([f"[{message.id}]", byte_count(len(message.data)), *notes]))
-    show_payload(run, message.data, raw=plan.raw, nul=plan.nul)
+        run.say("  ".join([f"[{message.id}]", byte_count(len(message.body)), *notes]))
+    show_payload(run, message.body, raw=plan.raw, nul=plan.nul)
 
 
-def _fields(message: "QueueDelivery") -> dict[str, Any]:
+def _fields(message: "QueueDelivery") -> dict[str, object]:
     return {
         "id": message.id,
         "queue": message.queue,
@@ -199,7 +204,7 @@ def _fields(message: "QueueDelivery") -> dict[str, Any]:
     }
 
 
-async def _execute_all(run: Invocation, plan: _Plan, consumer: "QueueConsumer", tally: _Tally) -> None:
+async def _execute_all(run: Invocation, plan: _Plan, consumer: "QueueConsumer", tally: _ConsumeTally) -> None:
     from anyio import Semaphore, create_task_group
 
     slots = Semaphore(plan.jobs)
@@ -212,7 +217,9 @@ async def _execute_all(run: Invocation, plan: _Plan, consumer: "QueueConsumer", 
                 break
 
 
-async def _execute(run: Invocation, plan: _Plan, message: "QueueDelivery", tally: _Tally, release: Any) -> None:
+async def _execute(
+    run: Invocation, plan: _Plan, message: "QueueDelivery", tally: _ConsumeTally, release: Callable[[], None]
+) -> None:
     from anyio import create_task_group
 
     status = 1
@@ -229,7 +236,7 @@ async def _execute(run: Invocation, plan: _Plan, message: "QueueDelivery", tally
         release()
 
 
-async def _decide(run: Invocation, plan: _Plan, message: "QueueDelivery", status: int, tally: _Tally) -> None:
+async def _decide(run: Invocation, plan: _Plan, message: "QueueDelivery", status: int, tally: _ConsumeTally) -> None:
     fate = "finished"
     if status == 0:
         await message.finish(durable=True)
@@ -258,11 +265,11 @@ async def _touch(message: "QueueDelivery") -> None:
 
 
 async def _run_command(command: list[str], message: "QueueDelivery") -> int:
-    """The exit status of one run; 128 + the number of a signal that ended it. Raises :class:`CliError`."""
+    """Run the command once; return its exit status, or 128 + the number of a signal that ended it. Raises
+    :class:`CliError`."""
     from anyio import CancelScope, open_process
 
-    environment = {
-        **os.environ,
+    variables = {
         "DEP2P_MESSAGE_ID": message.id,
         "DEP2P_QUEUE": message.queue,
         "DEP2P_CHANNEL": message.channel,
@@ -273,7 +280,9 @@ async def _run_command(command: list[str], message: "QueueDelivery") -> int:
         "DEP2P_PUBLISHED": f"{message.published_s:.6f}",
     }
     try:
-        process = await open_process(command, stdin=subprocess.PIPE, stdout=None, stderr=None, env=environment)
+        process = await open_process(
+            command, stdin=subprocess.PIPE, stdout=None, stderr=None, env=environment(os.environ, variables)
+        )
     except OSError as error:
         status = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
         raise CliError(
@@ -284,10 +293,10 @@ async def _run_command(command: list[str], message: "QueueDelivery") -> int:
         ) from None
     status = 1
     try:
-        await _feed(process, message.data)
+        await _feed(process, message.body)
         status = await process.wait()
     except BaseException:
-        # Ctrl-C, or the message is lost: the command must not go on without anybody who knows of it.
+        # Ctrl-C, or the message is lost: the command must not run on.
         with CancelScope(shield=True):
             process.terminate()
             await process.wait()
@@ -295,14 +304,15 @@ async def _run_command(command: list[str], message: "QueueDelivery") -> int:
     return status if status >= 0 else 128 - status
 
 
-async def _feed(process: Any, data: bytes) -> None:
+async def _feed(process: "Process", body: bytes) -> None:
     from anyio import BrokenResourceError, ClosedResourceError
 
+    assert process.stdin is not None
     try:
-        if data:
-            await process.stdin.send(data)
+        if body:
+            await process.stdin.send(body)
     except (BrokenResourceError, ClosedResourceError, BrokenPipeError, ConnectionResetError):
-        pass  # it does not read all of its input, which is its own affair
+        pass  # the command need not read all of its input
     try:
         await process.stdin.aclose()
     except (BrokenResourceError, ClosedResourceError, BrokenPipeError, ConnectionResetError):

@@ -1,20 +1,37 @@
-"""What the commands about queues have in common."""
+"""Arguments, options and output that the commands about queues share."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+import functools
+import inspect
+from base64 import b64encode
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, get_type_hints
 
 import typer
 
+from dep2p.cli.framework.command import Invocation
 from dep2p.cli.framework.errors import CliError
-from dep2p.cli.framework.render import printable, text_of
+from dep2p.cli.framework.render import text_of
 from dep2p.cli.framework.resolve import resolve_peer
 from dep2p.error_codes import EXIT_USAGE
+from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
-    from dep2p.client.client import Client
+    from msgspec import Struct
+
+    from dep2p.client import Client
+    from dep2p.client.queues import BrokerChoice
 
 QueueArgument = Annotated[str, typer.Argument(help="The queue's name.", metavar="QUEUE")]
 ChannelArgument = Annotated[str, typer.Argument(help="The channel's name.", metavar="CHANNEL")]
-ChannelOption = Annotated[str | None, typer.Option("--channel", "-c", help="Only this channel.", metavar="CHANNEL")]
+ChannelOption = Annotated[
+    str | None,
+    typer.Option("--channel", "-c", help="Only messages that this channel has not finished.", metavar="CHANNEL"),
+]
+ChosenChannelArgument = Annotated[
+    str | None, typer.Argument(help="The channel's name; or --all-channels.", metavar="[CHANNEL]")
+]
+AllChannelsOption = Annotated[bool, typer.Option("--all-channels", help="All channels of the queue.")]
 QueueRealmOption = Annotated[
     str | None,
     typer.Option("--realm", help="The queues for the members of this realm; without it, those of this machine only."),
@@ -29,23 +46,75 @@ QueuePeerOption = Annotated[
 ]
 
 
-async def place(client: "Client", realm: str | None, peer: str | None) -> dict[str, Any]:
-    """The arguments that say where a queue is. Raises :class:`CliError` for a peer that nobody knows."""
-    if peer is None:
-        return {"realm": realm, "peer": None}
-    named = peer.split(",")
-    if not all(named):  # nothing would fit whatever peer is known
-        raise CliError(f"--peer {peer!r} names nobody before or behind a comma", "D4004", exit_code=EXIT_USAGE)
-    return {"realm": realm, "peer": ",".join([await resolve_peer(client, each) for each in named])}
+def reply_fields(reply: "Struct") -> dict[str, object]:
+    """Return the fields of a reply as ``--json`` shows them: those of the control API."""
+    from dep2p.protocols.queues.wire.admin import reply_fields as fields_of
+
+    return fields_of(reply)
+
+
+def message_fields(message: "Struct", body: bytes) -> dict[str, object]:
+    """Return the fields of a message as ``--json`` shows them: those of the control API, and those of its body."""
+    return reply_fields(message) | body_fields(body)
+
+
+def body_fields(body: bytes) -> dict[str, object]:
+    """``body`` in base64, ``encoding``, and ``text`` when it is UTF-8."""
+    text = text_of(body)
+    encoded = b64encode(body).decode("ascii")
+    return {"body": encoded, "encoding": "base64", **({} if text is None else {"text": text})}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTarget:
+    """The broker of a queue, as ``--realm`` and ``--peer`` name it."""
+
+    realm: str | None
+    peer: str | None
+
+    async def resolve(self, client: "Client") -> "BrokerChoice":
+        """Return the same with full peer ids. Raises :class:`CliError` for an unknown peer."""
+        if self.peer is None:
+            return {"realm": self.realm, "peer": None}
+        named = self.peer.split(",")
+        if not all(named):  # an empty name would fit every known peer
+            raise CliError(f"--peer {self.peer!r} is empty before or behind a comma", "D4004", exit_code=EXIT_USAGE)
+        return {"realm": self.realm, "peer": ",".join([await resolve_peer(client, each) for each in named])}
+
+
+def with_target(function: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Give a command that is declared with ``at: QueueTarget`` the options ``--realm`` and ``--peer`` in its place."""
+    hints = get_type_hints(function, include_extras=True)
+    own = [each for each in inspect.signature(function).parameters.values() if each.name != "at"]
+    options = {"realm": QueueRealmOption, "peer": QueuePeerOption}
+    parameters = [each.replace(annotation=hints[each.name]) for each in own] + [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=None)
+        for name, annotation in options.items()
+    ]
+
+    @functools.wraps(function)
+    def call(run: Invocation, *, realm: str | None, peer: str | None, **given: object) -> int | None:
+        return function(run, at=QueueTarget(realm, peer), **given)
+
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {each.name: each.annotation for each in parameters}
+    del call.__wrapped__
+    return call
 
 
 async def nodes_of(client: "Client", nodes: list[str] | None) -> list[str]:
-    """Full ids of the nodes of ``--node``, or "home". Raises :class:`CliError` for one that nobody knows."""
-    return [each if each == "home" else await resolve_peer(client, each) for each in nodes or ()]
+    """Return the full ids of the nodes of ``--node``, or "self". Raises :class:`CliError` for an unknown one."""
+    return [each if each == "self" else await resolve_peer(client, each) for each in nodes or ()]
+
+
+def require_one(channel: str | None, all_channels: bool) -> None:
+    """Raises :class:`CliError` unless a channel or all of them are named."""
+    if (channel is not None) is all_channels:
+        raise CliError("give a CHANNEL or --all-channels", "D1001")
 
 
 def parse_seconds(text: str, option: str) -> float:
-    """``90``, ``1.5``, ``500ms``, ``2m``, ``1h``, ``7d`` as seconds. Raises :class:`CliError`."""
+    """Parse ``90``, ``1.5``, ``500ms``, ``2m``, ``1h``, ``7d`` as seconds. Raises :class:`CliError`."""
     units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
     number = text.rstrip("smhd")
     unit = text[len(number) :] or "s"
@@ -59,7 +128,7 @@ def parse_seconds(text: str, option: str) -> float:
 
 
 def parse_bytes(text: str, option: str) -> int:
-    """``65536``, ``64k``, ``10M``, ``2G`` as bytes (powers of 1024). Raises :class:`CliError`."""
+    """Parse ``65536``, ``64k``, ``10M``, ``2G`` as bytes (powers of 1024). Raises :class:`CliError`."""
     units = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
     plain = text.lower().removesuffix("ib").removesuffix("b")
     number = plain.rstrip("kmgt")
@@ -73,7 +142,7 @@ def parse_bytes(text: str, option: str) -> int:
 
 
 def preview(data: bytes, cells: int = 60) -> str:
-    """The start of a body on one line, for a table."""
+    """Return the start of a body on one line, for a table."""
     text = text_of(data[: cells * 4])
     if text is None and len(data) > cells * 4:
         text = text_of(data[: cells * 4 - 3])  # a character may have been cut

@@ -1,23 +1,31 @@
-"""``dep2p queue expand``, ``route``, ``consumers`` and ``locks``: partitions, where keys go, and who has what."""
+"""``dep2p queue expand``, ``route``, ``consumers`` and ``locks``: partitions, the routes of keys, and their holders."""
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from dep2p.cli.commands.queue.options import (
     ChannelArgument,
     QueueArgument,
-    QueuePeerOption,
-    QueueRealmOption,
+    QueueTarget,
     nodes_of,
-    place,
+    reply_fields,
+    with_target,
 )
 from dep2p.cli.framework.command import Invocation, command
-from dep2p.cli.framework.render import byte_count, duration, printable, table
+from dep2p.cli.framework.render import byte_count, duration, table
+from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
-    from dep2p.client.client import Client
+    from dep2p.client import Client
+    from dep2p.protocols.queues.admin import (
+        ChannelConsumers,
+        ChannelLocks,
+        PartitionInfo,
+        QueueExpanded,
+        QueueRoute,
+    )
 
 PartitionsArgument = Annotated[
     int, typer.Argument(help="How many there shall be in all.", metavar="N", min=1, max=1_024)
@@ -33,105 +41,113 @@ NodesOption = Annotated[
 _WATCH_S: Final = 1.0
 
 
+@with_target
 def expand(
     run: Invocation,
     queue: QueueArgument,
     partitions: PartitionsArgument,
     node: NodesOption = None,
-    realm: QueueRealmOption = None,
-    peer: QueuePeerOption = None,
+    *,
+    at: QueueTarget,
 ) -> None:
     """Give a queue more partitions. The order of each key holds."""
 
-    async def body(client: "Client") -> dict[str, Any]:
+    async def body(client: "Client") -> "QueueExpanded":
         return await client.queue_expand(
-            queue, partitions, nodes=await nodes_of(client, node), **await place(client, realm, peer)
+            queue, partitions, nodes=await nodes_of(client, node), **await at.resolve(client)
         )
 
     found = run.with_client(body)
     if run.json:
-        run.emit(found)
-    elif found["added"]:
-        run.say(f"{len(found['added'])} partitions more; route table {found['version']}")
+        run.emit(reply_fields(found))
+    elif found.added:
+        run.say(f"{len(found.added)} partitions more; route table {found.version}")
     else:
         run.say(f"the queue has {partitions} partitions already")
 
 
-def route(run: Invocation, queue: QueueArgument, realm: QueueRealmOption = None, peer: QueuePeerOption = None) -> None:
+@with_target
+def route(run: Invocation, queue: QueueArgument, *, at: QueueTarget) -> None:
     """Show which partition has which keys, and what each holds."""
 
-    async def body(client: "Client") -> dict[str, Any]:
-        return await client.queue_route(queue, **await place(client, realm, peer))
+    async def body(client: "Client") -> "QueueRoute":
+        return await client.queue_route(queue, **await at.resolve(client))
 
     found = run.with_client(body)
     if run.json:
-        run.emit(found)
+        run.emit(reply_fields(found))
         return
-    held = {each["partition"]: each for each in found["partitions"]}
-    is_placed = "placement" in found
+    partitions = {each.partition: each for each in found.partitions}
+    is_distributed = any(each.node for each in found.partitions)
     rows: list[list[str]] = []
-    for each in found["routes"]:
-        log = held.get(each["partition"], {})
-        after = ", ".join(f"{one['partition']} up to {one['up_to']}" for one in each["after"])
+    for each in found.routes:
+        log = partitions.get(each.partition)
+        after = ", ".join(f"{one.partition} up to {one.up_to}" for one in each.after)
         rows.append(
             [
-                f"{each['low']}-{each['high'] - 1}",
-                str(each["partition"]),
-                str(log.get("messages", "-")),
-                byte_count(int(log.get("bytes", 0))),
+                f"{each.low}-{each.high - 1}",
+                str(each.partition),
+                "-" if log is None else str(log.messages),
+                byte_count(0 if log is None else log.bytes),
                 after or "-",
-                *([f"{log['node'][-8:]} {'up' if log['is_up'] else 'AWAY'}", log["share"]] if is_placed else []),
+                *([] if log is None or not log.node else [f"{log.node[-8:]} {_up(log)}", log.shard]),
             ]
         )
-    run.say(f"route table {found['version']}: of the 1,024 ranges of keys")
-    heads = ["KEYS", "PARTITION", "MESSAGES", "SIZE", "AFTER", *(["NODE", "NAME THERE"] if is_placed else [])]
+    run.say(f"route table {found.version}: of the 1,024 ranges of keys")
+    heads = ["KEYS", "PARTITION", "MESSAGES", "SIZE", "AFTER", *(["NODE", "NAME THERE"] if is_distributed else [])]
     run.print(table(heads, rows, right=[1, 2, 3]))
 
 
+def _up(partition: "PartitionInfo") -> str:
+    return "up" if partition.is_up else "AWAY"
+
+
+@with_target
 def consumers(
     run: Invocation,
     queue: QueueArgument,
     channel: ChannelArgument,
-    realm: QueueRealmOption = None,
-    peer: QueuePeerOption = None,
+    *,
+    at: QueueTarget,
 ) -> None:
     """List the consumers of a channel with the partitions that are theirs."""
 
-    async def body(client: "Client") -> dict[str, Any]:
-        return await client.queue_consumers(queue, channel, **await place(client, realm, peer))
+    async def body(client: "Client") -> "ChannelConsumers":
+        return await client.queue_consumers(queue, channel, **await at.resolve(client))
 
     found = run.with_client(body)
     if run.json:
-        run.emit(found)
-    elif not found["consumers"]:
-        run.say("nobody consumes")
+        run.emit(reply_fields(found))
+    elif not found.consumers:
+        run.say("no consumers")
     else:
         rows = [
             [
-                printable(str(each["consumer"])),
-                ",".join(str(one) for one in each["partitions"]) or "-",
-                str(each["in_flight"]),
-                f"{duration(float(each['lease_left_s']))} left" if "lease_left_s" in each else "-",
+                printable(each.consumer),
+                ",".join(map(str, each.partitions)) or "-",
+                str(each.in_flight),
+                "-" if each.lease_left_s is None else f"{duration(each.lease_left_s)} left",
             ]
-            for each in found["consumers"]
+            for each in found.consumers
         ]
         run.print(table(["CONSUMER", "PARTITIONS", "IN FLIGHT", "LEASE"], rows, right=[2]))
 
 
+@with_target
 def locks(
     run: Invocation,
     queue: QueueArgument,
     channel: ChannelArgument,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on, and show every change; Ctrl-C ends.")] = False,
-    realm: QueueRealmOption = None,
-    peer: QueuePeerOption = None,
+    *,
+    at: QueueTarget,
 ) -> None:
     """Show who holds which partition of an exclusive channel, and since when."""
 
     async def body(client: "Client") -> None:
         from anyio import sleep
 
-        where = await place(client, realm, peer)
+        where = await at.resolve(client)
         before: object = None
         while True:
             found = await client.queue_locks(queue, channel, **where)
@@ -145,28 +161,28 @@ def locks(
     run.with_client(body)
 
 
-def _show_locks(run: Invocation, found: dict[str, Any], *, with_time: bool) -> None:
+def _show_locks(run: Invocation, found: "ChannelLocks", *, with_time: bool) -> None:
     if run.json:
-        run.emit(found)
+        run.emit(reply_fields(found))
         return
     if with_time:
         run.say(time.strftime("%H:%M:%S"))
-    if not found["exclusive"]:
+    if not found.exclusive:
         run.say("the channel is shared: its consumers take from all partitions")
         return
-    if not found["locks"]:
-        run.say("nobody holds a partition")
+    if not found.locks:
+        run.say("no partition is held")
         return
     now_s = time.time()
     rows = [
         [
-            str(each["partition"]),
-            printable(str(each["consumer"])) or str(each["member"])[:8],
-            str(each["epoch"]),
-            duration(max(0.0, now_s - float(each["since_s"]))),
-            str(each.get("node", ""))[-8:],
+            str(each.partition),
+            printable(each.consumer) or each.member[:8],
+            str(each.epoch),
+            duration(max(0.0, now_s - each.since_s)),
+            each.node[-8:],
         ]
-        for each in found["locks"]
+        for each in found.locks
     ]
     heads = ["PARTITION", "CONSUMER", "EPOCH", "SINCE", "NODE" if any(each[-1] for each in rows) else ""]
     run.print(table(heads, rows, right=[0, 2]))

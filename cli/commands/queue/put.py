@@ -4,29 +4,40 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
 from dep2p.cli.commands.publish import fill, stdin_lines
-from dep2p.cli.commands.queue.options import QueueArgument, QueuePeerOption, QueueRealmOption, parse_seconds, place
+from dep2p.cli.commands.queue.options import QueueArgument, QueueTarget, parse_seconds, with_target
 from dep2p.cli.framework.command import Invocation
 from dep2p.cli.framework.errors import CliError
 from dep2p.cli.framework.payloads import read_payload
 from dep2p.cli.framework.progress import Progress
-from dep2p.cli.framework.render import byte_count, duration, printable
+from dep2p.cli.framework.render import byte_count, duration
+from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
-    from dep2p.client.client import Client
+    from dep2p.client import Client
 
 
+class PutOptions(TypedDict):
+    """The options of all messages of one command."""
+
+    key: str
+    tags: tuple[str, ...]
+    priority: int
+    delay_s: float
+
+
+@with_target
 def put(
     run: Invocation,
     queue: QueueArgument,
-    data: Annotated[
+    bodies: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Messages as text, each argument one; - reads standard input as one message.", metavar="[DATA|-]..."
+            help="Messages as text, each argument one; - reads standard input as one message.", metavar="[BODY|-]..."
         ),
     ] = None,
     files: Annotated[
@@ -39,12 +50,12 @@ def put(
         typer.Option(
             "--count",
             "-n",
-            help="Put DATA so many times, with {{n}} (1, 2, …), {{time}} and {{random}} in it replaced.",
+            help="Put BODY so many times, with {{n}} (1, 2, …), {{time}} and {{random}} in it replaced.",
             min=1,
         ),
     ] = None,
-    defer: Annotated[
-        str, typer.Option("--defer", help="Deliver it after this time, like 30, 10m or 2h.", metavar="TIME")
+    delay: Annotated[
+        str, typer.Option("--delay", help="Deliver it after this time, like 30, 10m or 2h.", metavar="TIME")
     ] = "0",
     key: Annotated[
         str, typer.Option("--key", help="Messages of one key go to one partition, in order.", metavar="KEY")
@@ -53,29 +64,33 @@ def put(
         list[str] | None, typer.Option("--tag", help="A tag for channels that filter; may be repeated.", metavar="TAG")
     ] = None,
     priority: Annotated[int, typer.Option("--priority", help="Higher is delivered first.", min=0, max=9)] = 0,
-    realm: QueueRealmOption = None,
-    peer: QueuePeerOption = None,
+    *,
+    at: QueueTarget,
 ) -> None:
     """Put messages into a queue. The command ends when they are on the disk of the node that keeps it."""
-    if sum((bool(data), bool(files), lines)) > 1:
-        raise CliError("DATA, --file and --lines exclude each other", "D1001")
-    if count is not None and (not data or len(data) != 1 or data[0] == "-"):
+    if sum((bool(bodies), bool(files), lines)) > 1:
+        raise CliError("BODY, --file and --lines exclude each other", "D1001")
+    if count is not None and (not bodies or len(bodies) != 1 or bodies[0] == "-"):
         raise CliError(
-            "--count needs one DATA to repeat", "D1001", tries=("dep2p queue put QUEUE 'job {{n}}' --count 5",)
+            "--count needs one BODY to repeat", "D1001", tries=("dep2p queue put QUEUE 'job {{n}}' --count 5",)
         )
-    if not data and not files and not lines:
+    if not bodies and not files and not lines:
         raise CliError(
-            "there is nothing to put: give DATA, --file or --lines",
+            "there is nothing to put: give BODY, --file or --lines",
             "D1001",
             tries=("dep2p queue put QUEUE 'a message'", "dep2p queue put QUEUE - < FILE"),
         )
-    options: dict[str, Any] = {"key": key, "tags": tuple(tags or ()), "priority": priority}
-    options["defer_s"] = parse_seconds(defer, "--defer")
-    if not lines and count is None and len(data or files or ()) == 1:
-        content = read_payload(data[0] if data else None, files[0] if files else None)
-        return run.with_client(lambda client: _one(run, client, queue, content, options, realm, peer))
-    source = _Source(data or (), files or (), lines, count, Progress("put", 0, shown=False))
-    return run.with_client(lambda client: _many(run, client, queue, source, options, realm, peer))
+    options: PutOptions = {
+        "key": key,
+        "tags": tuple(tags or ()),
+        "priority": priority,
+        "delay_s": parse_seconds(delay, "--delay"),
+    }
+    if not lines and count is None and len(bodies or files or ()) == 1:
+        content = read_payload(bodies[0] if bodies else None, files[0] if files else None)
+        return run.with_client(lambda client: _one(run, client, queue, content, options, at))
+    source = _PutSource(bodies or (), files or (), lines, count, Progress("put", 0, shown=False))
+    return run.with_client(lambda client: _many(run, client, queue, source, options, at))
 
 
 async def _one(
@@ -83,11 +98,10 @@ async def _one(
     client: "Client",
     queue: str,
     content: bytes,
-    options: dict[str, Any],
-    realm: str | None,
-    peer: str | None,
+    options: PutOptions,
+    at: QueueTarget,
 ) -> None:
-    where = await place(client, realm, peer)
+    where = await at.resolve(client)
     message_id = await client.queue_put(queue, content, **options, **where)
     if run.json:
         run.emit({"queue": queue, "id": message_id, "bytes": len(content)})
@@ -99,13 +113,12 @@ async def _many(
     run: Invocation,
     client: "Client",
     queue: str,
-    source: "_Source",
-    options: dict[str, Any],
-    realm: str | None,
-    peer: str | None,
+    source: "_PutSource",
+    options: PutOptions,
+    at: QueueTarget,
 ) -> None:
     started_s = time.monotonic()
-    where = await place(client, realm, peer)
+    where = await at.resolve(client)
     source.start(shown=not run.quiet and not run.json)
     try:
         async with aclosing(source.messages()) as messages:
@@ -132,8 +145,8 @@ async def _many(
         )
 
 
-class _Source:
-    """Where many messages come from."""
+class _PutSource:
+    """The source of many messages."""
 
     def __init__(
         self, texts: Sequence[str], files: Sequence[Path], lines: bool, count: int | None, progress: Progress
@@ -145,13 +158,13 @@ class _Source:
         self.progress = progress
 
     def start(self, *, shown: bool) -> None:
-        """Begin to show how far it is, where that is known."""
+        """Start the progress display, where the size is known."""
         if not self._lines:
             total = self._count or len(self._texts) or len(self._files)
             self.progress = Progress("put", total, shown=shown, unit="messages")
 
     async def messages(self) -> AsyncGenerator[bytes, None]:
-        """The messages. Raises :class:`CliError` for a file that cannot be read."""
+        """Yield the messages. Raises :class:`CliError` for a file that cannot be read."""
         async with aclosing(self._all()) as messages:
             async for message in messages:
                 yield message

@@ -1,31 +1,33 @@
-"""``dep2p queue receive``, ``ack`` and ``invisible``: messages by calls, with as much time between as it takes."""
+"""``dep2p queue receive``, ``ack`` and ``invisible``: receive and acknowledge messages by separate commands."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dep2p.cli.commands.queue.options import (
     ChannelArgument,
     QueueArgument,
-    QueuePeerOption,
-    QueueRealmOption,
+    QueueTarget,
+    message_fields,
     parse_seconds,
-    place,
+    with_target,
 )
 from dep2p.cli.framework.command import Invocation, command
 from dep2p.cli.framework.payloads import show_payload
-from dep2p.cli.framework.render import byte_count, duration, headers_json, payload, printable
+from dep2p.cli.framework.render import byte_count, duration
 from dep2p.error_codes import EXIT_FAILED, EXIT_OK
+from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
-    from dep2p.client.client import Client
-    from dep2p.client.client_queue_receive import ReceivedQueueMessage
+    from dep2p.client import Client
+    from dep2p.protocols.queues.admin import ReceivedMessage
 
 HandlesArgument = Annotated[list[str], typer.Argument(help="Handles as `receive` prints them.", metavar="HANDLE...")]
 HandleArgument = Annotated[str, typer.Argument(help="As `receive` prints it.", metavar="HANDLE")]
 TimeArgument = Annotated[str, typer.Argument(help="From now on, like 30, 10m or 2h; 0: at once.", metavar="TIME")]
 
 
+@with_target
 def receive(
     run: Invocation,
     queue: QueueArgument,
@@ -33,19 +35,19 @@ def receive(
     count: Annotated[int, typer.Option("--count", "-n", help="How many at most.", min=1, max=32)] = 1,
     wait: Annotated[str, typer.Option("--wait", help="For a message, at most 20 s.", metavar="TIME")] = "10",
     invisible: Annotated[
-        str, typer.Option("--invisible", help="Nobody else gets them for so long.", metavar="TIME")
+        str, typer.Option("--invisible", help="Other consumers do not get them for so long.", metavar="TIME")
     ] = "60",
     from_start: Annotated[
         bool, typer.Option("--from-start", help="A new channel gets the messages that are there already, too.")
     ] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Write the messages' bytes and nothing else.")] = False,
-    realm: QueueRealmOption = None,
-    peer: QueuePeerOption = None,
+    *,
+    at: QueueTarget,
 ) -> int:
     """Receive messages, each with a handle to acknowledge it by."""
     wait_s, invisible_s = parse_seconds(wait, "--wait"), parse_seconds(invisible, "--invisible")
 
-    async def body(client: "Client") -> list["ReceivedQueueMessage"]:
+    async def body(client: "Client") -> list["ReceivedMessage"]:
         return await client.queue_receive(
             queue,
             channel,
@@ -53,50 +55,37 @@ def receive(
             wait_s=wait_s,
             invisible_s=invisible_s,
             from_start=from_start,
-            **await place(client, realm, peer),
+            **await at.resolve(client),
         )
 
     messages = run.with_client(body)
     for message in messages:
         if run.json:
-            run.emit(_fields(message) | payload(message.data))
+            run.emit(message_fields(message, message.body))
             continue
         notes = [f"attempt {message.attempts}"] if message.attempts > 1 else []
         notes += [f"key {printable(message.key)}"] if message.key else []
         left = duration(message.invisible_s)
-        run.say("  ".join([message.handle, byte_count(len(message.data)), *notes, f"yours for {left}"]))
-        show_payload(run, message.data, raw=raw, nul=False)
+        run.say("  ".join([message.handle, byte_count(len(message.body)), *notes, f"yours for {left}"]))
+        show_payload(run, message.body, raw=raw, nul=False)
     if not messages:
         run.say("nothing came")
     return EXIT_OK if messages else EXIT_FAILED
 
 
-def _fields(message: "ReceivedQueueMessage") -> dict[str, Any]:
-    return {
-        "handle": message.handle,
-        "id": message.id,
-        "attempts": message.attempts,
-        "published_s": message.published_s,
-        "invisible_s": message.invisible_s,
-        "key": message.key,
-        "tags": list(message.tags),
-        "priority": message.priority,
-        "headers": headers_json(message.headers),
-    }
-
-
+@with_target
 def ack(
     run: Invocation,
     queue: QueueArgument,
     channel: ChannelArgument,
     handles: HandlesArgument,
-    realm: QueueRealmOption = None,
-    peer: QueuePeerOption = None,
+    *,
+    at: QueueTarget,
 ) -> int:
     """Acknowledge received messages: they are done, on disk."""
 
     async def body(client: "Client") -> list[str]:
-        return await client.queue_ack(queue, channel, handles, **await place(client, realm, peer))
+        return await client.queue_ack(queue, channel, handles, **await at.resolve(client))
 
     refused = run.with_client(body)
     if run.json:
@@ -106,20 +95,21 @@ def ack(
     return EXIT_FAILED if refused else EXIT_OK
 
 
+@with_target
 def invisible(
     run: Invocation,
     queue: QueueArgument,
     channel: ChannelArgument,
     handle: HandleArgument,
     time: TimeArgument,
-    realm: QueueRealmOption = None,
-    peer: QueuePeerOption = None,
+    *,
+    at: QueueTarget,
 ) -> None:
-    """Change for how long a received message is delivered to nobody else."""
+    """Change for how long a received message is hidden from other consumers."""
     seconds = parse_seconds(time, "TIME")
 
     async def body(client: "Client") -> float:
-        return await client.queue_change_invisible(queue, channel, handle, seconds, **await place(client, realm, peer))
+        return await client.queue_change_invisible(queue, channel, handle, seconds, **await at.resolve(client))
 
     left_s = run.with_client(body)
     if run.json:
@@ -139,8 +129,9 @@ def register_receive(queue: typer.Typer) -> None:
             ("dep2p queue receive jobs workers", "one message, or exit status 1 after 10 s"),
             ("dep2p queue receive jobs workers -n 10 --invisible 10m --json", "ten, for ten minutes"),
         ],
-        notes="What was received is nobody else's for its invisible time, whatever becomes of this command. Then it is "
-        "delivered again, and after the queue's max_attempts becomes a dead letter. Nothing is tried again here.",
+        notes="A received message is hidden from other consumers for its invisible time, also when this command dies. "
+        "Then it is delivered again, and after the queue's max_attempts becomes a dead letter. The command tries "
+        "nothing again.",
     )(receive)
     command(queue, "ack", examples=[("dep2p queue ack jobs workers 0000010000000001-1", "")])(ack)
     command(

@@ -1,1 +1,1 @@
-"""realm."""
+"""The commands `dep2p realm …`."""

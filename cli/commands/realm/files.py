@@ -1,35 +1,30 @@
-"""``dep2p realm new|show|join|leave``: the realm files of a data directory; a running daemon is told at once."""
+"""``dep2p realm new|show|join|leave``: the realm files of a data directory, also for a running daemon."""
 
-import os
-import re
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dep2p.cli.framework.command import Invocation, command
 from dep2p.cli.framework.errors import CliError
 from dep2p.cli.framework.payloads import cannot_read
-from dep2p.cli.framework.render import printable, short_realm, table
+from dep2p.cli.framework.render import short_realm, table
 from dep2p.error_codes import EXIT_NOT_FOUND, EXIT_OK, EXIT_USAGE
 from dep2p.errors import RealmFileError
+from dep2p.outside_text import file_name, printable
 
 if TYPE_CHECKING:
-    from dep2p.client.client import Client
+    from dep2p.client import Client
     from dep2p.realm.credentials import Realm
 
 _INVITE_CHARACTERS_MAX = 65_536
 
 
 def realm_file_name(name: str) -> str:
-    """The file of a realm, named as the daemon names it: a name that is no plain ASCII word becomes a digest."""
-    from hashlib import sha256
-
-    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-        return f"{name}.realm"
-    return f"x-{sha256(name.encode('utf-8')).hexdigest()[:32]}.realm"
+    """Return the file of a realm, named as the daemon names it: a name that is no plain ASCII word becomes a digest."""
+    return f"{file_name(name)}.realm"
 
 
 def stored(directory: Path) -> list[tuple[Path, "Realm"]]:
@@ -41,7 +36,7 @@ def stored(directory: Path) -> list[tuple[Path, "Realm"]]:
         try:
             found.append((path, Realm.from_psk_file(path)))
         except RealmFileError:
-            continue  # `dep2p doctor` names it
+            continue  # `dep2p doctor` reports it
     return found
 
 
@@ -52,7 +47,8 @@ def unreadable(directory: Path) -> list[Path]:
 
 
 def find_stored(directory: Path, wanted: str | None) -> tuple[Path, "Realm"]:
-    """The realm file that a name, id or start of an id means; None means the only one. Raises :class:`CliError`."""
+    """Return the realm file for a name, an id or the start of an id; None means the only one. Raises
+    :class:`CliError`."""
     everything = stored(directory)
     fitting = [
         (path, realm)
@@ -63,16 +59,14 @@ def find_stored(directory: Path, wanted: str | None) -> tuple[Path, "Realm"]:
         return fitting[0]
     names = ", ".join(printable(realm.name) for _, realm in everything)
     if not everything:
-        raise CliError(
-            f"there is no realm in {directory}", "D4003", tries=("dep2p realm new NAME", "dep2p realm join INVITE")
-        )
+        raise CliError(f"there is no realm in {directory}", "D4003", tries=("dep2p realm new NAME", "dep2p realm join"))
     if not fitting:
         raise CliError(f"there is no realm {wanted!r} here", "D4003", cause=f"there is: {names}")
     raise CliError("more than one realm fits: write its id", "D4003", exit_code=EXIT_USAGE, cause=names)
 
 
 def _keep(run: Invocation, realm: "Realm") -> tuple[Path, bool]:
-    """Write the realm's file into the data directory; its path, and whether it was there before.
+    """Write the realm's file into the data directory; return its path, and whether it was there before.
 
     Raises :class:`CliError` when another realm has the name, or the file cannot be written.
     """
@@ -101,9 +95,9 @@ def _save(realm: "Realm", path: Path) -> None:
         raise
 
 
-def _tell_daemon(run: Invocation, path: Path) -> bool:
-    """Let a running daemon join; False when none runs."""
-    from dep2p.client.client import DaemonUnreachableError
+def _notify_daemon(run: Invocation, path: Path) -> bool:
+    """Let a running daemon join; return False when none runs."""
+    from dep2p.client import DaemonUnreachableError
 
     async def body(client: "Client") -> None:
         await client.realm_join(realm_file=path)
@@ -146,7 +140,7 @@ def _read_passphrase(passphrase_file: Path | None) -> str:
 
 def new(
     run: Invocation,
-    name: Annotated[str, typer.Argument(help="A name for people.", metavar="NAME")],
+    name: Annotated[str, typer.Argument(help="A human-readable name.", metavar="NAME")],
     passphrase: Annotated[
         bool,
         typer.Option(
@@ -173,7 +167,7 @@ def new(
             )
         realm = Realm.generate(name)
     path, _ = _keep(run, realm)
-    _report(run, realm, path, _tell_daemon(run, path), "made realm")
+    _report(run, realm, path, _notify_daemon(run, path), "made realm")
     if not run.json:
         run.say(f"invite others with: dep2p realm invite {shlex.quote(name)}")
 
@@ -189,7 +183,7 @@ def show(
     import base64
 
     path, realm = find_stored(run.config().realms_dir, name)
-    fields: dict[str, Any] = {
+    fields: dict[str, object] = {
         "name": realm.name,
         "realm_id": realm.realm_id,
         "file": str(path),
@@ -213,13 +207,16 @@ def show(
 def join(
     run: Invocation,
     invite: Annotated[
-        str | None, typer.Argument(help="The invite's line; - reads it from standard input.", metavar="[INVITE|-]")
+        str | None,
+        typer.Argument(
+            help="The invite's line; without it, or with -, it is read from standard input.", metavar="[INVITE|-]"
+        ),
     ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="Read an invite or a realm file from here.", metavar="FILE")
     ] = None,
     passphrase: Annotated[
-        bool, typer.Option("--passphrase", help="Join by a passphrase; needs --realm-name, and dials nobody.")
+        bool, typer.Option("--passphrase", help="Join by a passphrase; needs --realm-name, and dials no peer.")
     ] = False,
     realm_name: Annotated[
         str | None, typer.Option("--realm-name", help="The realm's name, with --passphrase.", metavar="NAME")
@@ -237,12 +234,10 @@ def join(
     else:
         realm = _from_text(_read_invite(invite, file))
     path, known = _keep(run, realm)
-    _report(run, realm, path, _tell_daemon(run, path), "in this realm already:" if known else "joined realm")
+    _report(run, realm, path, _notify_daemon(run, path), "in this realm already:" if known else "joined realm")
     if passphrase and not run.json:
         run.say("other words or another name would be another realm: its members show the same id, or you are alone")
-        run.say(
-            "nobody is dialled by this; to find them: dep2p peer connect ADDR, or --bootstrap or --mdns of the daemon"
-        )
+        run.say("this dials no peer; to find members: dep2p peer connect ADDR, or --bootstrap or --mdns of the daemon")
     return EXIT_OK
 
 
@@ -257,7 +252,9 @@ def _read_invite(invite: str | None, file: Path | None) -> str:
             raise cannot_read(file, error) from None
     else:
         if invite is None and file is None and sys.stdin.isatty():
-            raise CliError("give an invite, or --file, or - for standard input", "D1001")
+            from getpass import getpass
+
+            return getpass("invite (it is not shown): ")
         data = sys.stdin.buffer.read(_INVITE_CHARACTERS_MAX + 1)
     if len(data) > _INVITE_CHARACTERS_MAX:
         raise CliError(f"over {_INVITE_CHARACTERS_MAX} bytes: this is neither an invite nor a realm file", "D2002")
@@ -277,7 +274,7 @@ def leave(
     name: Annotated[str, typer.Argument(help="Name, id or start of the id.", metavar="REALM")],
 ) -> None:
     """Leave a realm: tell its members and remove its secret from the data directory."""
-    from dep2p.client.client import DaemonUnreachableError
+    from dep2p.client import DaemonUnreachableError
 
     async def body(client: "Client") -> None:
         await client.realm_leave(name)
@@ -298,15 +295,17 @@ def leave(
         run.emit({"realm": name, "left": True, "daemon": running})
     else:
         run.say(
-            f"left {printable(name)}" + ("" if running else "; no daemon was running, so its members were not told")
+            f"left {printable(name)}" + ("" if running else "; no daemon was running, so its members were not notified")
         )
 
 
 def _remove(path: Path) -> None:
+    """Delete a realm file, and what killed writers of it left."""
+    from dep2p.realm.credentials import remove_leftovers
+
     try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return  # the daemon was quicker
+        path.unlink(missing_ok=True)  # the daemon may have removed it already
+        remove_leftovers(path.parent, path.name)
     except OSError as error:
         raise CliError(f"cannot remove {path}: {error.strerror}", "D2002", exit_code=EXIT_NOT_FOUND) from None
 
@@ -328,8 +327,8 @@ def register(sub: typer.Typer) -> None:
         sub,
         "join",
         examples=[
-            ("dep2p realm join dep2p-invite-v1:…", "the line that `dep2p realm invite` printed"),
-            ("dep2p realm join - < invite.txt", "so that the secret is not in the shell's history"),
+            ("dep2p realm join", "asks for the line that `dep2p realm invite` printed"),
+            ("dep2p realm join - < invite.txt", "an argument would be visible to other users, and in the history"),
             ("dep2p realm join --file team.realm", "a copy of a realm file"),
         ],
     )(join)

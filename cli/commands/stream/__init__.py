@@ -1,1 +1,1 @@
-"""stream."""
+"""The commands `dep2p stream …`."""

@@ -17,7 +17,7 @@ from typing import Final, Self
 from dep2p.cli.framework.errors import CliError
 from dep2p.cli.framework.payloads import cannot_read
 from dep2p.cli.framework.render import byte_count
-from dep2p.protocols.messaging.file_transfer import DATA_ITEM_BYTES_MAX, Offer, VerdictCode
+from dep2p.protocols.messaging.file_transfer import DATA_ITEM_BYTES_MAX, FileOffer, FileVerdictCode
 
 BATCH_ITEMS: Final = 8
 """Items read or written per hop to a thread: 2 MiB, so that the hop costs little beside the hashing."""
@@ -28,9 +28,9 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Declined(Exception):
-    """A file is not taken; ``code`` and the text go to the sender."""
+    """A refusal of a file; ``code`` and the text go to the sender."""
 
-    def __init__(self, code: VerdictCode, text: str) -> None:
+    def __init__(self, code: FileVerdictCode, text: str) -> None:
         super().__init__(text)
         self.code = code
 
@@ -47,17 +47,19 @@ class SourceFile:
         """Raises :class:`CliError` when the path is no readable regular file."""
         self.path = path
         try:
-            self._file = path.open("rb", buffering=0)
+            # Without O_NONBLOCK the opening of a FIFO waits for a writer, and no signal ends that.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            if path.is_dir():
-                raise CliError(f"{path} is a directory, not a file", "D6006", tries=(_pack(path),)) from None
             raise cannot_read(path, error) from None
-        status = os.fstat(self._file.fileno())
+        status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            self._file.close()
+            os.close(descriptor)
+            if stat.S_ISDIR(status.st_mode):
+                raise CliError(f"{path} is a directory, not a file", "D6006", tries=(_pack(path),))
             raise CliError(f"{path} is not a regular file", "D6006", tries=("write its content into a file first",))
-        self.size = status.st_size
-        self.mtime_ns = max(0, status.st_mtime_ns)
+        self._file = os.fdopen(descriptor, "rb", buffering=0)
+        self.size: int = status.st_size
+        self.mtime_ns: int = max(0, status.st_mtime_ns)
         self._hash = hashlib.sha256()
 
     def close(self) -> None:
@@ -78,7 +80,7 @@ class SourceFile:
         return self._hash.digest()
 
     def read_batch(self, left: int) -> list[bytes]:
-        """The next items of together at most ``left`` bytes, hashed. Raises :class:`CliError` at an early end."""
+        """Read and hash the next items of together at most ``left`` bytes. Raises :class:`CliError` at an early end."""
         batch: list[bytes] = []
         while left and len(batch) < BATCH_ITEMS:
             data = self._file.read(min(DATA_ITEM_BYTES_MAX, left))
@@ -104,44 +106,53 @@ class SourceFile:
 
 
 class PartialFile:
-    """A file being received: a hidden part file and its state beside the place where it will appear.
+    """A file being received: a hidden part file and its state beside the path where it will appear.
 
     Opened by :meth:`open`; the part file is locked, so two transfers of one file cannot mix. Every method may block.
     """
 
-    def __init__(self, directory: Path, peer: str, offer: Offer, descriptor: int, part: Path) -> None:
-        self.target = directory / offer.name
+    def __init__(self, directory: Path, peer: str, offer: FileOffer, descriptor: int, part: Path) -> None:
+        self.target: Path = directory / offer.name
         self._directory = directory
         self._peer = peer
         self._offer = offer
         self._descriptor = descriptor
         self._part = part
         self._hash = hashlib.sha256()
-        self.received = 0
+        self._free_bytes_min = 0
+        self.received: int = 0
 
     @classmethod
-    def open(cls, directory: Path, peer: str, offer: Offer, *, force: bool) -> Self:
-        """Find or make the part file and hash what it holds; ``received`` then says how much that is.
+    def open(cls, directory: Path, peer: str, offer: FileOffer, *, force: bool, free_bytes_min: int = 0) -> Self:
+        """Find or make the part file and hash its bytes; ``received`` then says how many there are.
+
+        ``free_bytes_min``: what this file leaves free on the disk.
 
         Raises :class:`Declined` or ``OSError``.
         """
         if not force and os.path.lexists(directory / offer.name):
-            raise Declined(VerdictCode.EXISTS, f"{offer.name} exists already")
+            raise Declined(FileVerdictCode.EXISTS, f"{offer.name} exists already")
         key = hashlib.sha256(f"{peer}\0{offer.name}\0{offer.size}".encode()).hexdigest()[:16]
         part = directory / f".dep2p-{key}.part"
         if not part.exists() and sum(1 for _ in directory.glob(".dep2p-*.part")) >= PARTS_MAX:
-            raise Declined(VerdictCode.REFUSED, f"{PARTS_MAX} unfinished files are here already")
+            raise Declined(FileVerdictCode.REFUSED, f"{PARTS_MAX} unfinished files are here already")
         while True:
-            descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 os.close(descriptor)
-                raise Declined(VerdictCode.BUSY, f"{offer.name} is being received already") from None
+                raise Declined(FileVerdictCode.BUSY, f"{offer.name} is being received already") from None
             if _same_file(descriptor, part):
                 break
-            os.close(descriptor)  # a transfer that ended just now took the part file away
+            os.close(descriptor)  # a transfer that ended just now has renamed the part file
+        try:
+            _check_own(descriptor, part)
+        except BaseException:
+            os.close(descriptor)
+            raise
         partial = cls(directory, peer, offer, descriptor, part)
+        partial._free_bytes_min = free_bytes_min
         try:
             partial._resume()
         except BaseException:
@@ -161,10 +172,10 @@ class PartialFile:
                 break
             self._hash.update(data)
             self.received += len(data)
-        free = shutil.disk_usage(self._directory).free
+        free = self._usable_bytes()
         if self._offer.size - self.received > free:
             raise Declined(
-                VerdictCode.NO_SPACE,
+                FileVerdictCode.NO_SPACE,
                 f"{byte_count(self._offer.size - self.received)} are missing and {byte_count(free)} are free",
             )
         state = {
@@ -175,8 +186,9 @@ class PartialFile:
             "started_s": int(time.time()),
         }
         text = json.dumps(state, ensure_ascii=False) + "\n"
-        # In a directory that others may write to, the name can be a link of theirs.
-        descriptor = os.open(self._state, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        # In a directory that other users may write to, the name can be their link: it is replaced, never written to.
+        self._state.unlink(missing_ok=True)
+        descriptor = os.open(self._state, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
 
@@ -189,14 +201,23 @@ class PartialFile:
         return self._hash.digest()
 
     def restart(self) -> None:
-        """Throw away what was received: the sender has another file."""
+        """Throw the received bytes away: the sender has another file."""
         os.ftruncate(self._descriptor, 0)
         os.lseek(self._descriptor, 0, os.SEEK_SET)
         self._hash = hashlib.sha256()
         self.received = 0
 
+    def _usable_bytes(self) -> int:
+        """Free bytes of the disk less those that are to stay free."""
+        return max(0, shutil.disk_usage(self._directory).free - self._free_bytes_min)
+
     def write(self, items: Sequence[bytes]) -> None:
-        """Append and hash. Raises :class:`Declined` when the disk is full; what was written stays usable."""
+        """Append and hash. Raises :class:`Declined` when the disk is full; written bytes stay usable."""
+        if self._free_bytes_min and sum(map(len, items)) > self._usable_bytes():  # other files came, too
+            raise Declined(
+                FileVerdictCode.NO_SPACE,
+                f"the disk is full but for {byte_count(self._free_bytes_min)} after {self.received} bytes",
+            )
         for item in items:
             view = memoryview(item)
             while view:
@@ -204,19 +225,22 @@ class PartialFile:
                     count = os.write(self._descriptor, view)
                 except OSError as error:
                     if error.errno in _FULL:
-                        raise Declined(VerdictCode.NO_SPACE, f"the disk is full after {self.received} bytes") from None
+                        raise Declined(
+                            FileVerdictCode.NO_SPACE, f"the disk is full after {self.received} bytes"
+                        ) from None
                     raise
                 self._hash.update(view[:count])
                 self.received += count
                 view = view[count:]
 
     def finish(self, *, force: bool) -> None:
-        """Make the file durable and give it its name. Raises :class:`Declined` when another took the name meanwhile."""
+        """Make the file durable and give it its name. Raises :class:`Declined` when another file took the name
+        meanwhile."""
         mask = os.umask(0)
         os.umask(mask)
         os.fchmod(self._descriptor, 0o666 & ~mask)
         if self._offer.mtime_ns is not None:
-            with contextlib.suppress(OSError, OverflowError):  # a time that this file system cannot hold
+            with contextlib.suppress(OSError, OverflowError):  # this file system cannot store that time
                 os.utime(self._descriptor, ns=(time.time_ns(), self._offer.mtime_ns))
         os.fsync(self._descriptor)
         if force:
@@ -234,19 +258,19 @@ class PartialFile:
         try:
             os.link(self._part, self.target)
         except FileExistsError:
-            raise Declined(VerdictCode.EXISTS, f"{self._offer.name} exists already") from None
+            raise Declined(FileVerdictCode.EXISTS, f"{self._offer.name} exists already") from None
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
                 raise
             # No hard links on this file system, hence no way to refuse an existing name in the same step.
             if os.path.lexists(self.target):
-                raise Declined(VerdictCode.EXISTS, f"{self._offer.name} exists already") from None
+                raise Declined(FileVerdictCode.EXISTS, f"{self._offer.name} exists already") from None
             os.rename(self._part, self.target)
             return
         os.unlink(self._part)
 
     def close(self) -> None:
-        """Let go of the part file; an empty one is removed. Safe to call twice."""
+        """Close the part file, and remove an empty one. Safe to call twice."""
         if self._descriptor < 0:
             return
         if self.received == 0 and _same_file(self._descriptor, self._part):
@@ -256,13 +280,23 @@ class PartialFile:
         self._descriptor = -1
 
 
-def already_there(directory: Path, offer: Offer) -> bool:
-    """Whether a file with the name and the very content that the offer names the digest of is there."""
+def already_there(directory: Path, offer: FileOffer) -> bool:
+    """Whether a file is there that has the offer's name, and the content of its digest."""
     target = directory / offer.name
     if offer.sha256 is None or target.is_symlink() or not target.is_file() or target.stat().st_size != offer.size:
         return False
     with target.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest() == offer.sha256
+
+
+def _check_own(descriptor: int, part: Path) -> None:
+    """Raises :class:`Declined` for a part file that another user made, or that is another file under a second name."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_uid != os.geteuid():
+        raise Declined(
+            FileVerdictCode.REFUSED,
+            f"{part.name} in the receiving directory is no part file of this program: its owner has to look at it",
+        )
 
 
 def _same_file(descriptor: int, path: Path) -> bool:

@@ -2,35 +2,41 @@
 
 import shlex
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar, TypeVarTuple
 
 import typer
 
 from dep2p.cli.commands.stream import receive
 from dep2p.cli.framework.command import Invocation, command, group
-from dep2p.cli.framework.errors import CliError, describe, show, single_cause
+from dep2p.cli.framework.errors import CliError, describe, show
 from dep2p.cli.framework.payloads import RealmOption
 from dep2p.cli.framework.progress import Progress
-from dep2p.cli.framework.render import byte_count, duration, printable, short_peer
+from dep2p.cli.framework.render import byte_count, duration, short_peer
 from dep2p.cli.framework.resolve import resolve_peer
+from dep2p.concurrency.exception_groups import first_error
 from dep2p.error_codes import EXIT_OK, EXIT_REFUSED, EXIT_TIMEOUT
 from dep2p.errors import NoHandlerError, StreamClosedError
+from dep2p.outside_text import printable
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 if TYPE_CHECKING:
     from dep2p.cli.commands.stream.partial_file import SourceFile
-    from dep2p.client.client import Client, ClientStream
-    from dep2p.protocols.messaging.file_transfer import Answer, FileSender, Offer, Verdict
+    from dep2p.client import Client, ClientStream
+    from dep2p.protocols.messaging.file_transfer import FileOffer, FileOfferAnswer, FileSender, FileVerdict
 
 _END_S: Final = 5.0
 _HASH_BYTES_PER_S_MIN: Final = 20_000_000
-"""A slow disk's rate: how long the other side may take to read back what it has."""
+"""A slow disk's rate, in bytes per second: it bounds how long the other side reads back its earlier bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """What became of one file. ``started_at`` is the offset from which it was sent."""
+class SentFile:
+    """The outcome of one file. ``started_at`` is the offset from which it was sent."""
 
     path: Path
     size: int
@@ -38,7 +44,7 @@ class Sent:
     started_at: int
     seconds: float
 
-    def json(self, peer: str) -> dict[str, Any]:
+    def json(self, peer: str) -> dict[str, object]:
         """The JSON object of a finished file."""
         return {
             "file": str(self.path),
@@ -53,7 +59,7 @@ class Sent:
         }
 
     def text(self) -> str:
-        """The line for people."""
+        """The human-readable line."""
         rate = byte_count((self.size - self.started_at) / max(self.seconds, 1e-6))
         line = (
             f"{self.sha256}  {printable(self.path.name)}  {byte_count(self.size)} in {duration(self.seconds)}, {rate}/s"
@@ -108,21 +114,21 @@ def send(
 
 async def send_file(
     run: Invocation, client: "Client", peer: str, path: Path, *, name: str, timeout_s: float, realm: str | None
-) -> Sent:
+) -> SentFile:
     """Send one file. Raises :class:`CliError` and what the client raises."""
     from dep2p.cli.commands.stream.partial_file import SourceFile
-    from dep2p.protocols.messaging.file_transfer import Offer, Verdict, VerdictCode
+    from dep2p.protocols.messaging.file_transfer import FileOffer, FileVerdict, FileVerdictCode
 
     source = SourceFile(path)
     try:
-        offer = Offer(path.name, source.size, source.mtime_ns)
+        offer = FileOffer(path.name, source.size, source.mtime_ns)
         outcome = await _attempt(run, client, peer, source, offer, name=name, timeout_s=timeout_s, realm=realm)
-        if isinstance(outcome, Verdict) and outcome.code is VerdictCode.EXISTS:
-            # It may be this very file, from a transfer whose end we did not see: name the digest and ask again.
+        if isinstance(outcome, FileVerdict) and outcome.code is FileVerdictCode.EXISTS:
+            # It may be this same file, from a transfer whose end we did not see: send the digest and ask again.
             digest = await _in_thread(source.seek_hashed, source.size)
-            offer = Offer(path.name, source.size, source.mtime_ns, digest)
+            offer = FileOffer(path.name, source.size, source.mtime_ns, digest)
             outcome = await _attempt(run, client, peer, source, offer, name=name, timeout_s=timeout_s, realm=realm)
-        if isinstance(outcome, Verdict):
+        if isinstance(outcome, FileVerdict):
             raise _refusal(path, peer, outcome)
         return outcome
     finally:
@@ -134,12 +140,12 @@ async def _attempt(
     client: "Client",
     peer: str,
     source: "SourceFile",
-    offer: "Offer",
+    offer: "FileOffer",
     *,
     name: str,
     timeout_s: float,
     realm: str | None,
-) -> "Sent | Verdict":
+) -> "SentFile | FileVerdict":
     from dep2p.protocols.messaging.file_transfer import PROTOCOL_NAME, FileSender
 
     progress = Progress(printable(offer.name), offer.size, shown=not run.quiet and not run.json)
@@ -176,20 +182,20 @@ class _Sending:
         self._core = core
         self._timeout_s = timeout_s
         self._progress = progress
-        self._early: Verdict | None = None
+        self._early: FileVerdict | None = None
         self.sent_up_to = 0
 
-    async def run(self, stream: "ClientStream") -> "Sent | Verdict":
-        """The whole exchange. Raises TimeoutError, StreamClosedError, CliError, ProtocolError."""
+    async def run(self, stream: "ClientStream") -> "SentFile | FileVerdict":
+        """Run the whole exchange. Raises TimeoutError, StreamClosedError, CliError, ProtocolError."""
         import anyio
 
-        from dep2p.protocols.messaging.file_transfer import Verdict
+        from dep2p.protocols.messaging.file_transfer import FileVerdict
 
         started_s = time.monotonic()
         offer = self._core.offer
         await stream.send(self._core.first_item())
         answer = await self._next(stream)
-        if isinstance(answer, Verdict):
+        if isinstance(answer, FileVerdict):
             return answer
         mine = await _in_thread(self._source.seek_hashed, answer.offset)
         start = answer.offset if mine == answer.sha256 else 0
@@ -207,13 +213,13 @@ class _Sending:
         digest = self._source.digest()
         if verdict.sha256 != digest:
             raise CliError(f"{offer.name}: the receiver confirmed another checksum than was sent", "D6007")
-        return Sent(self._source.path, offer.size, digest.hex(), start, time.monotonic() - started_s)
+        return SentFile(self._source.path, offer.size, digest.hex(), start, time.monotonic() - started_s)
 
-    async def _send_data(self, stream: "ClientStream") -> "Verdict":
-        """Send the data while listening for a refusal, then END; the verdict."""
+    async def _send_data(self, stream: "ClientStream") -> "FileVerdict":
+        """Send the data and then END, while listening for a refusal; return the verdict."""
         import anyio
 
-        verdicts: list[Verdict] = []
+        verdicts: list[FileVerdict] = []
         try:
             async with anyio.create_task_group() as tasks:
 
@@ -226,19 +232,19 @@ class _Sending:
                 await anyio.sleep(self._timeout_s + self._core.offer.size / _HASH_BYTES_PER_S_MIN)
                 raise TimeoutError("the receiver did not confirm")
         except ExceptionGroup as group:
-            raise single_cause(group) from None
+            raise first_error(group) from None
         return verdicts[0]
 
     async def _send_all(self, stream: "ClientStream") -> None:
         import anyio
 
-        left = self._core.offer.size - self.sent_up_to
+        left: int = self._core.offer.size - self.sent_up_to
         while left:
-            batch = await _in_thread(self._source.read_batch, left)
+            batch: list[bytes] = await _in_thread(self._source.read_batch, left)
             with anyio.fail_after(self._timeout_s):
                 for data in batch:
                     await stream.send(self._core.data_item(data))
-            count = sum(map(len, batch))
+            count: int = sum(map(len, batch))
             left -= count
             self.sent_up_to += count
             self._progress.add(count)
@@ -247,18 +253,18 @@ class _Sending:
         with anyio.fail_after(self._timeout_s):
             await stream.send_eof()
 
-    async def _verdict(self, stream: "ClientStream") -> "Verdict":
+    async def _verdict(self, stream: "ClientStream") -> "FileVerdict":
         from dep2p.errors import ProtocolError
-        from dep2p.protocols.messaging.file_transfer import Verdict
+        from dep2p.protocols.messaging.file_transfer import FileVerdict
 
         async for item in stream:
             event = self._core.on_item(item)
-            if isinstance(event, Verdict):
+            if isinstance(event, FileVerdict):
                 return event
             raise ProtocolError("file transfer: a second answer")
         raise StreamClosedError("the receiver ended the stream")
 
-    async def _next(self, stream: "ClientStream") -> "Answer | Verdict":
+    async def _next(self, stream: "ClientStream") -> "FileOfferAnswer | FileVerdict":
         import anyio
 
         with anyio.fail_after(self._timeout_s + self._core.offer.size / _HASH_BYTES_PER_S_MIN):
@@ -267,24 +273,24 @@ class _Sending:
         raise StreamClosedError("the receiver ended the stream before it answered")
 
 
-async def _in_thread(function: Any, *arguments: Any) -> Any:
+async def _in_thread(function: Callable[[*Ts], T], *arguments: *Ts) -> T:
     import anyio.to_thread
 
     return await anyio.to_thread.run_sync(function, *arguments)
 
 
-def _refusal(path: Path, peer: str, verdict: "Verdict") -> CliError:
-    from dep2p.protocols.messaging.file_transfer import VerdictCode
+def _refusal(path: Path, peer: str, verdict: "FileVerdict") -> CliError:
+    from dep2p.protocols.messaging.file_transfer import FileVerdictCode
 
     tries: tuple[str, ...]
     code = "D6009"
-    if verdict.code is VerdictCode.CHECKSUM:
+    if verdict.code is FileVerdictCode.CHECKSUM:
         code, tries = "D6007", ("send it again",)
-    elif verdict.code is VerdictCode.NO_SPACE:
+    elif verdict.code is FileVerdictCode.NO_SPACE:
         tries = ("the same command again when there is room: it goes on where it stopped",)
-    elif verdict.code is VerdictCode.EXISTS:
+    elif verdict.code is FileVerdictCode.EXISTS:
         tries = ("rename the file", "the receiver may use --force")
-    elif verdict.code is VerdictCode.BUSY:
+    elif verdict.code is FileVerdictCode.BUSY:
         tries = ("wait for the other transfer to end",)
     else:
         tries = ("look at what the receiver printed",)

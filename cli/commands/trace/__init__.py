@@ -1,1 +1,1 @@
-"""trace."""
+"""The commands `dep2p trace …`."""

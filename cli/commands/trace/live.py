@@ -1,16 +1,20 @@
-"""``dep2p trace start``, ``stop``, ``status`` of the running daemon, and ``salvage`` of what killed ones left."""
+"""``dep2p trace start``, ``stop``, ``status`` of the running daemon, and ``salvage`` of files that killed daemons
+left."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dep2p.cli.framework.command import Invocation, command
 from dep2p.cli.framework.errors import CliError
-from dep2p.cli.framework.render import byte_count, duration, printable
+from dep2p.cli.framework.render import byte_count, duration
+from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
-    from dep2p.client.client import Client
+    from dep2p.client import Client
+    from dep2p.client.traces import TraceOptions
+    from dep2p.control_api.replies import TraceState
 
 
 def start(
@@ -33,16 +37,23 @@ def start(
     ] = None,
 ) -> None:
     """Begin to trace in the running daemon."""
-    settings = {"rpcs": rpcs, "sample": sample, "roll_s": roll, "snapshot_s": snapshot}
-    given = {name: value for name, value in settings.items() if value is not None}
+    settings: TraceOptions = {}
+    if rpcs is not None:
+        settings["rpcs"] = rpcs
+    if sample is not None:
+        settings["sample"] = sample
+    if roll is not None:
+        settings["roll_s"] = roll
+    if snapshot is not None:
+        settings["snapshot_s"] = snapshot
 
     async def body(client: "Client") -> None:
-        status = await client.trace_start(directory, **given)
+        status = await client.trace_start(directory, **settings)
         if run.json:
             run.emit(status)
             return
-        run.say(f"tracing to {status['directory']}")
-        run.say(f"a file appears every {duration(float(status['settings']['roll_s']))}, and with: dep2p trace stop")
+        run.say(f"tracing to {status.directory}")
+        run.say(f"a file appears every {duration(status.settings.roll_s)}, and with: dep2p trace stop")
 
     run.with_client(body)
 
@@ -55,41 +66,40 @@ def stop(run: Invocation) -> None:
         status = await client.trace_stop()
         if run.json:
             run.emit(status)
-        elif not before["is_on"]:
+        elif not before.is_on:
             run.say("the daemon was not tracing")
         else:
             _say_counts(run, status)
-            run.say(f"next: dep2p trace analyze {status['directory']} --out report")
+            run.say(f"next: dep2p trace analyze {status.directory} --out report")
 
     run.with_client(body)
 
 
 def status(run: Invocation) -> None:
-    """What the trace of the running daemon is doing."""
+    """Show the state of the running daemon's trace."""
 
     async def body(client: "Client") -> None:
         found = await client.trace_status()
         if run.json:
             run.emit(found)
-        elif found["directory"] is None:
+        elif found.directory is None:
             run.print("not tracing; begin with: dep2p trace start")
         else:
-            run.print(f"{'tracing to' if found['is_on'] else 'not tracing; last to'} {found['directory']}")
+            run.print(f"{'tracing to' if found.is_on else 'not tracing; last to'} {found.directory}")
             _say_counts(run, found)
-            if found["growing"]:
-                run.print(f"growing: {Path(found['growing']).name}")
-            if found["error"]:
-                run.warn(f"the last write failed: {printable(str(found['error']))}; events are lost until it works")
+            if found.growing:
+                run.print(f"growing: {Path(found.growing).name}")
+            if found.error:
+                run.warn(f"the last write failed: {printable(found.error)}; events are lost until it works")
 
     run.with_client(body)
 
 
-def _say_counts(run: Invocation, found: dict[str, Any]) -> None:
-    dropped: dict[str, int] = found["dropped"]
-    lost = "".join(f", {count:,} dropped ({reason})" for reason, count in sorted(dropped.items()))
-    removed = f", {found['files_removed']:,} old files removed" if found["files_removed"] else ""
-    size = byte_count(int(found["bytes"]))
-    run.print(f"{found['events']:,} events, {size}, complete files: {found['files']:,}{lost}{removed}")
+def _say_counts(run: Invocation, found: "TraceState") -> None:
+    lost = "".join(f", {count:,} dropped ({reason})" for reason, count in sorted(found.dropped.items()))
+    removed = f", {found.files_removed:,} old files removed" if found.files_removed else ""
+    size = byte_count(found.bytes)
+    run.print(f"{found.events:,} events, {size}, complete files: {found.files:,}{lost}{removed}")
 
 
 def salvage(
@@ -122,7 +132,7 @@ def salvage(
 
 
 def register_live(sub: typer.Typer) -> None:
-    """Add them to the group ``trace``."""
+    """Add these commands to the group ``trace``."""
     command(
         sub,
         "start",

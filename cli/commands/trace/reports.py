@@ -1,4 +1,4 @@
-"""``dep2p trace``: reports from traces, in Spark; traces of others imported; what a trace file holds; live traces."""
+"""``dep2p trace``: reports from traces, in Spark; imports of foreign traces; the events of trace files; live traces."""
 
 import sys
 from collections.abc import Callable
@@ -11,11 +11,12 @@ import typer
 from dep2p.cli.commands.trace.live import register_live
 from dep2p.cli.framework.command import Invocation, command, group
 from dep2p.cli.framework.errors import CliError
-from dep2p.cli.framework.render import byte_count, duration, printable, table
+from dep2p.cli.framework.render import byte_count, duration, table
 from dep2p.error_codes import EXIT_OK
+from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
-    from dep2p.spark_analytics.job import Result
+    from dep2p.spark_analytics.job import JobResult
 
 _SHOWN: Final = 20
 
@@ -42,7 +43,7 @@ def analyze(
     message: Annotated[
         str | None, typer.Option("--message", metavar="ID", help="The message (base64) whose tree is drawn.")
     ] = None,
-    title: Annotated[str | None, typer.Option("--title", help="Of the report.")] = None,
+    title: Annotated[str | None, typer.Option("--title", help="The title of the report.")] = None,
     silver: Annotated[
         str | None,
         typer.Option("--silver", metavar="PLACE", help="Keep the compacted tables here (on a cluster: shared)."),
@@ -80,14 +81,14 @@ def analyze(
     job, analysis, java, session = _spark_modules()
     from dep2p.spark_analytics.runtime.errors import UnreachableError, explained, is_of_spark
 
-    options = analysis.AnalysisOptions(settle_s=settle, message=message, correct_clocks=not no_clocks)
-    named = title or f"Traces in {', '.join(places)}"
+    analysed = analysis.AnalysisOptions(settle_s=settle, message=message, correct_clocks=not no_clocks)
+    options = job.ReportOptions(analysed, title or f"Traces in {', '.join(places)}", run.say)
     try:
         if not follow:
             job.check_places(places)
         run.say(f"starting Spark ({remote or master})")
         spark = session.open_session(
-            session.SessionOptions(
+            session.SparkOptions(
                 master=master,
                 remote=remote,
                 memory=memory,
@@ -99,21 +100,12 @@ def analyze(
         if follow:
             from dep2p.spark_analytics import follow as stream
 
-            result = stream.follow(
-                spark,
-                places,
-                out,
-                options=options,
-                title=named,
-                say=run.say,
-                once=once,
-                report_every_s=every,
-                on_report=lambda made: _show(run, made),
-            )
+            following = stream.FollowOptions(once=once, report_every_s=every)
+            result = stream.follow(spark, places, out, options, following, on_report=lambda made: _show(run, made))
             if result is None:
                 raise CliError(f"no report: no complete trace file appeared in {', '.join(places)}", "D7001")
             return EXIT_OK
-        result = job.run(spark, places, out, options=options, title=named, say=run.say, silver=silver)
+        result = job.run(spark, places, out, options, silver=silver)
     except job.InputError as error:
         raise CliError(str(error), "D7001") from None
     except java.JavaError as error:
@@ -151,7 +143,7 @@ def _spark_modules() -> tuple[Any, Any, Any, Any]:
     return job, analysis, java, session
 
 
-def _show(run: Invocation, result: "Result") -> None:
+def _show(run: Invocation, result: "JobResult") -> None:
     figures = result.figures
     if run.json:
         run.emit(
@@ -165,7 +157,7 @@ def _show(run: Invocation, result: "Result") -> None:
         return
     rows: list[tuple[str, ...]] = []
     for topic in figures["topics"][:_SHOWN]:
-        latency: dict[str, float] = topic["latency_ms"] or {}
+        latency = topic["latency_ms"] or {}
         rows.append(
             (
                 printable(topic["topic"]),
@@ -197,7 +189,7 @@ def _show(run: Invocation, result: "Result") -> None:
     )
 
 
-def _text(value: Any, form: str) -> str:
+def _text(value: float | None, form: str) -> str:
     return "–" if value is None else form.format(value)
 
 
@@ -209,7 +201,7 @@ def compare(
         float, typer.Option("--threshold", help="Percent; smaller changes are not shown.", min=0, max=1000)
     ] = 5.0,
 ) -> int:
-    """What changed between two reports."""
+    """Compare the figures of two reports."""
     from dep2p.spark_analytics.compare import changes, load_summary
 
     try:
@@ -326,12 +318,12 @@ def cat(
             run.warn(f"{path}: {problems.bad_frames} damaged frames, {problems.bad_lines} lines that are no event")
 
 
-def _as_json(run: Invocation) -> Callable[[dict[str, Any]], None]:
+def _as_json(run: Invocation) -> Callable[[dict[str, object]], None]:
     return run.emit
 
 
-def _as_line(run: Invocation) -> Callable[[dict[str, Any]], None]:
-    def show(event: dict[str, Any]) -> None:
+def _as_line(run: Invocation) -> Callable[[dict[str, object]], None]:
+    def show(event: dict[str, object]) -> None:
         t = event.get("t")
         at = f"{datetime.fromtimestamp(t / 1e6, UTC):%Y-%m-%d %H:%M:%S.%f}" if isinstance(t, int) else "?"
         rest = " ".join(

@@ -1,4 +1,4 @@
-"""The outermost part of the control API: who may call, what is counted, and the last resort for errors."""
+"""The outermost part of the control API: the check of callers, the counts, and the last resort for errors."""
 
 import hmac
 import logging
@@ -20,13 +20,14 @@ from dep2p.daemon.api.routes import streams as routes_streams
 from dep2p.daemon.api.routes import topics as routes_topics
 from dep2p.daemon.api.routes import trace as routes_trace
 from dep2p.daemon.api.routing import ROUTE_KEY, no_route
+from dep2p.daemon.http.host_header import is_loopback_host
 from dep2p.daemon.problems import Problem, problem_response
 
 _logger = logging.getLogger("dep2p.daemon.control")
 
 
 def build_app(control: Control) -> Starlette:
-    """All routes, for one node."""
+    """Build the app with all routes, for one node."""
     routes = [
         *routes_process.ROUTES,
         *routes_peers.ROUTES,
@@ -45,8 +46,11 @@ def build_app(control: Control) -> Starlette:
     return app
 
 
-class Edge:
-    """Around the application. With a ``token``, every call must bring it as a bearer token."""
+class ControlApp:
+    """The ASGI app of the control API.
+
+    With a ``token``, as over TCP, every call must bring it as a bearer token, and its Host must name this machine.
+    """
 
     def __init__(self, app: ASGIApp, control: Control, token: str | None = None) -> None:
         self._app = app
@@ -54,58 +58,44 @@ class Edge:
         self._token = None if token is None else token.encode("utf-8")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await receive()
-            await send({"type": "websocket.close", "code": 1008})
-            return
         status = 0
-        whole = not any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
 
-        async def watched_receive() -> Message:
-            nonlocal whole
-            message = await receive()
-            whole = whole or not message.get("more_body", False)
-            return message
-
-        async def watched_send(message: Message) -> None:
+        async def counted_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                if not whole:
-                    # The rest of the body stands in the way of another request: the client has to know.
-                    message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
             await send(message)
 
-        # Routes are matched on the path as it came: in a decoded one, a %2F in a realm's name would look like a slash.
+        # Routes match the raw path: in a decoded one, a %2F in a realm's name would look like a slash.
         scope["path"] = scope.get("raw_path", scope["path"].encode("utf-8")).decode("ascii", "backslashreplace")
         try:
-            if self._is_allowed(scope):
-                await self._app(scope, watched_receive, watched_send)
-            else:
-                await problem_response(Problem("D1008", "the bearer token is missing or wrong"))(
-                    scope, watched_receive, watched_send
-                )
+            self._check_caller(scope)
+            await self._app(scope, receive, counted_send)
         except ClientDisconnect:
-            return  # nobody is left to be answered
+            return  # the client is gone, so nothing can be answered
         except Exception as error:
             if status:
                 _logger.exception("an answer broke off", extra={"path": scope["path"]})
             else:
-                await problem_response(error)(scope, watched_receive, watched_send)
+                await problem_response(error)(scope, receive, counted_send)
         finally:
             if status:
-                # Only routes of ours and usual methods become labels: a client must not be able to invent any.
+                # Only our routes and usual methods become labels: a client must not invent labels.
                 route = str(scope.get(ROUTE_KEY, "none"))
                 method = scope["method"] if scope["method"] in _METHODS else "other"
                 self._control.requests[(method, route, status)] += 1
                 _logger.debug("answered", extra={"method": method, "path": scope["path"][:200], "status": status})
 
-    def _is_allowed(self, scope: Scope) -> bool:
+    def _check_caller(self, scope: Scope) -> None:
+        """Raises :class:`Problem` D1010, D1008."""
         if self._token is None:
-            return True
+            return
+        if not all(is_loopback_host(value.decode("latin-1")) for name, value in scope["headers"] if name == b"host"):
+            raise Problem("D1010", "the Host of the request does not name this machine")
         expected = b"Bearer " + self._token
         given = [value for name, value in scope["headers"] if name == b"authorization"]
-        return len(given) == 1 and hmac.compare_digest(given[0], expected)
+        if len(given) != 1 or not hmac.compare_digest(given[0], expected):
+            raise Problem("D1008", "the bearer token is missing or wrong")
 
 
 _METHODS = ("GET", "HEAD", "POST", "DELETE")

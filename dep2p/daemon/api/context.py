@@ -11,37 +11,37 @@ import trio
 from dep2p.config.loader import Config
 from dep2p.daemon.api.resources.feeds import EventFeed, NotifyFeed
 from dep2p.daemon.api.resources.queue_consumers import ConsumerTable
-from dep2p.daemon.api.resources.replies import ReplyDesk
-from dep2p.daemon.api.resources.sessions import SessionDesk
+from dep2p.daemon.api.resources.replies import PendingReplies
+from dep2p.daemon.api.resources.sessions import SessionRegistry
 from dep2p.daemon.api.resources.streams import StreamTable
-from dep2p.daemon.api.resources.subscriptions import Subscriptions
+from dep2p.daemon.api.resources.subscriptions import SubscriptionRegistry
 from dep2p.daemon.api.resources.topics import TopicTable
 from dep2p.daemon.bounds import ControlBounds
 from dep2p.daemon.lifecycle import Lifecycle
-from dep2p.daemon.node_interface import NodeApi
+from dep2p.daemon.node_interface import NodeInterface
 from dep2p.daemon.nsq.server import NsqServer
 from dep2p.daemon.realm_files import RealmFiles
 
 
 @dataclass(slots=True, eq=False)
 class Control:
-    """What the routes work on."""
+    """The parts of the daemon that the routes use."""
 
-    node: NodeApi
+    node: NodeInterface
     config: Config
     bounds: ControlBounds
     lifecycle: Lifecycle
     realm_files: RealmFiles
-    subscriptions: Subscriptions
+    subscriptions: SubscriptionRegistry
     events: EventFeed
     notifies: NotifyFeed
-    replies: ReplyDesk
+    replies: PendingReplies
     streams: StreamTable
     topics: TopicTable
     queue_consumers: ConsumerTable
-    sessions: SessionDesk
+    sessions: SessionRegistry
     nursery: trio.Nursery
-    """For work that outlives the call which began it."""
+    """The nursery for work that outlives the call which began it."""
     counts: Counter[str]
     """Drops and refusals of the control API, by reason."""
     requests: Counter[tuple[str, str, int]] = field(default_factory=Counter[tuple[str, str, int]])
@@ -53,20 +53,20 @@ class Control:
     """Control connections refused because too many were open."""
     log_lines_dropped: Callable[[], int] = lambda: 0
     nsq: NsqServer | None = None
-    """NSQ clients, when [nsq] lets them in."""
+    """The NSQ server; None unless [nsq] is on."""
     problems: list[str] = field(default_factory=list[str])
-    """What is wrong although the daemon runs, for people: shown by the status."""
+    """Problems of a daemon that runs nevertheless, human-readable: the status shows them."""
 
 
 @asynccontextmanager
 async def open_control(
-    node: NodeApi, config: Config, *, bounds: ControlBounds | None = None
+    node: NodeInterface, config: Config, *, bounds: ControlBounds | None = None
 ) -> AsyncGenerator[Control, None]:
-    """The parts for a running node; their tasks end with the block."""
+    """Build the parts for a running node; their tasks end with the block."""
     bounds = bounds or ControlBounds.for_limits(config.limits)
     counts: Counter[str] = Counter()
     lifecycle = Lifecycle(node.drain, config.limits.drain_timeout_s)
-    subscriptions = Subscriptions(bounds, counts)
+    subscriptions = SubscriptionRegistry(bounds, counts)
     events = EventFeed(node, subscriptions, counts)
     error: Exception | None = None
     try:
@@ -75,7 +75,7 @@ async def open_control(
             nursery.start_soon(streams.reap)
             topics = TopicTable(node, subscriptions, bounds, counts)
             nursery.start_soon(topics.reap)
-            sessions = SessionDesk(node, subscriptions, bounds)
+            sessions = SessionRegistry(node, subscriptions, bounds)
             nursery.start_soon(sessions.reap)
             control = Control(
                 node,
@@ -86,7 +86,7 @@ async def open_control(
                 subscriptions,
                 events,
                 NotifyFeed(node, subscriptions),
-                ReplyDesk(node, subscriptions, bounds),
+                PendingReplies(node, subscriptions, bounds),
                 streams,
                 topics,
                 ConsumerTable(subscriptions, counts),

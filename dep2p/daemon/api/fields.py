@@ -1,15 +1,19 @@
-"""Reading what control clients send: bounded bodies, and fields with the name of what is wrong."""
+"""Reads the input of control clients: bounded bodies, and fields whose errors name the field."""
 
 import json
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, Protocol, TypeVar
 
+import msgspec
 import trio
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message
 
 from dep2p.config.values import nearest
-from dep2p.control_api.encoding import decode_headers, decode_payload
+from dep2p.control_api.calls import parse_call
+from dep2p.control_api.encoding import decode_headers
+from dep2p.control_api.structs import FieldError, S, convert_fields
 from dep2p.daemon.bounds import ControlBounds
 from dep2p.daemon.problems import Problem
 from dep2p.errors import MessageTooLargeError
@@ -20,26 +24,94 @@ T = TypeVar("T", bound=str)
 
 
 async def read_json(request: Request, bounds: ControlBounds) -> "Fields":
-    """The request's body as fields; an empty body is an empty object. Raises :class:`Problem`."""
+    """Read the request's body as fields; an empty body is an empty object. Raises :class:`Problem`."""
     raw = await read_body(request, bounds.json_bytes_max, bounds.body_timeout_s)
     return parse_json(raw) if raw else Fields({})
 
 
-def parse_json(raw: bytes, what: str = "the body") -> "Fields":
-    """A JSON object as fields. Raises :class:`Problem`."""
+async def read_call(request: Request, bounds: ControlBounds, kind: type[S]) -> S:
+    """Read the request's body as a call; an empty body is an empty object. Raises :class:`Problem`."""
+    raw = await read_body(request, bounds.json_bytes_max, bounds.body_timeout_s)
+    return parse_line(raw or b"{}", kind, "the body")
+
+
+def parse_line(raw: bytes, kind: type[S], what: str = "a line") -> S:
+    """Decode a JSON object as a call. Raises :class:`Problem`."""
     try:
-        value = cast(object, json.loads(raw, parse_constant=_no_constant))
+        return parse_call(_object(raw, what), kind, what)
+    except FieldError as error:
+        raise field_problem(error) from None
+
+
+def wrong_field(name: str, why: str) -> Problem:
+    """Return the problem of a field of a body."""
+    return Problem("D1005", f"field {name!r}: {why}", field=name)
+
+
+def parse_json(raw: bytes) -> "Fields":
+    """Decode a JSON object as fields. Raises :class:`Problem`."""
+    return Fields(_object(raw, "the body"))
+
+
+def _object(raw: bytes, what: str) -> dict[str, object]:
+    try:
+        # Not msgspec's decoder, which refuses a lone surrogate as no JSON, without the name of its field.
+        value: object = json.loads(raw, parse_constant=_no_constant)
     except RecursionError:
         raise Problem("D1005", f"{what} is not JSON: it is nested too deeply") from None
     except ValueError as error:
         raise Problem("D1005", f"{what} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise Problem("D1005", f"{what} is not a JSON object")
-    return Fields(cast(dict[str, object], value))
+    return msgspec.convert(value, dict[str, object])
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
+
+
+class CarriesPayload(Protocol):
+    """A call with bytes."""
+
+    def payload(self) -> bytes:
+        """Return the bytes. Raises FieldError."""
+        ...
+
+
+def payload_of(call: CarriesPayload, bytes_max: int) -> bytes:
+    """Return the bytes of a call. Raises :class:`Problem`, MessageTooLargeError."""
+    try:
+        data = call.payload()
+    except FieldError as error:
+        raise field_problem(error) from None
+    if len(data) > bytes_max:
+        raise MessageTooLargeError(f"the data has {len(data)} bytes; the most is {bytes_max}")
+    return data
+
+
+def headers_of(fields: dict[str, object] | None) -> Headers | None:
+    """Return the app headers of a call. Raises :class:`Problem`."""
+    if fields is None:
+        return None
+    try:
+        return decode_headers(fields)
+    except ValueError as error:
+        raise wrong_field("headers", str(error)) from None
+
+
+def checked_name(text: str) -> str:
+    """Check the name of a request, notify, stream or session: 1 to 255 bytes, printable. Raises :class:`Problem`."""
+    return Fields({"name": text}).name()
+
+
+def within(name: str, value: float | None, *, default: float, high: float, may_be_zero: bool = False) -> float:
+    """Check a number of a call: above 0 (or 0 itself when that is allowed) and at most ``high``. Raises
+    :class:`Problem`."""
+    return Fields({name: value}).number(name, default, high=high, may_be_low=may_be_zero)
 
 
 async def read_body(request: Request, bytes_max: int, timeout_s: float) -> bytes:
-    """The whole body. Raises :class:`Problem` when it is too large or too slow."""
+    """Read the whole body. Raises :class:`Problem` when it is too large or too slow."""
     announced = request.headers.get("content-length", "0")
     if announced.isdecimal() and int(announced) > bytes_max:
         raise Problem("D1007", f"the body has {announced} bytes; the most here is {bytes_max}")
@@ -51,7 +123,7 @@ async def read_body(request: Request, bytes_max: int, timeout_s: float) -> bytes
             message = await request.receive()
             if message["type"] != "http.request":
                 raise ClientDisconnect
-            piece = cast(bytes, message.get("body", b""))
+            piece = body_piece(message)
             size += len(piece)
             if size > bytes_max:
                 raise Problem("D1007", f"the body is longer than the {bytes_max} bytes that are taken here")
@@ -62,12 +134,14 @@ async def read_body(request: Request, bytes_max: int, timeout_s: float) -> bytes
     return b"".join(pieces)
 
 
-def _no_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not JSON")
+def body_piece(message: Message) -> bytes:
+    """Return the bytes of an ``http.request`` message."""
+    piece: bytes = message.get("body", b"")
+    return piece
 
 
 def query_fields(request: Request) -> "Fields":
-    """The query parameters as fields of texts. Raises :class:`Problem` for a repeated one."""
+    """Return the query parameters as fields of texts. Raises :class:`Problem` for a repeated one."""
     values: dict[str, object] = {}
     for name, value in request.query_params.multi_items():
         if name in values:
@@ -77,7 +151,7 @@ def query_fields(request: Request) -> "Fields":
 
 
 class Fields:
-    """Takes fields one by one, checks each, and at the end refuses those that nobody asked for."""
+    """Takes fields one by one, checks each, and at the end refuses unknown ones."""
 
     def __init__(self, values: Mapping[str, object], noun: str = "field") -> None:
         self._values = dict(values)
@@ -85,7 +159,7 @@ class Fields:
         self._asked: dict[str, None] = {}
 
     def wrong(self, name: str, why: str) -> Problem:
-        """The problem of a field."""
+        """Return the problem of a field."""
         return Problem("D1005", f"{self._noun} {name!r}: {why}", field=name)
 
     def has(self, name: str) -> bool:
@@ -98,7 +172,7 @@ class Fields:
         return self._values.get(name)
 
     def text(self, name: str, default: str | None = None, *, bytes_max: int = 65_536) -> str:
-        """A text. Without ``default`` it must be there."""
+        """Return a text. Without ``default`` it must be there."""
         value = self._take(name)
         if value is None:
             if default is None:
@@ -115,11 +189,11 @@ class Fields:
         return value
 
     def optional_text(self, name: str) -> str | None:
-        """A text, or None when it is not there."""
+        """Return a text, or None when it is not there."""
         return self.text(name) if self.has(name) else None
 
     def name(self, field: str = "name") -> str:
-        """The name of a request, notify or stream: 1 to 255 bytes, printable."""
+        """Return the name of a request, notify or stream: 1 to 255 bytes, printable."""
         value = self.text(field, bytes_max=_NAME_BYTES_MAX)
         if not value or not value.isprintable():
             raise self.wrong(field, "a name has 1 to 255 bytes, all printable")
@@ -128,7 +202,7 @@ class Fields:
     def number(
         self, name: str, default: float, *, low: float = 0.0, high: float = math.inf, may_be_low: bool = False
     ) -> float:
-        """A number greater than ``low``, or ``low`` itself when that is allowed, at most ``high``."""
+        """Return a number greater than ``low``, or ``low`` itself when that is allowed, at most ``high``."""
         value = self._take(name)
         if value is None:
             return default
@@ -143,116 +217,37 @@ class Fields:
             raise self.wrong(name, f"is out of range: {bound} {low:g}, at most {high:g}")
         return number
 
-    def integer(self, name: str, default: int, *, low: int, high: int) -> int:
-        """A whole number from ``low`` to ``high``."""
-        value = self._take(name)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.wrong(name, f"is not a whole number but {_kind(value)}")
-        if not low <= value <= high:
-            raise self.wrong(name, f"is out of range: {low} to {high}")
-        return value
-
     def integer_text(self, name: str, default: int, *, low: int, high: int) -> int:
-        """A whole number that is written as text, as in a query."""
+        """Return a whole number that is written as text, as in a query."""
         text = self.text(name, str(default))
         if not text.isascii() or not text.isdecimal() or len(text) > 18 or not low <= int(text) <= high:
             raise self.wrong(name, f"is not a whole number from {low} to {high}")
         return int(text)
 
     def choice(self, name: str, choices: tuple[T, ...]) -> T:
-        """One of some texts; the first when it is not there."""
+        """Return one of some texts; the first when it is not there."""
         text = self.text(name, choices[0])
         for choice in choices:
             if choice == text:
                 return choice
         raise self.wrong(name, f"is none of {', '.join(choices)}")
 
-    def boolean(self, name: str, default: bool) -> bool:
-        """True or false."""
-        value = self._take(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.wrong(name, f"is not true or false but {_kind(value)}")
-        return value
+    def given(self, *names: str) -> dict[str, object]:
+        """Return those of these fields that are there and not null, for a struct that checks them."""
+        self._asked.update(dict.fromkeys(names))
+        return {name: self._values[name] for name in names if self._values.get(name) is not None}
 
-    def texts(self, name: str, *, items_max: int) -> list[str]:
-        """A list of texts; empty when it is not there."""
-        value = self._take(name)
-        if value is None:
-            return []
-        if not isinstance(value, list):
-            raise self.wrong(name, f"is not a list but {_kind(value)}")
-        items = cast(list[object], value)
-        if len(items) > items_max or not all(isinstance(item, str) for item in items):
-            raise self.wrong(name, f"is not a list of at most {items_max} texts")
-        return [Fields({name: item}, self._noun).text(name) for item in items]
-
-    def integers(self, name: str, *, items_max: int) -> list[int]:
-        """A list of whole numbers that are not negative; empty when it is not there."""
-        value = self._list(name, items_max)
-        if not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 1 << 63 for item in value):
-            raise self.wrong(name, "is not a list of whole numbers")
-        return cast(list[int], value)
-
-    def objects(self, name: str, *, items_max: int) -> list[dict[str, object]]:
-        """A list of objects; empty when it is not there."""
-        value = self._list(name, items_max)
-        if not all(isinstance(item, dict) for item in value):
-            raise self.wrong(name, "is not a list of objects")
-        return cast(list[dict[str, object]], value)
-
-    def _list(self, name: str, items_max: int) -> list[object]:
-        value = self._take(name)
-        if value is None:
-            return []
-        if not isinstance(value, list) or len(cast(list[object], value)) > items_max:
-            raise self.wrong(name, f"is not a list of at most {items_max} entries")
-        return cast(list[object], value)
-
-    def mapping(self, name: str) -> dict[str, object]:
-        """An object, whose fields are checked by whom it is for; empty when it is not there."""
-        value = self._take(name)
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise self.wrong(name, f"is not an object but {_kind(value)}")
-        return cast(dict[str, object], value)
-
-    def payload(self, bytes_max: int, *, required: bool = True) -> bytes:
-        """``data`` and ``encoding`` as bytes. Raises MessageTooLargeError above ``bytes_max``."""
-        encoding = self.text("encoding", "base64")
-        if not required and not self.has("data"):
-            return b""
-        text = self.text("data", bytes_max=bytes_max * 2 + 64)
+    def struct(self, kind: type[S], label: str) -> S:
+        """Return all fields that are not null as a struct, which checks them. ``label`` begins the sentence of a
+        refusal."""
+        given = {name: value for name, value in self._values.items() if value is not None}
         try:
-            data = decode_payload(text, encoding)
-        except ValueError as error:
-            raise self.wrong("data", str(error)) from None
-        if len(data) > bytes_max:
-            raise MessageTooLargeError(f"the data has {len(data)} bytes; the most is {bytes_max}")
-        return data
-
-    def headers(self) -> Headers | None:
-        """App headers; None when there are none."""
-        value = self._take("headers")
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise self.wrong("headers", f"is not an object but {_kind(value)}")
-        try:
-            return decode_headers(cast(dict[str, object], value))
-        except ValueError as error:
-            raise self.wrong("headers", str(error)) from None
-
-    def peer(self, name: str = "peer") -> PeerId:
-        """A peer id."""
-        return as_peer(self.text(name))
+            return convert_fields(given, kind, label)
+        except FieldError as error:
+            raise field_problem(error) from None
 
     def finish(self, also: Iterable[str] = ()) -> None:
-        """Refuse fields that were not asked for, with the nearest right name."""
+        """Refuse fields that were not read, with the nearest right name."""
         known = [*self._asked, *also]
         for name in self._values:
             if name not in known:
@@ -260,8 +255,13 @@ class Fields:
                 raise self.wrong(name[:80], f"is not known here; {hint}")
 
 
+def field_problem(error: FieldError) -> Problem:
+    """Return the problem of a field that a struct does not take."""
+    return Problem("D1005", str(error), **({"field": error.field} if error.field else {}))
+
+
 def as_peer(text: str) -> PeerId:
-    """A peer id. Raises :class:`Problem`."""
+    """Parse a peer id. Raises :class:`Problem`."""
     try:
         return parse_peer_id(text)
     except ValueError as error:

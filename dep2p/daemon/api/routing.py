@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from dep2p.concurrency.exception_groups import first_error
 from dep2p.daemon.api.context import Control
 from dep2p.daemon.problems import Problem, problem_response
 
@@ -18,7 +19,7 @@ Action = Callable[[Control, Request], Awaitable[ASGIApp]]
 
 
 def route(method: str, path: str, action: Action, *, path_names: tuple[str, ...] = ()) -> Route:
-    """A route of the control API. Parts of the path in ``path_names`` may hold a slash, written %2F."""
+    """Make a route of the control API. Parts of the path in ``path_names`` may hold a slash, written %2F."""
 
     async def endpoint(request: Request) -> Response:
         request.scope[ROUTE_KEY] = path
@@ -28,7 +29,7 @@ def route(method: str, path: str, action: Action, *, path_names: tuple[str, ...]
         except ClientDisconnect:
             raise
         except BaseExceptionGroup as group:
-            # A nursery somewhere below: what one of its tasks could not do is what the caller has to know.
+            # A group of a nursery below: the caller needs the error of its task.
             answer = problem_response(_first(group))
         except Exception as error:
             answer = problem_response(error)
@@ -44,15 +45,12 @@ def route(method: str, path: str, action: Action, *, path_names: tuple[str, ...]
 def _first(group: BaseExceptionGroup[BaseException]) -> Exception:
     plain, rest = group.split(Exception)
     if plain is None or rest is not None:
-        raise group  # a cancellation or the end of the process is among them
-    error: Exception = plain
-    while isinstance(error, ExceptionGroup):
-        error = cast(Exception, error.exceptions[0])
-    return error
+        raise group  # the group has a cancellation or the end of the process
+    return first_error(plain)
 
 
 async def no_route(_request: Request, error: Exception) -> Response:
-    """404 and 405 of Starlette as problems."""
+    """Answer Starlette's 404 and 405 as problems."""
     if isinstance(error, HTTPException) and error.status_code == 405:
         allow = (error.headers or {}).get("Allow", "")
         problem = Problem("D1006", f"this path takes {allow or 'other methods'}", status=405, allow=allow)
@@ -61,5 +59,5 @@ async def no_route(_request: Request, error: Exception) -> Response:
 
 
 def path_text(request: Request, name: str) -> str:
-    """A part of the path, decoded."""
+    """Return a part of the path, decoded."""
     return unquote(str(request.path_params[name]))

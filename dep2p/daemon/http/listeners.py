@@ -15,7 +15,7 @@ _BACKLOG = 128
 
 
 def open_unix(path: Path) -> trio.SocketListener:
-    """Listen at ``path``, mode 0600. A socket that a dead daemon left is replaced, one that lives never.
+    """Listen at ``path``, mode 0600. It replaces a socket that a dead daemon left, never one of a live daemon.
 
     Raises :class:`Problem` D3005.
     """
@@ -53,7 +53,7 @@ def _remove_stale(path: Path) -> None:
             path.unlink()
             return
         except BlockingIOError:
-            pass  # it listens, and is busy
+            pass  # a daemon listens there, and is busy
     raise Problem("D3005", f"another program listens on {path}: give each daemon a [control] socket of its own")
 
 
@@ -76,7 +76,7 @@ def open_tcp(text: str) -> trio.SocketListener:
 
 
 def load_token(path: Path) -> str:
-    """The bearer token; made (mode 0600) when the file is missing. Raises :class:`Problem` D3005."""
+    """Return the bearer token; made (mode 0600) when the file is missing. Raises :class:`Problem` D3005."""
     try:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

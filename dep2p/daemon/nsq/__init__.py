@@ -1,1 +1,1 @@
-"""nsq."""
+"""The TCP protocol of NSQ and the HTTP API of nsqd."""

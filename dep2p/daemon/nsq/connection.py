@@ -1,4 +1,4 @@
-"""One connection of an NSQ client: reads commands, does them on the queues, writes frames."""
+"""One connection of an NSQ client: it reads commands, carries them out on the queues, and writes frames."""
 
 import logging
 from collections import Counter, deque
@@ -19,11 +19,11 @@ from dep2p.protocols.nsq.commands import (
     Command,
     CommandParser,
     Finish,
-    Identify,
-    Publish,
+    IdentifyCommand,
+    PublishCommand,
     Ready,
     Requeue,
-    Subscribe,
+    SubscribeCommand,
     Touch,
 )
 from dep2p.protocols.nsq.errors import NsqError
@@ -40,29 +40,29 @@ from dep2p.protocols.nsq.identify import identify_answer
 from dep2p.protocols.nsq.limits import NsqLimits
 from dep2p.protocols.nsq.session import NsqSession
 from dep2p.protocols.queues.message import NewMessage
-from dep2p.protocols.queues.wire import Result, Settle
+from dep2p.protocols.queues.wire.frames import DeliveryResult, Settle
 from dep2p.queues.broker.engine import QueueEngine
 from dep2p.queues.broker.local_consumer import LocalConsumer
-from dep2p.queues.types import message_id, parse_message_id
+from dep2p.queues.types import SubscribeOptions, message_id, parse_message_id
 
-logger = logging.getLogger("dep2p.nsq")
+logger: logging.Logger = logging.getLogger("dep2p.nsq")
 
 READ_BYTES: Final = 65_536
 OUT_BYTES_MAX: Final = 1_048_576
-"""Of frames that wait for the socket; then no further messages are taken."""
+"""Bytes of frames that wait for the socket; at this bound the connection takes no further messages."""
 IN_FLIGHT_BYTES_MAX: Final = 16_777_216
 PUBLISHES_MAX: Final = 256
 PUBLISH_BYTES_MAX: Final = 8_388_608
-"""Of publishes of one connection that wait to become durable; then it is not read."""
-ROOM_TIMEOUT_S: Final = 30.0
-"""How long a publish waits for room in a full queue before it fails."""
+"""Bytes of one connection's publishes that wait to become durable; at this bound the server does not read from it."""
+SPACE_TIMEOUT_S: Final = 30.0
+"""Seconds for which a publish waits for room in a full queue before it fails."""
 END_TIMEOUT_S: Final = 5.0
 LINGER_S: Final = 1.0
 _DELIVERIES: Final = 64
 
 
-class Queues(Protocol):
-    """What connections share."""
+class NsqQueues(Protocol):
+    """The queues and counters that all connections share."""
 
     @property
     def engine(self) -> QueueEngine: ...
@@ -72,16 +72,16 @@ class Queues(Protocol):
     rng: Random
 
     def namespace(self) -> str:
-        """Where topics are. Raises NotInRealmError."""
+        """The namespace of the topics. Raises NotInRealmError."""
         ...
 
     async def topic(self, namespace: str, name: str) -> None:
-        """Make it when it is new, and load it."""
+        """Make a topic when it is new, and load it."""
         ...
 
 
 class _Answer:
-    """The place of an answer among the others: they come in the order of their commands."""
+    """The place of an answer among the others: answers come in the order of their commands."""
 
     __slots__ = ("data",)
 
@@ -92,9 +92,9 @@ class _Answer:
 class NsqConnection:
     """Serves one client until it leaves, fails, or is silent for two heartbeats."""
 
-    def __init__(self, queues: Queues, stream: trio.abc.HalfCloseableStream, remote: str) -> None:
+    def __init__(self, queues: NsqQueues, stream: trio.abc.HalfCloseableStream, remote: str) -> None:
         self.remote = remote
-        self.session = NsqSession(queues.limits)
+        self.session: NsqSession = NsqSession(queues.limits)
         self.counts: Counter[str] = Counter()
         self.connected_s = 0
         self.consumer: LocalConsumer | None = None
@@ -106,9 +106,9 @@ class NsqConnection:
         self._out: deque[bytes] = deque()
         self._out_bytes = 0
         self._changed = trio.Event()
-        """The writer has something to do."""
+        """Set when the writer has work to do."""
         self._eased = trio.Event()
-        """Something was written, or became durable."""
+        """Set when bytes were written, or a publish became durable."""
         self._ending = False
         self._reading = trio.CancelScope()
         self._publishes = 0
@@ -116,7 +116,7 @@ class NsqConnection:
         self._nursery: trio.Nursery
 
     async def run(self) -> None:
-        """Never raises because of the client."""
+        """Serve the client. Never raises because of it."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -125,7 +125,7 @@ class NsqConnection:
                 await self._read()
                 self._ending = True
                 if self.consumer is not None:
-                    await self.consumer.aclose()  # what it held goes to others now, whatever is still to be answered
+                    await self.consumer.aclose()  # its messages go to others now, even with open answers
                 with trio.move_on_after(END_TIMEOUT_S):
                     while self._answers or self._out or self._out_bytes:
                         await self._ease()
@@ -143,7 +143,7 @@ class NsqConnection:
             await trio.aclose_forcefully(self._stream)
 
     async def _linger(self) -> None:
-        """Closing with unread data would take the error away from the client."""
+        """Read on for a moment: closing with unread data would lose the error to the client."""
         with trio.move_on_after(LINGER_S):
             await self._stream.send_eof()
             while await self._stream.receive_some(READ_BYTES):
@@ -176,7 +176,7 @@ class NsqConnection:
         self._answer(self._failed(error))
 
     def _failed(self, error: NsqError) -> bytes:
-        """Counted, told to the log, and as a frame."""
+        """Count an error, log it, and send it as a frame."""
         logger.info("client %s: %s", self.remote, error)
         self.counts["errors"] += 1
         self._queues.counts[f"errors_{error.nsq_code[2:].lower()}"] += 1
@@ -198,16 +198,16 @@ class NsqConnection:
             self._finish(finished)
 
     async def _do_one(self, command: Command) -> None:
-        if isinstance(command, Publish):
+        if isinstance(command, PublishCommand):
             await self._publish(command)
         elif isinstance(command, Requeue | Touch):
             self._settle(command)
         elif isinstance(command, Ready):
             if self.consumer is not None:
                 self.consumer.set_ready(command.count)
-        elif isinstance(command, Subscribe):
+        elif isinstance(command, SubscribeCommand):
             await self._subscribe(command)
-        elif isinstance(command, Identify):
+        elif isinstance(command, IdentifyCommand):
             self._answer(encode_frame(FRAME_RESPONSE, identify_answer(self.session.settings, self.session.limits)))
         elif isinstance(command, Close):
             if self.consumer is not None:
@@ -216,7 +216,7 @@ class NsqConnection:
 
     # Publishing
 
-    async def _publish(self, command: Publish) -> None:
+    async def _publish(self, command: PublishCommand) -> None:
         verb = command.verb
         size = sum([len(body) for body in command.bodies])
         delay_s = command.delay_ms / 1000
@@ -254,28 +254,28 @@ class NsqConnection:
                 self._answers.remove(answer)
                 raise
         except QueueFullError:
-            await self._publish_when_room(command, namespace, messages)
+            await self._publish_when_space(command, namespace, messages)
         except (Dep2pError, ValueError) as error:
             raise _refusal(verb, error) from error
 
-    async def _publish_when_room(self, command: Publish, namespace: str, messages: list[NewMessage]) -> None:
-        """The connection is not read meanwhile, so that its publisher feels that the queue is full."""
+    async def _publish_when_space(self, command: PublishCommand, namespace: str, messages: list[NewMessage]) -> None:
+        """Publish when there is room. The connection is not read meanwhile, which holds its publisher back."""
         self._queues.counts["publishes_waited"] += 1
         try:
-            await self._engine.publish(namespace, command.topic, messages, timeout_s=ROOM_TIMEOUT_S)
+            await self._engine.publish(namespace, command.topic, messages, timeout_s=SPACE_TIMEOUT_S)
         except (Dep2pError, ValueError) as error:
             raise _refusal(command.verb, error) from error
         self._published(command)
         self._answer(OK)
 
-    def _published(self, command: Publish) -> None:
+    def _published(self, command: PublishCommand) -> None:
         self.counts["published"] += len(command.bodies)
         self.counts[f"topic {command.topic}"] += len(command.bodies)
         self._queues.counts["published"] += len(command.bodies)
 
     # Consuming
 
-    async def _subscribe(self, command: Subscribe) -> None:
+    async def _subscribe(self, command: SubscribeCommand) -> None:
         timeout_ms = self.session.settings.msg_timeout_ms
         try:
             namespace = self._queues.namespace()
@@ -286,13 +286,12 @@ class NsqConnection:
                         namespace,
                         command.topic,
                         command.channel,
-                        max_in_flight=0,
-                        bytes_max=IN_FLIGHT_BYTES_MAX,
+                        SubscribeOptions(max_in_flight=0, bytes_max=IN_FLIGHT_BYTES_MAX),
                         msg_timeout_s=timeout_ms / 1000 if timeout_ms else None,
                         owner=f"nsq {self.session.settings.client_id or self.remote}",
                     )
                     break
-                except ChannelNotFoundError:  # an ephemeral one whose last client left just now
+                except ChannelNotFoundError:  # an ephemeral channel whose last client has just left
                     if is_last:
                         raise
         except (Dep2pError, ValueError) as error:
@@ -352,7 +351,7 @@ class NsqConnection:
             most_ms = round(self._engine.defaults.delay_max_s * 1000)
             verb, kind, delay_ms = "REQ", Settle.REQUEUE, min(command.delay_ms, most_ms)
         key = _key(command.message_id)
-        if key is None or consumer.apply([Result(kind, *key, delay_ms)]).refused:
+        if key is None or consumer.apply([DeliveryResult(kind, *key, delay_ms)]).refused:
             self._not_held(verb, command.message_id)
             return
         name = "requeued" if kind is Settle.REQUEUE else "touched"

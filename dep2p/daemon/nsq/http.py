@@ -1,19 +1,21 @@
 """nsqd's HTTP API: paths, parameters, texts and statuses as nsqd's http.go."""
 
-import json
 import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 from urllib.parse import parse_qs
 
+import msgspec
 import trio
+from msgspec import Struct
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
+from dep2p.daemon.http.host_header import is_loopback_host
+from dep2p.daemon.nsq.context import NsqContext
 from dep2p.daemon.nsq.stats import as_text, health_of, stats_of
 from dep2p.errors import (
     ChannelNotFoundError,
@@ -30,14 +32,11 @@ from dep2p.protocols.nsq.identify import VERSION
 from dep2p.protocols.queues.message import NewMessage
 from dep2p.protocols.queues.names import check_name
 
-if TYPE_CHECKING:
-    from dep2p.daemon.nsq.server import NsqServer
-
 _logger = logging.getLogger("dep2p.nsq")
 _HEADERS: Final = {"X-NSQ-Content-Type": "nsq; version=1.0"}
 _FALSE: Final = ("0", "false")
 _BODY_TIMEOUT_S: Final = 30.0
-_ROOM_TIMEOUT_S: Final = 30.0
+_SPACE_TIMEOUT_S: Final = 30.0
 _FIELDS_MAX: Final = 32
 
 Query = Mapping[str, list[str]]
@@ -52,34 +51,16 @@ class _Refused(Exception):
 class NsqHttp:
     """The ASGI application.
 
-    A web page must not be able to reach it through its reader's browser, so what carries an Origin or is not addressed
-    to loopback by name is refused.
+    A web page must not be able to reach it through its reader's browser, so it refuses requests with an Origin, or with
+    a Host that is not loopback.
     """
 
-    def __init__(self, server: "NsqServer") -> None:
+    def __init__(self, server: NsqContext) -> None:
         self._server = server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http":
-            await receive()
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        whole = not any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
-
-        async def watched_receive() -> Message:
-            nonlocal whole
-            message = await receive()
-            whole = whole or not message.get("more_body", False)
-            return message
-
-        async def watched_send(message: Message) -> None:
-            if message["type"] == "http.response.start" and not whole:
-                # What is left of the body stands in the way of another request.
-                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
-            await send(message)
-
-        request = Request(scope, watched_receive)
+        request = Request(scope, receive)
         path = scope["path"]
         try:
             answer = await self._answer(request, path)
@@ -89,7 +70,7 @@ class NsqHttp:
             answer = self._refusal(error, path)
         self._server.counts[f"http_{answer.status_code}"] += 1
         _logger.debug("answered", extra={"path": path[:200], "status": answer.status_code})
-        await answer(scope, watched_receive, watched_send)
+        await answer(scope, receive, send)
 
     async def _answer(self, request: Request, path: str) -> Response:
         _check_sender(request)
@@ -165,7 +146,7 @@ class NsqHttp:
         server = self._server
         namespace = server.namespace()
         await server.topic(namespace, topic)
-        await server.engine.publish(namespace, topic, messages, timeout_s=_ROOM_TIMEOUT_S)
+        await server.engine.publish(namespace, topic, messages, timeout_s=_SPACE_TIMEOUT_S)
         server.counts["published"] += len(messages)
         return _plain("OK")
 
@@ -182,7 +163,7 @@ class NsqHttp:
         return _plain("")
 
     async def topic_empty(self, _request: Request, query: Query) -> Response:
-        """POST /topic/empty: what no channel has got yet; channels keep theirs."""
+        """POST /topic/empty: drop messages that no channel has got yet; channels keep theirs."""
         namespace, topic = self._server.namespace(), _topic(query)
         queue = await self._server.engine.loaded(namespace, topic)
         if not queue.channels:
@@ -224,7 +205,7 @@ class NsqHttp:
         await self._server.engine.resume(self._server.namespace(), *_topic_and_channel(query))
         return _plain("")
 
-    # Looking
+    # Describing
 
     async def ping(self, _request: Request, _query: Query) -> Response:
         """GET /ping."""
@@ -262,8 +243,8 @@ class NsqHttp:
         return _plain(as_text(stats, time.time()))
 
 
-def _json(fields: dict[str, Any], status: int = 200) -> Response:
-    body = json.dumps(fields, separators=(",", ":")).encode()
+def _json(fields: Mapping[str, object] | Struct, status: int = 200) -> Response:
+    body = msgspec.json.encode(fields)
     return Response(body, status, {**_HEADERS, "Content-Type": "application/json; charset=utf-8"})
 
 
@@ -272,14 +253,7 @@ def _plain(text: str, status: int = 200) -> Response:
 
 
 def _check_sender(request: Request) -> None:
-    host = request.headers.get("host", "")
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-    name = name.removeprefix("[").removesuffix("]")
-    try:
-        is_loopback = not host or name == "localhost" or ip_address(name).is_loopback
-    except ValueError:
-        is_loopback = False
-    if not is_loopback or "origin" in request.headers:
+    if not is_loopback_host(request.headers.get("host", "")) or "origin" in request.headers:
         raise _Refused(403, "LOOPBACK_ONLY")
 
 
@@ -329,8 +303,8 @@ def _topic_and_channel(query: Query) -> tuple[str, str]:
 
 
 async def _body(request: Request, most: int, too_big: str) -> bytes:
-    told = request.headers.get("content-length", "")
-    if told.isdecimal() and int(told) > most:
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > most:
         raise _Refused(413, too_big)
     pieces: list[bytes] = []
     size = 0

@@ -1,4 +1,4 @@
-"""NSQ's TCP protocol and nsqd's HTTP API on the node's queues, on loopback: what [nsq] switches on."""
+"""NSQ's TCP protocol and nsqd's HTTP API on the node's queues, on loopback. [nsq] switches them on."""
 
 import dataclasses
 import logging
@@ -13,9 +13,10 @@ import trio
 
 from dep2p.config.config_nsq import NsqConfig
 from dep2p.config.validation import split_loopback
+from dep2p.control_api.replies import NsqSummary
 from dep2p.daemon.bounds import ControlBounds
 from dep2p.daemon.http.server import HttpServer
-from dep2p.daemon.node_interface import NodeApi
+from dep2p.daemon.node_interface import NodeInterface
 from dep2p.daemon.nsq.connection import NsqConnection
 from dep2p.daemon.nsq.http import NsqHttp
 from dep2p.daemon.problems import Problem
@@ -23,7 +24,7 @@ from dep2p.errors import NotInRealmError, QueueNotFoundError
 from dep2p.protocols.nsq.frames import FRAME_ERROR, encode_frame
 from dep2p.protocols.nsq.limits import NsqLimits
 from dep2p.queues.broker.engine import QueueEngine
-from dep2p.queues.broker.ownership import Keeping
+from dep2p.queues.broker.ownership import StoreOwnership
 
 _logger = logging.getLogger("dep2p.nsq")
 _BACKLOG: Final = 128
@@ -33,68 +34,68 @@ _ELSEWHERE: Final = encode_frame(FRAME_ERROR, b"E_INVALID another node keeps the
 
 
 class NsqServer:
-    """Both listeners of one daemon, and what their connections share."""
+    """Both listeners of one daemon, and the parts that their connections share."""
 
     def __init__(
         self,
-        keeping: Keeping,
+        ownership: StoreOwnership,
         namespace: Callable[[], str],
         *,
         limits: NsqLimits | None = None,
         rng: random.Random | None = None,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        """``namespace``: where topics are; may raise NotInRealmError, which clients are told."""
-        self._keeping = keeping
+        """``namespace``: returns the topics' namespace; may raise NotInRealmError, which clients get as an error."""
+        self._ownership = ownership
         self.namespace = namespace
-        self.limits = limits or dataclasses.replace(
+        self.limits: NsqLimits = limits or dataclasses.replace(
             NsqLimits(),
-            message_bytes_max=keeping.defaults.message_bytes_max,
-            body_bytes_max=max(NsqLimits().body_bytes_max, keeping.defaults.message_bytes_max + 8),
-            msg_timeout_ms=round(keeping.defaults.msg_timeout_s * 1000),
-            msg_timeout_max_ms=round(keeping.defaults.msg_timeout_max_s * 1000),
-            defer_max_ms=round(keeping.defaults.defer_max_s * 1000),
+            message_bytes_max=ownership.defaults.message_bytes_max,
+            body_bytes_max=max(NsqLimits().body_bytes_max, ownership.defaults.message_bytes_max + 8),
+            msg_timeout_ms=round(ownership.defaults.msg_timeout_s * 1000),
+            msg_timeout_max_ms=round(ownership.defaults.msg_timeout_max_s * 1000),
+            defer_max_ms=round(ownership.defaults.defer_max_s * 1000),
         )
-        self.rng = rng or random.Random()
+        self.rng: random.Random = rng or random.Random()
         self.counts: Counter[str] = Counter()
-        """What was done, dropped and refused, by reason."""
+        """Counts of commands done, messages dropped and commands refused, by reason."""
         self.connections: dict[NsqConnection, None] = {}
-        self.started_unix_s = time.time()
-        self.tcp_address = ""
-        self.http_address = ""
+        self.started_unix_s: float = time.time()
+        self.tcp_address: str = ""
+        self.http_address: str = ""
         """``HOST:PORT`` in use; empty when it does not listen."""
         self.listeners: tuple[trio.SocketListener | None, trio.SocketListener | None] = (None, None)
-        """For the TCP protocol and for HTTP, with `run`."""
+        """The listeners of the TCP protocol and of HTTP, which `run` serves."""
         self._connections_max = connections_max
         self._scope = trio.CancelScope()
 
     @property
     def engine(self) -> QueueEngine:
-        """Raises NotOwnerError while another node keeps the queues."""
-        return self._keeping.engine
+        """The engine. Raises NotOwnerError while another node is the broker of the queues."""
+        return self._ownership.engine
 
     async def topic(self, namespace: str, name: str) -> None:
-        """Make it when it is new, and load it. Raises StoreError, QueueFullError and ``ValueError``."""
+        """Make a topic when it is new, and load it. Raises StoreError, QueueFullError and ``ValueError``."""
         try:
-            queue = self.engine.book.find(namespace, name)
+            queue = self.engine.registry.find(namespace, name)
         except QueueNotFoundError:
             await self.engine.create_queue(namespace, name)
             self.counts["topics_made"] += 1
-            queue = self.engine.book.find(namespace, name)
+            queue = self.engine.registry.find(namespace, name)
         if not queue.is_loaded:
             await self.engine.loaded(namespace, name)
 
     async def serve_tcp(
         self, listener: trio.SocketListener, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Take clients until cancelled; then they are cut, and what they held goes to others."""
+        """Serve clients until cancelled. Then cut them; their messages go to others."""
         self.tcp_address = _address(listener)
         task_status.started()
         await trio.serve_listeners(self._handle, [listener])
 
     async def _handle(self, stream: trio.SocketStream) -> None:
         refusal = _BUSY if len(self.connections) >= self._connections_max else b""
-        if self._keeping.engine_if_here is None:
+        if self._ownership.engine_if_here is None:
             refusal = _ELSEWHERE
         if refusal:
             self.counts["connections_refused"] += 1
@@ -122,7 +123,7 @@ class NsqServer:
     async def serve_http(
         self, listener: trio.SocketListener, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Answer until cancelled."""
+        """Answer HTTP requests until cancelled."""
         self.http_address = _address(listener)
         task_status.started()
         server = HttpServer(ControlBounds(connections_max=self._connections_max))
@@ -148,26 +149,26 @@ class NsqServer:
                 task_status.started()
 
     def stop(self) -> None:
-        """Cut all clients; what they held goes to others."""
+        """Cut all clients; their messages go to others."""
         self._scope.cancel()
 
     @property
     def consumer_count(self) -> int:
-        """Connections that have subscribed."""
+        """The number of connections that have subscribed."""
         return sum(1 for connection in self.connections if connection.consumer is not None)
 
-    def status(self) -> dict[str, object]:
-        """For people: where it listens, and to how many."""
-        return {
-            "listen": self.tcp_address,
-            "http": self.http_address,
-            "connections": len(self.connections),
-            "consumers": self.consumer_count,
-        }
+    def status(self) -> NsqSummary:
+        """Return its addresses, and the number of its clients."""
+        return NsqSummary(
+            listen=self.tcp_address,
+            http=self.http_address,
+            connections=len(self.connections),
+            consumers=self.consumer_count,
+        )
 
 
-def nsq_server(config: NsqConfig, node: NodeApi) -> NsqServer | None:
-    """As [nsq] wants it, listening; nothing when it wants none. Raises ConfigError, :class:`Problem` D3005."""
+def nsq_server(config: NsqConfig, node: NodeInterface) -> NsqServer | None:
+    """Make the server of [nsq], which listens; None when it is off. Raises ConfigError, :class:`Problem` D3005."""
 
     def namespace() -> str:
         return str(node.realm(config.realm).realm_id) if config.realm else ""
@@ -181,7 +182,7 @@ def nsq_server(config: NsqConfig, node: NodeApi) -> NsqServer | None:
         raise
     if tcp is None and http is None:
         return None
-    server = NsqServer(node.queues.keeping, namespace)
+    server = NsqServer(node.queues.ownership, namespace)
     server.listeners = tcp, http
     return server
 

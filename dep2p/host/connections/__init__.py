@@ -1,1 +1,1 @@
-"""connections."""
+"""Live connections, made from dialled or accepted transports: the table, limits, liveness, identify."""

@@ -2,20 +2,24 @@
 
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 
 import trio
 
 from dep2p.errors import ProtocolError, ProtocolNotSupportedError, RequestTimeoutError, StreamClosedError
+from dep2p.host.connections.circuit_limit import CircuitLimit
+from dep2p.host.connections.protocol_gates import ProtocolGates
 from dep2p.host.counters import Counters
-from dep2p.host.interface import ByteStream, Direction, StreamHandler
+from dep2p.host.interface import ByteStream, Direction, Muxer, NamedStream, StreamHandler
 from dep2p.host.multistream import respond, select
+from dep2p.host.resources.ledger import ConnectionResources, Ledger
+from dep2p.host.resources.turns import Turns
 from dep2p.host.scopes import new_scope, shielded
 from dep2p.limits import Limits
 from dep2p.types import PeerId
 
-logger = logging.getLogger("dep2p.host")
+logger: logging.Logger = logging.getLogger("dep2p.host")
 
 NEGOTIATING_MAX = 64
 """Inbound streams of one connection that agree on their protocol at a time; further ones wait, unacknowledged, in the
@@ -24,83 +28,71 @@ muxer: else a stranger that opens streams and never sends makes a task of each."
 _ids = itertools.count(1)
 
 
-class NamedStream(ByteStream, Protocol):
-    """A stream whose protocol is filled in after the negotiation."""
+@dataclass(frozen=True, slots=True)
+class Upgraded:
+    """An authenticated connection that is ready to run."""
 
-    def set_protocol(self, protocol: str) -> None:
-        """Record what was negotiated."""
-        ...
+    muxer: Muxer
+    peer: PeerId
+    channel_binding: bytes
+    limit: CircuitLimit | None = None
+    """The limit of the relay that it goes through."""
 
 
-class Muxer(Protocol):
-    """What a connection needs of a stream multiplexer."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionContext:
+    """The context that all connections of a host share.
 
-    @property
-    def rtt_s(self) -> float | None: ...
+    ``handlers``: the handlers of inbound streams, by protocol. ``on_end``: called once for each connection, with the
+    reason.
+    ``watch``: probes a connection whose muxer does not do so itself, and ends it when the peer is silent. ``ledger``:
+    accounts for the memory that they hold. ``turns``: the order in which unproven peers do work.
+    """
 
-    @property
-    def probes_itself(self) -> bool:
-        """True when it notices a silent peer by itself, within the liveness limits."""
-        ...
-
-    def counters(self) -> Mapping[str, int]:
-        """Its own monotonic counts, by name."""
-        ...
-
-    def bind(self, connection: "PeerConnection") -> None:
-        """Called once before anything else."""
-        ...
-
-    async def run(self, connection: "PeerConnection", nursery: trio.Nursery) -> str:
-        """Serve until the connection ends, inbound streams by ``connection.serve``. Returns the reason of the end."""
-        ...
-
-    async def open(self) -> NamedStream:
-        """A new outbound stream. Raises StreamClosedError, for the stream limit too."""
-        ...
-
-    async def close(self) -> None:
-        """End the connection, telling the peer where possible."""
-        ...
+    limits: Limits
+    counters: Counters
+    handlers: Mapping[str, StreamHandler]
+    gates: ProtocolGates
+    on_end: Callable[["PeerConnection", str], None]
+    watch: Callable[["PeerConnection"], Awaitable[None]]
+    ledger: Ledger
+    turns: Turns
 
 
 class PeerConnection:
     """The host's `Connection`. Its tasks live in `run`, which ends with the connection."""
 
-    def __init__(
-        self,
-        muxer: Muxer,
-        peer: PeerId,
-        direction: Direction,
-        remote_addr: str,
-        *,
-        limits: Limits,
-        counters: Counters,
-        handlers: Mapping[str, StreamHandler],
-        on_end: Callable[["PeerConnection", str], None],
-        watch: Callable[["PeerConnection"], Awaitable[None]],
-    ) -> None:
-        self.id = next(_ids)
-        self.peer = peer
+    def __init__(self, upgraded: Upgraded, direction: Direction, remote_addr: str, context: ConnectionContext) -> None:
+        self.id: int = next(_ids)
+        self.peer: PeerId = upgraded.peer
         self.direction: Direction = direction
         self.remote_addr = remote_addr
-        self.opened_at_s = trio.current_time()
-        self.end_reason = ""
+        self.channel_binding: bytes = upgraded.channel_binding
+        self.opened_at_s: float = trio.current_time()
+        self.end_reason: str = ""
         self.protected_by: dict[str, None] = {}
-        """Who needs it; without anybody it may have to make room for another one."""
-        self._muxer = muxer
-        self._limits = limits
-        self._counters = counters
-        self._handlers = handlers
-        self._on_end = on_end
-        self._watch = watch
+        """The names of the parts that need it: `protect`."""
+        self.is_superseded: bool = False
+        self.is_limited: bool = upgraded.limit is not None and upgraded.limit.is_narrow
+        self._muxer = upgraded.muxer
+        self._limits = context.limits
+        self._counters = context.counters
+        self._handlers = context.handlers
+        self._gates = context.gates
+        self._on_end = context.on_end
+        self._watch = context.watch
+        self._ledger = context.ledger
+        self.turns: Turns = context.turns
+        self.resources: ConnectionResources = context.ledger.open_connection(
+            upgraded.peer, remote_addr, is_inbound=direction == "inbound", end=self.evict, now_s=self.opened_at_s
+        )
         self._scope = new_scope()
         self._nursery: trio.Nursery | None = None
         self._closed = False
         self._measured_rtt_s: float | None = None
         self._negotiating = 0
         self._negotiated = trio.Event()
-        muxer.bind(self)
+        self._muxer.bind(self)
 
     def __repr__(self) -> str:
         return f"<connection {self.id} {self.direction} {self.peer[-6:]} {self.remote_addr}>"
@@ -121,13 +113,28 @@ class PeerConnection:
     def limits(self) -> Limits:
         return self._limits
 
-    @property
-    def counters(self) -> Counters:
-        return self._counters
+    def count(self, name: str) -> None:
+        """Add one to the host's counter ``name``."""
+        self._counters.add(name)
+
+    def protect(self, by: str) -> None:
+        """``by`` has verified the peer: the connection need not make room for another one, and may hold more memory."""
+        self.protected_by[by] = None
+        self._ledger.prove(self.resources)
+
+    def unprotect(self, by: str) -> None:
+        """Undo `protect`."""
+        self.protected_by.pop(by, None)
+        if not self.protected_by:
+            self._ledger.unprove(self.resources)
 
     def muxer_counters(self) -> Mapping[str, int]:
         """Counts of the multiplexer while the connection lives; at the end they go into the host's counters."""
         return {} if self._closed else self._muxer.counters()
+
+    def open_protocols(self) -> Collection[str]:
+        """The protocols of the streams that are open."""
+        return () if self._closed else self._muxer.open_protocols()
 
     async def run(self) -> None:
         """Carry the connection until it ends. Never raises for what the peer or a handler does."""
@@ -140,7 +147,7 @@ class PeerConnection:
                         nursery.start_soon(self._watch, self)
                     reason = await self._muxer.run(self, nursery)
                     self.end(reason)
-                    nursery.cancel_scope.cancel()  # handlers of a departed peer have nobody left to talk to
+                    nursery.cancel_scope.cancel()  # the peer of these handlers is gone
         except Exception as error:
             self._counters.add("connection_crashed")
             logger.exception("connection %d to %s failed in an unexpected way", self.id, self.peer)
@@ -158,18 +165,24 @@ class PeerConnection:
             logger.debug("closing connection %d: %r", self.id, error)
 
     def end(self, reason: str) -> None:
-        """Mark it closed and tell the host, once."""
+        """Mark it closed and notify the host, once."""
         if not self._closed:
             for name, amount in self._muxer.counters().items():
                 self._counters.add(f"mux_{name}", amount)
             self._closed = True
             self.end_reason = reason
+            self._ledger.close_connection(self.resources)
             self._on_end(self, reason)
 
     def abort(self, reason: str) -> None:
         """End it from a synchronous caller; `run` cleans up."""
         self.end(reason)
         self._scope.cancel()
+
+    def evict(self, reason: str) -> None:
+        """`abort`, and release the memory at once."""
+        self.abort(reason)
+        self._muxer.fail(reason)
 
     async def close(self) -> None:
         self.end("closed on this side")
@@ -223,7 +236,12 @@ class PeerConnection:
     async def _serve(self, stream: NamedStream) -> None:
         timeout_s = self._limits.stream_open_timeout_s
         try:
-            protocol = await respond(stream, self._handlers, timeout_s=timeout_s)
+            protocol = await respond(
+                stream,
+                self._gates.seen_by(self),
+                timeout_s=timeout_s,
+                before_refusal=lambda name: self._gates.wait(name, self),
+            )
         except ProtocolError as error:
             self._refuse(stream, "inbound_stream_malformed_negotiation", str(error))
             return
@@ -240,15 +258,22 @@ class PeerConnection:
             self._refuse(stream, "inbound_stream_handler_removed", protocol)
             return
         stream.set_protocol(protocol)
+        was_proven = self.resources.is_proven
+        if not self._ledger.enter_protocol(self.resources, protocol):
+            self._refuse(stream, "inbound_stream_refused_protocol", protocol)
+            return
         try:
             await handler(stream)
         except (ProtocolError, RequestTimeoutError, StreamClosedError) as error:
-            # What a peer can cause at will is counted, not written into the log at full length.
+            # A peer can cause this at will: it is counted, and not written into the log at full length.
             self._refuse(stream, "stream_handler_gave_up", f"{protocol}: {error!r}")
         except Exception:
             self._counters.add("stream_handler_failed")
             logger.exception("the handler of %s failed for %s", protocol, self.peer)
             stream.reset()
+        finally:
+            if not was_proven:
+                self._ledger.leave_protocol(protocol)
 
     def _refuse(self, stream: NamedStream, counter: str, detail: str) -> None:
         self._counters.add(counter)

@@ -20,7 +20,7 @@ from dep2p.host.scopes import new_scope
 from dep2p.limits import Limits
 from dep2p.types import PeerId
 
-logger = logging.getLogger("dep2p.host")
+logger: logging.Logger = logging.getLogger("dep2p.host")
 
 STAGGER_S = 0.1
 """How long an address may be tried alone before the next one is tried beside it."""
@@ -78,7 +78,7 @@ class Dialer:
         self._slots = trio.CapacityLimiter(DIALS_IN_FLIGHT_MAX)
 
     async def dial(self, peer: PeerId, addrs: Sequence[str], timeout_s: float | None) -> PeerConnection:
-        """A live connection to the peer. Raises PeerNotFoundError that names each address and its reason."""
+        """Return a live connection to the peer. Raises PeerNotFoundError that names each address and its reason."""
         if peer == self._own_peer:
             raise PeerNotFoundError(f"{peer} is this node itself: a node does not dial itself")
         live = self._live(peer)
@@ -147,7 +147,7 @@ class Dialer:
             flight.done.set()
 
     def _retire(self, flight: _Flight) -> None:
-        """From here on a new caller starts a new flight."""
+        """End a flight: from here on a new caller starts a new one."""
         if self._flights.get(flight.peer) is flight:
             del self._flights[flight.peer]
 
@@ -161,11 +161,11 @@ class Dialer:
                 connection = await self._connect_once(address, flight.peer)
             except (OSError, IOException, UpgradeError, StreamClosedError) as error:
                 flight.failures[address.text] = _reason(error)
-                logger.debug("dialling %s at %s: %s", flight.peer, address.text, error)
+                logger.debug("dialling %s at %r: %s", flight.peer, address.text, error)
             except Exception as error:
                 flight.failures[address.text] = f"internal error: {error!r}"
                 self._counters.add("dial_crashed")
-                logger.exception("dialling %s at %s failed in an unexpected way", flight.peer, address.text)
+                logger.exception("dialling %s at %r failed in an unexpected way", flight.peer, address.text)
             else:
                 if flight.connection is None:
                     flight.connection, flight.via = connection, address.text

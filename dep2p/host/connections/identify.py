@@ -6,6 +6,7 @@ Rules: https://github.com/libp2p/specs/tree/master/identify and /ping.
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import trio
@@ -18,15 +19,16 @@ from libp2p.peer.peer_record import PeerRecord
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
+from dep2p.encoding.length_prefixed import encode_length_prefixed, read_length_prefixed
 from dep2p.errors import ProtocolError, ProtocolNotSupportedError, RequestTimeoutError, StreamClosedError
 from dep2p.host.addresses import parse_address
-from dep2p.host.connections.peerstore import ADDRS_PER_PEER_MAX, PROTOCOLS_PER_PEER_MAX, PeerBook
+from dep2p.host.connections.peerstore import ADDRS_PER_PEER_MAX, PROTOCOLS_PER_PEER_MAX, PeerStore
+from dep2p.host.connections.signed_records import open_signed_record
 from dep2p.host.counters import Counters
 from dep2p.host.interface import ByteStream, Connection
-from dep2p.host.length_prefixed import encode_message, read_message
 from dep2p.types import PeerId
 
-logger = logging.getLogger("dep2p.host")
+logger: logging.Logger = logging.getLogger("dep2p.host")
 
 IDENTIFY = "/ipfs/id/1.0.0"
 IDENTIFY_PUSH = "/ipfs/id/push/1.0.0"
@@ -36,36 +38,40 @@ MESSAGE_BYTES_MAX = 65_536
 PING_BYTES = 32
 _PING_IDLE_S = 120.0
 _PING_UNREAD_S = 10.0
-"""For a peer that sends pings to read the answers: meanwhile a whole window of pings waits in memory."""
+"""The time that a peer has to read the answers to its pings: meanwhile a whole window of pings waits in memory."""
 _PING_STREAMS_MAX = 8
-"""Of one connection."""
+"""Ping streams of one connection at most."""
 _PUSHES_BURST = 16.0
 _PUSHES_PER_S = 1.0
 """Identify messages that one connection may push: each costs milliseconds of parsing."""
 _ADDR_TTL_S = 86_400.0
 
 
-class Identify:
-    """Tells peers who we are, and remembers what they say of themselves."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnDescription:
+    """The description of this host: its key, its software, and its present addresses and protocols."""
+
+    key_pair: KeyPair
+    agent: str
+    addrs: Callable[[], Sequence[str]]
+    protocols: Callable[[Connection], Sequence[str]]
+
+
+class IdentifyService:
+    """Describes this host to peers, and remembers how they describe themselves."""
 
     def __init__(
         self,
-        key_pair: KeyPair,
-        agent: str,
-        own_addrs: Callable[[], Sequence[str]],
-        protocols: Callable[[], Sequence[str]],
-        book: PeerBook,
+        own: OwnDescription,
+        peer_store: PeerStore,
         counters: Counters,
         *,
         timeout_s: float,
         on_identified: Callable[[PeerId], None],
     ) -> None:
-        self._key_pair = key_pair
-        self._public_key = key_pair.public_key.serialize()
-        self._agent = agent
-        self._own_addrs = own_addrs
-        self._protocols = protocols
-        self._book = book
+        self._own = own
+        self._public_key = own.key_pair.public_key.serialize()
+        self._peer_store = peer_store
         self._counters = counters
         self._timeout_s = timeout_s
         self._on_identified = on_identified
@@ -74,28 +80,28 @@ class Identify:
         """Tokens left at a time."""
 
     def message(self, connection: Connection) -> bytes:
-        """What we tell this peer, with its length prefix."""
-        own_addrs = tuple(self._own_addrs())
+        """The message for this peer, with its length prefix."""
+        own_addrs = tuple(self._own.addrs())
         addrs = [Multiaddr(parse_address(text).text).to_bytes() for text in own_addrs]
         observed = b""
         if connection.remote_addr:
             observed = Multiaddr(connection.remote_addr).to_bytes()
         body = IdentifyMessage(
             protocol_version="ipfs/0.1.0",
-            agent_version=self._agent,
+            agent_version=self._own.agent,
             public_key=self._public_key,
             listen_addrs=addrs,
             observed_addr=observed,
-            protocols=list(self._protocols()),
+            protocols=list(self._own.protocols(connection)),
             signedPeerRecord=self._signed_record(own_addrs),
         ).SerializeToString()
-        return encode_message(body)
+        return encode_length_prefixed(body)
 
     def _signed_record(self, own_addrs: tuple[str, ...]) -> bytes:
         if self._record is None or self._record[0] != own_addrs:
-            peer = ID.from_pubkey(self._key_pair.public_key)
+            peer = ID.from_pubkey(self._own.key_pair.public_key)
             record = PeerRecord(peer, [Multiaddr(parse_address(text).text) for text in own_addrs])
-            self._record = (own_addrs, seal_record(record, self._key_pair.private_key).marshal_envelope())
+            self._record = (own_addrs, seal_record(record, self._own.key_pair.private_key).marshal_envelope())
         return self._record[1]
 
     async def serve(self, stream: ByteStream) -> None:
@@ -104,7 +110,7 @@ class Identify:
         await stream.close()
 
     async def serve_push(self, stream: ByteStream) -> None:
-        """Take what a peer pushes, unless it pushes all the time."""
+        """Take a pushed message, unless the peer pushes too often."""
         now = trio.current_time()
         tokens, since = self._pushes.get(stream.connection, (_PUSHES_BURST, now))
         tokens = min(_PUSHES_BURST, tokens + (now - since) * _PUSHES_PER_S)
@@ -132,8 +138,8 @@ class Identify:
                 logger.debug("identify of %s: %s", connection.peer, error)
 
     async def push(self, connection: Connection) -> None:
-        """Tell the peer what changed. A failure is counted, never raised."""
-        known = self._book.protocols(connection.peer)
+        """Send the peer our present description. A failure is counted, never raised."""
+        known = self._peer_store.protocols(connection.peer)
         if known and IDENTIFY_PUSH not in known:
             return
         try:
@@ -149,7 +155,7 @@ class Identify:
     async def _take(self, stream: ByteStream) -> None:
         try:
             with trio.fail_after(self._timeout_s):
-                body = await read_message(stream, MESSAGE_BYTES_MAX)
+                body = await read_length_prefixed(stream, MESSAGE_BYTES_MAX)
         except trio.TooSlowError:
             raise RequestTimeoutError(f"no identify message within {self._timeout_s:g} s") from None
         message = IdentifyMessage()
@@ -160,9 +166,24 @@ class Identify:
         if not stream.connection.is_closed:
             self._remember(stream.connection.peer, message)
 
+    def _checked_record(self, peer: PeerId, envelope: bytes) -> bytes:
+        """The envelope when its record is the peer's own and holds, else b""."""
+        if not envelope:
+            return b""
+        try:
+            open_signed_record(envelope, peer)
+        except ProtocolError as error:
+            self._counters.add("identify_signed_record_refused")
+            logger.debug("the signed record of %s is not kept: %s", peer, error)
+            return b""
+        return envelope
+
     def _remember(self, peer: PeerId, message: IdentifyMessage) -> None:
-        self._book.set_protocols(
-            peer, [name[:1024] for name in message.protocols[:PROTOCOLS_PER_PEER_MAX]], message.agent_version[:256]
+        self._peer_store.set_protocols(
+            peer,
+            [name[:1024] for name in message.protocols[:PROTOCOLS_PER_PEER_MAX]],
+            message.agent_version[:256],
+            self._checked_record(peer, message.signedPeerRecord),
         )
         addrs: list[str] = []
         for raw in message.listen_addrs[: 2 * ADDRS_PER_PEER_MAX]:
@@ -171,7 +192,7 @@ class Identify:
             except (ValueError, TypeError, KeyError, MultiaddrError) as error:
                 # Not an offence: other nodes listen on transports that are not spoken here.
                 logger.debug("address of %s not used: %s", peer, error)
-        self._book.add_addrs(peer, addrs[:ADDRS_PER_PEER_MAX], _ADDR_TTL_S)
+        self._peer_store.add_addrs(peer, addrs[:ADDRS_PER_PEER_MAX], _ADDR_TTL_S)
         self._on_identified(peer)
 
 

@@ -10,7 +10,7 @@ from dep2p.host.connections.connection import PeerConnection
 from dep2p.host.connections.identify import PING, PING_BYTES
 from dep2p.host.interface import ByteStream
 
-logger = logging.getLogger("dep2p.host")
+logger: logging.Logger = logging.getLogger("dep2p.host")
 
 
 async def watch(connection: PeerConnection) -> None:
@@ -28,7 +28,7 @@ async def watch(connection: PeerConnection) -> None:
                     sent_s = trio.current_time()
                 alive = await _probe(stream)
             except ProtocolNotSupportedError:
-                connection.counters.add("liveness_not_supported")
+                connection.count("liveness_not_supported")
                 logger.debug("%r does not answer pings: only its own end will be noticed", connection)
                 return
             except (RequestTimeoutError, StreamClosedError) as error:
@@ -36,7 +36,7 @@ async def watch(connection: PeerConnection) -> None:
         if connection.is_closed:
             return
         if not alive:
-            connection.counters.add("liveness_lost")
+            connection.count("liveness_lost")
             connection.abort(failure)
             return
         connection.set_rtt(trio.current_time() - sent_s)

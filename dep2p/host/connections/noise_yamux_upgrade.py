@@ -87,7 +87,7 @@ class HardenedUpgrader(TransportUpgrader):
     async def upgrade_security(
         self, raw_conn: IRawConnection, is_initiator: bool, peer_id: ID | None = None
     ) -> ISecureConn:
-        """Raises SecurityUpgradeFailure, for another peer than ``peer_id`` too."""
+        """Secure a connection. Raises SecurityUpgradeFailure, for another peer than ``peer_id`` too."""
         if is_initiator and peer_id is None:
             raise ValueError("an outbound connection needs the id of the peer that it is to")
         done = False
@@ -101,16 +101,16 @@ class HardenedUpgrader(TransportUpgrader):
                 done = True
                 return session
             except _FAILURES as error:
-                self._tell("security_failed")
+                self._report("security_failed")
                 raise SecurityUpgradeFailure(f"no secure connection: {error}") from error
             finally:
                 if not done:
                     await _close(raw_conn)
-        self._tell("security_timeout")
+        self._report("security_timeout")
         raise SecurityUpgradeFailure(f"no secure connection within {self._limits.handshake_timeout_s:g} s")
 
     async def upgrade_connection(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
-        """Raises MuxerUpgradeFailure."""
+        """Multiplex a connection. Raises MuxerUpgradeFailure."""
         done = False
         with trio.move_on_after(self._limits.handshake_timeout_s):
             try:
@@ -121,12 +121,12 @@ class HardenedUpgrader(TransportUpgrader):
                 muxed.negotiated_security_protocol = noise.PROTOCOL_ID
                 return muxed
             except _FAILURES as error:
-                self._tell("muxer_failed")
+                self._report("muxer_failed")
                 raise MuxerUpgradeFailure(f"no multiplexed connection: {error}") from error
             finally:
                 if not done:
                     await _close(conn)
-        self._tell("muxer_timeout")
+        self._report("muxer_timeout")
         raise MuxerUpgradeFailure(f"no multiplexed connection within {self._limits.handshake_timeout_s:g} s")
 
     async def _agree(self, conn: IRawConnection | ISecureConn, protocol: str, is_initiator: bool) -> None:
@@ -138,7 +138,7 @@ class HardenedUpgrader(TransportUpgrader):
             await respond(stream, (protocol,), timeout_s=timeout_s)
         await stream.flush()
 
-    def _tell(self, event: str) -> None:
+    def _report(self, event: str) -> None:
         if self._on_event is not None:
             self._on_event(event)
 

@@ -1,4 +1,4 @@
-"""What the host remembers of peers: addresses with an expiry, and protocols; bounded; in a file when one is named."""
+"""The addresses of peers, each with an expiry, and their protocols: bounded, and kept in a file when one is named."""
 
 import logging
 import os
@@ -16,12 +16,12 @@ from dep2p.host.addresses import expect_peer
 from dep2p.host.counters import Counters
 from dep2p.types import Clock, PeerId, parse_peer_id
 
-logger = logging.getLogger("dep2p.host")
+logger: logging.Logger = logging.getLogger("dep2p.host")
 
 ADDRS_PER_PEER_MAX = 32
 PROTOCOLS_PER_PEER_MAX = 256
 PROTOCOLS_BYTES_PER_PEER_MAX = 16_384
-"""The names of a peer's protocols together; further ones are not remembered."""
+"""Bytes of the names of a peer's protocols together; further names are not remembered."""
 TTL_S_MAX = 30 * 86_400.0
 """No address is remembered for longer than 30 days without being named again."""
 _SCHEMA_VERSION = 1
@@ -33,14 +33,15 @@ CREATE TABLE IF NOT EXISTS addrs (
 
 
 @dataclass(slots=True)
-class _Entry:
+class _PeerEntry:
     addrs: dict[str, float] = field(default_factory=dict[str, float])
     """Address text without the peer id, to its expiry in wall-clock seconds."""
     protocols: tuple[str, ...] = ()
     agent: str = ""
+    signed_record: bytes = b""
 
 
-class PeerBook:
+class PeerStore:
     """Peers and their addresses, least recently named first; in memory, with `load` and `save` for a file."""
 
     def __init__(
@@ -57,12 +58,12 @@ class PeerBook:
         self._counters = counters
         self._now_s = wall_clock_s
         self._path = path
-        self._entries: OrderedDict[PeerId, _Entry] = OrderedDict()
+        self._entries: OrderedDict[PeerId, _PeerEntry] = OrderedDict()
         self._dirty = False
         self._pinned: dict[PeerId, None] = {}
 
     def pin(self, peer: PeerId) -> None:
-        """Never drop or expire what is known of this peer: it is wanted."""
+        """Never drop or expire the addresses of this peer."""
         self._pinned[peer] = None
 
     def unpin(self, peer: PeerId) -> None:
@@ -70,14 +71,14 @@ class PeerBook:
         self._pinned.pop(peer, None)
 
     def is_pinned(self, peer: PeerId) -> bool:
-        """Whether the peer is wanted."""
+        """Whether the peer is pinned."""
         return peer in self._pinned
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def add_addrs(self, peer: PeerId, addrs: Sequence[str], ttl_s: float) -> bool:
-        """Remember addresses; a malformed one, or one of somebody else, is dropped and counted. True if one is new."""
+        """Remember addresses; a malformed one, or one of another peer, is dropped and counted. True if one is new."""
         if peer == self._own_peer or not addrs:
             return False
         has_new = False
@@ -98,12 +99,12 @@ class PeerBook:
             self._dirty = True
         return has_new
 
-    def _touch(self, peer: PeerId) -> _Entry:
+    def _touch(self, peer: PeerId) -> _PeerEntry:
         entry = self._entries.get(peer)
         if entry is None:
-            entry = self._entries[peer] = _Entry()
+            entry = self._entries[peer] = _PeerEntry()
             if len(self._entries) > self._peers_max:
-                # The newest itself, when all others are wanted.
+                # The newest itself, when all others are pinned.
                 del self._entries[next((one for one in self._entries if one not in self._pinned), peer)]
                 self._counters.add("peerstore_peer_dropped_full")
         if peer in self._entries:
@@ -111,7 +112,7 @@ class PeerBook:
         return entry
 
     def addrs(self, peer: PeerId) -> list[str]:
-        """Addresses that have not expired, those that live longest first."""
+        """Return addresses that have not expired, those that live longest first."""
         entry = self._entries.get(peer)
         if entry is None:
             return []
@@ -120,11 +121,15 @@ class PeerBook:
         return [text for _, text in sorted(live)]
 
     def peers(self) -> list[PeerId]:
-        """Every peer with an entry, the least recently named first."""
+        """Return every peer with an entry, the least recently named first."""
         return list(self._entries)
 
-    def set_protocols(self, peer: PeerId, protocols: Sequence[str], agent: str) -> None:
-        """Record what a connected peer said in identify; `forget_protocols` is due when it is gone."""
+    def set_protocols(self, peer: PeerId, protocols: Sequence[str], agent: str, signed_record: bytes = b"") -> None:
+        """Record the protocols and software that a connected peer named in identify; call `forget_protocols` when it is
+        gone.
+
+        ``signed_record``: a checked one; empty keeps the earlier one.
+        """
         if peer == self._own_peer:
             return
         kept: list[str] = []
@@ -138,13 +143,14 @@ class PeerBook:
         entry = self._touch(peer)
         entry.protocols = tuple(kept)
         entry.agent = agent
+        entry.signed_record = signed_record or entry.signed_record
 
     def forget_protocols(self, peer: PeerId) -> None:
-        """The peer is not connected any more: what it speaks takes no room."""
+        """Forget the protocols of a peer that is not connected any more: they take no room."""
         entry = self._entries.get(peer)
         if entry is None:
             return
-        entry.protocols = ()
+        entry.protocols, entry.signed_record = (), b""
         if not entry.addrs and peer not in self._pinned:
             del self._entries[peer]
 
@@ -154,9 +160,14 @@ class PeerBook:
         return () if entry is None else entry.protocols
 
     def agent(self, peer: PeerId) -> str:
-        """The software that the peer named in identify."""
+        """Return the software that the peer named in identify."""
         entry = self._entries.get(peer)
         return "" if entry is None else entry.agent
+
+    def signed_record(self, peer: PeerId) -> bytes:
+        """Return the signed record that a connected peer sent in identify; b"" when it sent none that holds."""
+        entry = self._entries.get(peer)
+        return b"" if entry is None else entry.signed_record
 
     def expire(self) -> None:
         """Forget addresses past their time, and peers without any."""

@@ -1,4 +1,4 @@
-"""Keeps wanted peers connected: runs `ReconnectPolicy` on the clock and the dialler."""
+"""Keeps peers connected: runs `ReconnectPolicy` on the clock and the dialler."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -7,16 +7,16 @@ import trio
 
 from dep2p.errors import Dep2pError
 from dep2p.host.counters import Counters
-from dep2p.host.interface import HostEvent, PeerConnected, PeerDisconnected
+from dep2p.host.interface import HostEvent, PeerConnected, PeerDisconnected, PeerDiscovered
 from dep2p.host.scopes import new_scope
 from dep2p.protocols.timing.reconnect import ReconnectPolicy
 from dep2p.types import PeerId
 
-logger = logging.getLogger("dep2p.host")
+logger: logging.Logger = logging.getLogger("dep2p.host")
 
 
 class Reconnector:
-    """Dials wanted peers again whenever their last connection is gone."""
+    """Dials the peers to keep again whenever their last connection is gone."""
 
     def __init__(
         self,
@@ -34,13 +34,13 @@ class Reconnector:
 
     def keep_connected(self, peer: PeerId) -> None:
         """Dial the peer now if need be, and again with back-off whenever it is lost."""
-        if self._policy.want(peer, trio.current_time(), connected=self._is_connected(peer)):
+        if self._policy.add(peer, trio.current_time(), connected=self._is_connected(peer)):
             self._changed.set()
         else:
             self._counters.add("keep_connected_refused_peers_known_max")
 
     def forget(self, peer: PeerId) -> None:
-        """Stop that, and an attempt in progress."""
+        """Stop keeping the peer connected, and end an attempt in progress."""
         self._policy.forget(peer)
         scope = self._trying.pop(peer, None)
         if scope is not None:
@@ -54,16 +54,16 @@ class Reconnector:
             if event.last:
                 self._policy.disconnected(event.connection.peer, trio.current_time())
                 self._changed.set()
-        else:
+        elif isinstance(event, PeerDiscovered):
             self.hint(event.peer)
 
     def hint(self, peer: PeerId) -> None:
-        """New addresses are known."""
+        """Use new addresses of the peer."""
         self._policy.hint(peer, trio.current_time())
         self._changed.set()
 
     async def run(self) -> None:
-        """Dial what is due, until cancelled."""
+        """Dial the peers that are due, until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 for peer in self._policy.due(trio.current_time()):

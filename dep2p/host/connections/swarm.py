@@ -4,36 +4,40 @@ cancellation can leave a slot taken."""
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
 import trio
+from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.exceptions import IOException
 
 from dep2p.errors import StreamClosedError
 from dep2p.host.connections import liveness
-from dep2p.host.connections.connection import Muxer, PeerConnection
+from dep2p.host.connections.circuit_limit import circuit_limit_of
+from dep2p.host.connections.connection import ConnectionContext, PeerConnection, Upgraded
+from dep2p.host.connections.duplicates import Duplicates
+from dep2p.host.connections.identify import ping
+from dep2p.host.connections.protocol_gates import ProtocolGates
 from dep2p.host.connections.upgrade import UpgradeError, upgrade_inbound
 from dep2p.host.counters import Counters
 from dep2p.host.interface import Direction, HostEvent, PeerConnected, PeerDisconnected, StreamHandler
+from dep2p.host.resources.ledger import Ledger
+from dep2p.host.resources.turns import Turns
 from dep2p.host.scopes import new_scope, shielded
 from dep2p.limits import Limits
+from dep2p.outside_text import one_line
 from dep2p.types import PeerId
 
 if TYPE_CHECKING:
     from libp2p.transport.upgrader import TransportUpgrader
 
-logger = logging.getLogger("dep2p.host")
+logger: logging.Logger = logging.getLogger("dep2p.host")
+R = TypeVar("R", bound=ReadWriteCloser)
 
-
+_COMPLAIN_INTERVAL_S = 60
 UNPROTECTED_S = 30.0
-"""How long a connection that nobody protects keeps its place when others need one: a few tries of a realm handshake.
-Without it, whoever holds idle connections from enough identities, or is named by discovery often enough, takes all."""
-
-
-class RawTransport(Protocol):
-    """What is accepted or dialled before its upgrade: py-libp2p's ``ReadWriteCloser``."""
-
-    async def close(self) -> None: ...
+"""How long an unprotected connection keeps its place when others need one: a few tries of a realm handshake.
+Without it, a peer that holds idle connections from enough identities, or that discovery names often, takes all."""
 
 
 class Swarm:
@@ -46,25 +50,39 @@ class Swarm:
         limits: Limits,
         counters: Counters,
         *,
-        is_wanted: Callable[[PeerId], bool],
+        is_pinned: Callable[[PeerId], bool],
     ) -> None:
         self.own_peer = own_peer
         self.upgrader = upgrader
         self.limits = limits
         self.counters = counters
-        self._is_wanted = is_wanted
+        self._is_pinned = is_pinned
         self.handlers: dict[str, StreamHandler] = {}
+        self.gates = ProtocolGates(self.handlers)
+        self.ledger = Ledger(limits, self._on_resource_event)
+        self._context = ConnectionContext(
+            limits=limits,
+            counters=counters,
+            handlers=self.handlers,
+            gates=self.gates,
+            on_end=self._ended,
+            watch=liveness.watch,
+            ledger=self.ledger,
+            turns=Turns(),
+        )
         self.nursery: trio.Nursery | None = None
         self._connections: dict[PeerId, list[PeerConnection]] = {}
         self._total = 0
         self._pending: OrderedDict[int, trio.CancelScope] = OrderedDict()
         self._next_pending = 0
+        self._complain_s: dict[str, float] = {}
         self._subscribers: dict[int, Callable[[HostEvent], None]] = {}
         self._next_subscriber = 0
         self._idle = trio.Event()
-        self.closing = False
+        self.closing: bool = False
+        self._duplicates: Duplicates[PeerConnection] = Duplicates(own_peer, _probe, self.emit, counters.add)
 
-    # Looking
+    # Look-ups
 
     def connections(self, peer: PeerId | None = None) -> list[PeerConnection]:
         """Live connections, oldest first."""
@@ -73,9 +91,11 @@ class Swarm:
         return sorted((one for some in self._connections.values() for one in some), key=lambda one: one.id)
 
     def live(self, peer: PeerId) -> PeerConnection | None:
-        """The oldest live connection to a peer."""
+        """The live connection to a peer that is to be used; see `Duplicates`."""
         found = self._connections.get(peer)
-        return found[0] if found else None
+        if not found:
+            return None
+        return next((one for one in found if not one.is_superseded), found[-1])
 
     @property
     def total(self) -> int:
@@ -89,6 +109,13 @@ class Swarm:
 
     # Events
 
+    def _on_resource_event(self, counter: str, text: str) -> None:
+        self.counters.add(counter)
+        now_s = trio.current_time()
+        if now_s >= self._complain_s.get(counter, now_s):  # an attack would fill the log
+            self._complain_s[counter] = now_s + _COMPLAIN_INTERVAL_S
+            logger.warning("%s; counted as host_%s, logged once in %d s", one_line(text), counter, _COMPLAIN_INTERVAL_S)
+
     def subscribe(self, on_event: Callable[[HostEvent], None]) -> Callable[[], None]:
         key = self._next_subscriber
         self._next_subscriber += 1
@@ -96,7 +123,7 @@ class Swarm:
         return lambda: void(self._subscribers.pop(key, None))
 
     def emit(self, event: HostEvent) -> None:
-        """Tell every subscriber; one that raises is logged and does not stop the others."""
+        """Notify every subscriber; one that raises is logged and does not stop the others."""
         for on_event in list(self._subscribers.values()):
             try:
                 on_event(event)
@@ -112,22 +139,22 @@ class Swarm:
         return self._total >= (most if direction == "outbound" else most - most // 8)
 
     def _replaceable(self) -> PeerConnection | None:
-        """The oldest connection that has had time to prove of use to somebody, and is not."""
+        """The oldest connection that has had time to become protected or pinned, and is neither."""
         latest_s = trio.current_time() - UNPROTECTED_S
         idle = [
             one
             for some in self._connections.values()
             for one in some
-            if one.opened_at_s <= latest_s and not one.protected_by and not self._is_wanted(one.peer)
+            if one.opened_at_s <= latest_s and not one.protected_by and not self._is_pinned(one.peer)
         ]
         return min(idle, key=lambda one: one.opened_at_s, default=None)
 
-    def admit(self, muxer: Muxer, peer: PeerId, direction: Direction, remote_addr: str) -> PeerConnection:
+    def admit(self, upgraded: Upgraded, direction: Direction, remote_addr: str) -> PeerConnection:
         """Take an upgraded connection into the table and start serving it.
 
         Raises StreamClosedError when a limit refuses it or the host is closing; the caller closes the muxer then.
         """
-        nursery = self.nursery
+        nursery, peer = self.nursery, upgraded.peer
         if nursery is None or self.closing:
             raise StreamClosedError("the host is closing")
         if peer == self.own_peer:
@@ -145,28 +172,24 @@ class Swarm:
         if self._is_full(direction):
             self.counters.add(f"{direction}_refused_connections_max")
             raise StreamClosedError(f"this host has {self._total} connections, its limit (connections_max)")
-        same_peer = self._connections.get(peer, ())
-        if len(same_peer) >= self.limits.connections_per_peer_max:
-            self.counters.add(f"{direction}_refused_connections_per_peer_max")
-            raise StreamClosedError(
-                f"this host has {len(same_peer)} connections to {peer}, its limit (connections_per_peer_max)"
-            )
-        connection = PeerConnection(
-            muxer,
-            peer,
-            direction,
-            remote_addr,
-            limits=self.limits,
-            counters=self.counters,
-            handlers=self.handlers,
-            on_end=self._ended,
-            watch=liveness.watch,
-        )
+        while len(self._connections.get(peer, ())) >= self.limits.connections_per_peer_max:
+            # A peer that restarts again and again has left dead ones behind: the newest is the one that it uses.
+            self.counters.add("connections_replaced_per_peer_max")
+            self._connections[peer][0].abort("the peer has opened more connections than connections_per_peer_max")
+        if upgraded.limit is not None and upgraded.limit.is_narrow:
+            self.counters.add(f"{direction}_connections_limited")
+            logger.info("the relay of the connection with %s carries %s: no pub/sub over it", peer, upgraded.limit)
+        others = self.connections(peer)
+        connection = PeerConnection(upgraded, direction, remote_addr, self._context)
         nursery.start_soon(connection.run)
         self._connections.setdefault(peer, []).append(connection)
         self._total += 1
         self.counters.add(f"{direction}_connections")
+        if others:
+            self._duplicates.admitted(connection, others)
         self.emit(PeerConnected(connection))
+        if others:
+            nursery.start_soon(self._duplicates.settle, connection, others)
         return connection
 
     def _ended(self, connection: PeerConnection, reason: str) -> None:
@@ -182,17 +205,18 @@ class Swarm:
             self._idle = trio.Event()
         logger.debug("connection %d to %s ended: %s", connection.id, connection.peer, reason)
         self.emit(PeerDisconnected(connection, not same_peer, reason))
+        self._duplicates.ended(same_peer)
 
     # Inbound
 
-    async def accept(self, raw: Any, remote_addr: str, prepare: Callable[[Any], Awaitable[Any]] | None) -> None:
+    async def accept(self, raw: R, remote_addr: str, prepare: Callable[[R], Awaitable[ReadWriteCloser]] | None) -> None:
         """Upgrade one inbound transport connection and admit it. Never raises for what the remote does."""
         if self.closing or (self._is_full("inbound") and self._replaceable() is None):
             self.counters.add("inbound_refused_connections_max")
             await self._close_raw(raw)
             return
         if len(self._pending) >= self.limits.connections_inbound_pending_max:
-            # Those who hold a socket open in silence must not lock out who comes next: the oldest has had its time.
+            # Peers that hold sockets open in silence must not lock out the next one: the oldest has had its time.
             _, oldest = self._pending.popitem(last=False)
             oldest.cancel()
             self.counters.add("inbound_dropped_pending_max")
@@ -205,10 +229,11 @@ class Swarm:
                 try:
                     ready = raw if prepare is None else await prepare(raw)
                     upgraded = await upgrade_inbound(self.upgrader, ready)
+                    upgraded = replace(upgraded, limit=circuit_limit_of(ready))
                 finally:
                     in_time = self._pending.pop(key, None) is not None
                 try:
-                    self.admit(upgraded.muxer, upgraded.peer, "inbound", remote_addr)
+                    self.admit(upgraded, "inbound", remote_addr)
                     admitted = True
                 except StreamClosedError as error:
                     logger.debug("inbound connection of %s refused: %s", upgraded.peer, error)
@@ -219,7 +244,7 @@ class Swarm:
             self.counters.add("inbound_handshake_failed")
             logger.debug("inbound connection from %s: %s", remote_addr, error)
         except Exception:
-            # Whatever a library lets pass: one connection must not end the listener, and with it the host.
+            # Whatever exception a library lets pass: one connection must not end the listener, and with it the host.
             if not self.counters["inbound_crashed"]:
                 logger.exception("an inbound connection from %s failed in an unexpected way", remote_addr)
             self.counters.add("inbound_crashed")
@@ -227,7 +252,7 @@ class Swarm:
             if not admitted:
                 await self._close_raw(raw)
 
-    async def _close_raw(self, raw: Any) -> None:
+    async def _close_raw(self, raw: ReadWriteCloser) -> None:
         with shielded(self.limits.close_timeout_s):
             try:
                 await raw.close()
@@ -246,6 +271,10 @@ class Swarm:
                 for connection in self.connections():
                     connection.end(reason)
                     nursery.start_soon(connection.close)
+
+
+async def _probe(connection: PeerConnection, within_s: float) -> None:
+    await ping(connection, timeout_s=within_s)
 
 
 def void(_value: object) -> None:

@@ -1,1 +1,1 @@
-"""discovery."""
+"""The sources of peer addresses."""

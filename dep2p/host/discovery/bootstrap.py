@@ -30,5 +30,5 @@ class BootstrapDiscovery:
             if peer != host.peer_id:
                 emit(peer, addrs)
                 host.add_addrs(peer, addrs, ttl_s=_TTL_S)
-                host.keep_connected(peer)
+                host.keep_connected(peer, self.name)
         await trio.sleep_forever()

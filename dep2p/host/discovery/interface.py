@@ -2,21 +2,21 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
 from dep2p.host.counters import Counters
 from dep2p.host.interface import Connection, HostEvent
+from dep2p.protocols.timing.backoff import Backoff
 from dep2p.types import PeerId
 
 if TYPE_CHECKING:
     from dep2p.host.discovery.libp2p_adapter import FacadeHost
 
-logger = logging.getLogger("dep2p.host")
+logger: logging.Logger = logging.getLogger("dep2p.host")
 
-RETRY_INITIAL_S = 1.0
-RETRY_MAX_S = 300.0
+_BACKOFF = Backoff(first_s=1.0, max_s=300.0)
 _STEADY_S = 60.0
 
 Emit = Callable[[PeerId, Sequence[str]], None]
@@ -24,7 +24,7 @@ Emit = Callable[[PeerId, Sequence[str]], None]
 
 
 class HostView(Protocol):
-    """What a source may use of the host."""
+    """The part of the host that a source may use."""
 
     @property
     def peer_id(self) -> PeerId: ...
@@ -41,7 +41,7 @@ class HostView(Protocol):
 
     def addrs(self, peer: PeerId) -> list[str]: ...
 
-    def keep_connected(self, peer: PeerId) -> None: ...
+    def keep_connected(self, peer: PeerId, by: str) -> None: ...
 
     def facade(self) -> "FacadeHost":
         """This host as py-libp2p's protocols want it."""
@@ -53,32 +53,19 @@ class Discovery(Protocol):
 
     @property
     def name(self) -> str:
-        """For counters, logs and PeerDiscovered.source."""
+        """The name of the source, for counters, logs and PeerDiscovered.source."""
         ...
 
     async def run(self, host: HostView, emit: Emit) -> None:
-        """Find peers until cancelled. What it raises is logged and counted, and it is run again with back-off."""
-        ...
-
-
-@runtime_checkable
-class NamespaceDiscovery(Protocol):
-    """A source that can also announce this host under a name, and look one up; both while `Discovery.run` runs."""
-
-    async def advertise(self, namespace: str) -> None:
-        """Announce this host under ``namespace`` once. Raises PeerNotFoundError when nobody takes it."""
-        ...
-
-    async def find(self, namespace: str) -> dict[PeerId, list[str]]:
-        """Peers announced under ``namespace`` and their addresses."""
+        """Find peers until cancelled. Its errors are logged and counted, and it is run again with back-off."""
         ...
 
 
 async def run_source(source: Discovery, host: HostView, emit: Emit, counters: Counters) -> None:
     """Run one source for as long as the host lives."""
-    delay_s = RETRY_INITIAL_S
+    failures = 0
     while True:
-        started_s = trio.current_time()
+        started_s, delay_s = trio.current_time(), _BACKOFF.after(failures + 1)
         try:
             await source.run(host, emit)
             logger.warning("the discovery source %s ended; it is started again in %g s", source.name, delay_s)
@@ -87,6 +74,6 @@ async def run_source(source: Discovery, host: HostView, emit: Emit, counters: Co
             logger.warning("the discovery source %s failed (%r); tried again in %g s", source.name, error, delay_s)
             counters.add(f"discovery_{source.name}_failed")
         if trio.current_time() - started_s > _STEADY_S:
-            delay_s = RETRY_INITIAL_S
-        await trio.sleep(delay_s)
-        delay_s = min(RETRY_MAX_S, 2 * delay_s)
+            failures = 0
+        failures += 1
+        await trio.sleep(_BACKOFF.after(failures))

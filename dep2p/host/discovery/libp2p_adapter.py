@@ -1,12 +1,14 @@
-"""This host as py-libp2p's protocols want it: the DHT and rendezvous run over our streams through these adapters.
+"""Adapters through which py-libp2p's DHT and rendezvous run over our streams: to them, this host looks like py-libp2p's
+own.
 
 Only what those protocols call is here. They get errors of py-libp2p's kinds, and an address book that is a bounded view
 of ours.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import cast
 
+from libp2p.abc import IHost
 from libp2p.crypto.keys import KeyPair, PrivateKey, PublicKey
 from libp2p.network.stream.exceptions import StreamClosed, StreamReset
 from libp2p.peer.envelope import Envelope
@@ -17,11 +19,8 @@ from multiaddr import Multiaddr
 
 from dep2p.errors import Dep2pError, StreamClosedError
 from dep2p.host.connections.peerstore import ADDRS_PER_PEER_MAX
-from dep2p.host.interface import ByteStream, Connection
+from dep2p.host.interface import ByteStream, Connection, Host
 from dep2p.types import PeerId
-
-if TYPE_CHECKING:
-    from dep2p.host.host import LibP2PHost
 
 _STORE_PEERS_MAX = 2_048
 
@@ -48,16 +47,16 @@ class FacadeStream:
 
     def __init__(self, stream: ByteStream) -> None:
         self.stream = stream
-        self.muxed_conn = FacadeConnection(stream.connection)
+        self.muxed_conn: FacadeConnection = FacadeConnection(stream.connection)
 
     def get_protocol(self) -> str:
         return self.stream.protocol
 
     def set_protocol(self, protocol_id: str) -> None:
-        """Negotiated already."""
+        """Do nothing: the protocol is negotiated already."""
 
     async def read(self, n: int | None = None) -> bytes:
-        """Up to ``n`` bytes; b"" at the end, which message readers tell from a failure. Raises StreamReset."""
+        """Return up to ``n`` bytes; b"" at the end, which message readers tell from a failure. Raises StreamReset."""
         if n == 0:
             return b""
         try:
@@ -87,7 +86,7 @@ class FacadeStream:
 class FacadeStore(PeerStore):
     """A peer store for py-libp2p's protocols: bounded, filled from our book and feeding it."""
 
-    def __init__(self, host: "LibP2PHost") -> None:
+    def __init__(self, host: Host) -> None:
         super().__init__()
         self._host = host
 
@@ -104,19 +103,19 @@ class FacadeStore(PeerStore):
         addrs = addrs[:ADDRS_PER_PEER_MAX]
         known = self.peer_data_map.get(peer_id)
         if known is not None and len(known.get_addrs()) + len(addrs) > ADDRS_PER_PEER_MAX:
-            known.clear_addrs()  # upstream keeps every address that anybody ever named
+            known.clear_addrs()  # upstream keeps every address that any peer ever named
         super().add_addrs(peer_id, addrs, ttl)
         self._host.add_addrs(PeerId(str(peer_id)), [str(addr) for addr in addrs], ttl_s=float(ttl))
 
     def consume_peer_record(self, envelope: Envelope, ttl: int) -> bool:
-        # Held per peer and never evicted upstream; nothing here needs them, addresses come with the messages as well.
-        return True
+        # Held per peer and never evicted upstream. `DhtStream` takes them out of messages, so none comes here.
+        return False
 
 
 class FacadeNetwork:
     """The part of ``INetworkService`` that py-libp2p's protocols look at."""
 
-    def __init__(self, host: "LibP2PHost") -> None:
+    def __init__(self, host: Host) -> None:
         self._host = host
 
     @property
@@ -129,13 +128,23 @@ class FacadeNetwork:
 
 
 class FacadeHost:
-    """py-libp2p's ``IHost`` over a `LibP2PHost`."""
+    """py-libp2p's ``IHost`` over a `Host`."""
 
-    def __init__(self, host: "LibP2PHost", key_pair: KeyPair) -> None:
+    def __init__(self, host: Host, key_pair: KeyPair) -> None:
         self._host = host
         self._key_pair = key_pair
         self._store = FacadeStore(host)
         self._network = FacadeNetwork(host)
+        self.stream_types: dict[str, type[FacadeStream]] = {}
+        """Protocols whose streams are more than a `FacadeStream`."""
+
+    def as_libp2p_host(self) -> IHost:
+        """Return the same object under py-libp2p's type: it has the methods that the DHT and rendezvous call, not all
+        of ``IHost``."""
+        return cast(IHost, self)
+
+    def _facade_stream(self, stream: ByteStream) -> FacadeStream:
+        return self.stream_types.get(stream.protocol, FacadeStream)(stream)
 
     def get_id(self) -> ID:
         return ID.from_string(self._host.peer_id)
@@ -162,23 +171,23 @@ class FacadeHost:
         return [ID.from_string(peer) for peer in dict.fromkeys(one.peer for one in self._host.connections())]
 
     async def connect(self, peer_info: PeerInfo) -> None:
-        """Raises StreamClosed when no address answers."""
+        """Dial the peer. Raises StreamClosed when no address answers."""
         try:
             await self._host.dial(PeerId(str(peer_info.peer_id)), [str(addr) for addr in peer_info.addrs])
         except Dep2pError as error:
             raise StreamClosed(str(error)) from error
 
-    async def new_stream(self, peer_id: ID, protocol_ids: Sequence[str]) -> Any:
+    async def new_stream(self, peer_id: ID, protocol_ids: Sequence[str]) -> FacadeStream:
         """Dial if need be and open a stream. Raises StreamClosed."""
         try:
             connection = await self._host.dial(PeerId(str(peer_id)))
-            return FacadeStream(await connection.open_stream(str(protocol_ids[0])))
+            return self._facade_stream(await connection.open_stream(str(protocol_ids[0])))
         except Dep2pError as error:
             raise StreamClosed(str(error)) from error
 
-    def set_stream_handler(self, protocol_id: str, stream_handler: Callable[[Any], Awaitable[None]]) -> None:
+    def set_stream_handler(self, protocol_id: str, stream_handler: Callable[[FacadeStream], Awaitable[None]]) -> None:
         async def handle(stream: ByteStream) -> None:
-            await stream_handler(FacadeStream(stream))
+            await stream_handler(self._facade_stream(stream))
 
         self._host.set_stream_handler(str(protocol_id), handle)
 

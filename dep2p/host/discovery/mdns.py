@@ -1,4 +1,4 @@
-"""mDNS on the local network, as https://github.com/libp2p/specs/blob/master/discovery/mdns.md says, by zeroconf."""
+"""mDNS on the local network by https://github.com/libp2p/specs/blob/master/discovery/mdns.md, with zeroconf."""
 
 import logging
 import secrets
@@ -13,7 +13,7 @@ from dep2p.host.addresses import parse_address
 from dep2p.host.discovery.interface import Emit, HostView
 from dep2p.types import PeerId
 
-logger = logging.getLogger("dep2p.host")
+logger: logging.Logger = logging.getLogger("dep2p.host")
 
 SERVICE = "_p2p._udp.local."
 _TXT_BYTES_MAX = 255
@@ -24,7 +24,7 @@ _REFRESH_S = 5.0
 
 
 class MdnsDiscovery:
-    """Announces this host on the local network and hears of others. zeroconf runs in threads of its own."""
+    """Announces this host on the local network and finds others. zeroconf runs in threads of its own."""
 
     name = "mdns"
 
@@ -46,7 +46,7 @@ class MdnsDiscovery:
                 await trio.to_thread.run_sync(zeroconf.close)
 
     async def _announce(self, zeroconf: Zeroconf, host: HostView) -> None:
-        """Keep the announced addresses those that are listened on."""
+        """Keep the announced addresses equal to those that the host listens on."""
         name = secrets.token_hex(16)
         announced: list[str] = []
         info: ServiceInfo | None = None
@@ -77,11 +77,11 @@ class _Listener(ServiceListener):
             if key.startswith(b"dnsaddr") and value
         ]
         try:
-            self._token.run_sync_soon(self._tell, texts)
+            self._token.run_sync_soon(self._report, texts)
         except trio.RunFinishedError:
-            logger.debug("mDNS heard of %s after the end", name)
+            logger.debug("mDNS heard of %r after the end", name)
 
-    def _tell(self, texts: list[str]) -> None:
+    def _report(self, texts: list[str]) -> None:
         try:
             self._found.send_nowait(texts)
         except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
@@ -91,7 +91,7 @@ class _Listener(ServiceListener):
         self.add_service(zc, type_, name)
 
     def remove_service(self, zc: Zeroconf, type_: str, name: str) -> None:
-        """Addresses expire by themselves."""
+        """Do nothing: addresses expire by themselves."""
 
 
 def _suits(text: str) -> bool:

@@ -8,12 +8,12 @@ import trio
 from dep2p.host.discovery.interface import Emit
 from dep2p.types import PeerId
 
-logger = logging.getLogger("dep2p.host")
+logger: logging.Logger = logging.getLogger("dep2p.host")
 
 DEFAULT_NAMESPACE = "dep2p"
 ROUND_S = 60.0
 _FIRST_ROUNDS_S = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""A node that starts together with others finds them soon."""
+"""Seconds between the first rounds: a node that starts together with others finds them soon."""
 
 
 async def run_rounds(
@@ -23,7 +23,7 @@ async def run_rounds(
     emit: Emit,
     wake: Callable[[], trio.Event],
 ) -> None:
-    """Advertise and find each namespace in turn, for ever; sooner when ``wake()`` is set. Raises what those raise."""
+    """Advertise and find each namespace in turn, forever; sooner when ``wake()`` is set. Raises what those raise."""
     count = 0
     while True:
         for namespace in namespaces():

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import trio
 from libp2p.discovery.rendezvous.client import RendezvousClient
@@ -18,7 +17,7 @@ from dep2p.host.discovery.interface import Emit, HostView
 from dep2p.host.discovery.namespaces import DEFAULT_NAMESPACE, run_rounds
 from dep2p.types import PeerId
 
-logger = logging.getLogger("dep2p.host")
+logger: logging.Logger = logging.getLogger("dep2p.host")
 
 _TTL_S = 7_200
 _POINT_TTL_S = 30 * 86_400.0
@@ -46,10 +45,10 @@ class RendezvousDiscovery:
 
     async def run(self, host: HostView, emit: Emit) -> None:
         self._own_peer = host.peer_id
-        facade: Any = host.facade()
+        libp2p_host = host.facade().as_libp2p_host()
         for peer, addrs in self._points.items():
             host.add_addrs(peer, addrs, ttl_s=_POINT_TTL_S)
-        self._clients = [RendezvousClient(facade, ID.from_string(peer)) for peer in self._points]
+        self._clients = [RendezvousClient(libp2p_host, ID.from_string(peer)) for peer in self._points]
         try:
             await run_rounds(lambda: list(self._namespaces), self.advertise, self.find, emit, lambda: self._never)
         finally:
@@ -72,7 +71,7 @@ class RendezvousDiscovery:
             )
 
     async def find(self, namespace: str) -> dict[PeerId, list[str]]:
-        """Peers registered at any point, without this host."""
+        """Return the peers registered at any point, without this host."""
         found: dict[PeerId, list[str]] = {}
         for client in self._clients:
             try:
@@ -88,7 +87,7 @@ class RendezvousDiscovery:
 
 
 class _BoundedService(RendezvousService):
-    """py-libp2p's server bounds registrations per namespace, but not namespaces."""
+    """A rendezvous service that also bounds namespaces: py-libp2p's server bounds only registrations per namespace."""
 
     def _handle_register(self, peer_id: ID, register_msg: Message.Register) -> Message:
         if register_msg.ns not in self.registrations and len(self.registrations) >= _NAMESPACES_MAX:
@@ -105,9 +104,9 @@ class RendezvousServer:
     name = "rendezvous_server"
 
     async def run(self, host: HostView, emit: Emit) -> None:
-        facade: Any = host.facade()
-        _BoundedService(facade)
+        libp2p_host = host.facade().as_libp2p_host()
+        _BoundedService(libp2p_host)
         try:
             await trio.sleep_forever()
         finally:
-            facade.remove_stream_handler(RENDEZVOUS_PROTOCOL)
+            libp2p_host.remove_stream_handler(RENDEZVOUS_PROTOCOL)

@@ -18,10 +18,10 @@ TAG_BYTES = 16
 MESSAGE_BYTES_MAX = 65_535
 PLAINTEXT_BYTES_MAX = MESSAGE_BYTES_MAX - TAG_BYTES
 WIRE_BYTES_MAX = LENGTH_BYTES + MESSAGE_BYTES_MAX
-"""One message with its length, as sent."""
+"""Bytes of one message with its length, as sent."""
 KEY_BYTES = 32
 NONCE_MAX = 2**64 - 1
-"""Reserved by the specification; reaching it ends the connection."""
+"""The nonce that the specification reserves; reaching it ends the connection."""
 
 Readable: TypeAlias = bytes | bytearray | memoryview
 OnPlaintext: TypeAlias = Callable[[memoryview], None]
@@ -35,10 +35,10 @@ class NoiseSealer:
 
     def __init__(self, key: bytes) -> None:
         self._cipher = ChaCha20Poly1305(key)
-        self.nonce = 0
+        self.nonce: int = 0
 
     def seal(self, plaintext: Readable) -> bytes:
-        """Wire bytes of any amount of plaintext; b"" for none.
+        """Return the wire bytes of any amount of plaintext; b"" for none.
 
         Raises ProtocolError when the nonces are used up.
         """
@@ -57,7 +57,7 @@ class NoiseSealer:
         )
 
     def seal_into(self, plaintext: Readable, out: memoryview) -> int:
-        """Write one message (at most PLAINTEXT_BYTES_MAX of plaintext) to the start of ``out``; returns its wire bytes.
+        """Write one message (at most PLAINTEXT_BYTES_MAX of plaintext) to the start of ``out``; return its wire bytes.
 
         Raises ProtocolError when the nonces are used up.
         """
@@ -74,22 +74,27 @@ class NoiseSealer:
 
 
 class NoiseOpener:
-    """Decrypts one direction. Any split of the same bytes gives the same plaintext and the same error."""
+    """Decrypts one direction. The same bytes give the same plaintext and the same error however they are split."""
 
     __slots__ = ("_cipher", "_rest", "nonce")
 
     def __init__(self, key: bytes) -> None:
         self._cipher = ChaCha20Poly1305(key)
         self._rest = bytearray()  # the start of a message whose end has not arrived; less than one message
-        self.nonce = 0
+        self.nonce: int = 0
 
     @property
     def is_between_messages(self) -> bool:
         """False when a message has arrived in part."""
         return not self._rest
 
+    @property
+    def incomplete_bytes(self) -> int:
+        """Kept bytes of a message that has arrived in part."""
+        return len(self._rest)
+
     def feed(self, data: memoryview, scratch: memoryview, on_plaintext: OnPlaintext) -> None:
-        """Take wire bytes; what they complete goes through ``scratch`` to ``on_plaintext``.
+        """Take wire bytes; the plaintext of each complete message goes through ``scratch`` to ``on_plaintext``.
 
         ``scratch`` holds PLAINTEXT_BYTES_MAX or more.
 

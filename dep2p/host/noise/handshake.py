@@ -1,32 +1,72 @@
 """The Noise XX handshake of libp2p without I/O: messages in, messages out, keys and the peer's identity at the end.
 
-py-libp2p supplies the cryptographic state and the signed payloads; what is here bounds the messages and turns every way
-in which a hostile one can fail into a ProtocolError.
+py-libp2p supplies the cryptographic state and our own signed payload. The peer's payload is read here: py-libp2p also
+takes private keys and tests their primes, which costs seconds (docs/explanation/py-libp2p-traps.md).
 """
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Protocol, cast
 
+from google.protobuf.message import DecodeError
 from libp2p.crypto.keys import KeyPair, PrivateKey, PublicKey
+from libp2p.crypto.serialization import deserialize_public_key
 from libp2p.peer.id import ID
-from libp2p.security.noise.messages import NoiseHandshakePayload, verify_handshake_payload_sig
 from libp2p.security.noise.patterns import PatternXX
+from libp2p.security.noise.pb.noise_pb2 import NoiseHandshakePayload
 
 from dep2p.errors import LocalProtocolError, ProtocolError
 from dep2p.host.noise.codec import KEY_BYTES
+from dep2p.public_keys import parse_public_key
 
 HANDSHAKE_BYTES_MAX = 8_192
-"""One handshake message. An RSA-4096 identity with its signature takes about 1,200."""
+"""Bytes of one handshake message at most. An RSA-4096 identity with its signature takes about 1,200."""
+
+SIGNED_PREFIX = b"noise-libp2p-static-key:"
 
 
 @dataclass(frozen=True, slots=True)
 class HandshakeResult:
-    """Who the peer is, and the keys of both directions."""
+    """The peer's identity, and the keys of both directions."""
 
     remote_peer: ID
     remote_public_key: PublicKey
+    handshake_hash: bytes
+    """A hash that is equal at both ends and on no other connection: data bound to it cannot be moved to another
+    channel."""
     send_key: bytes
     receive_key: bytes
+
+
+class _CipherState(Protocol):
+    """This and the next: classes of the noiseprotocol package, which has no types."""
+
+    k: object
+    n: object
+
+
+class _RemoteKey(Protocol):
+    public_bytes: object
+
+
+class _HandshakeState(Protocol):
+    rs: _RemoteKey
+
+
+class _NoiseProtocol(Protocol):
+    handshake_state: _HandshakeState
+    handshake_hash: bytes
+    cipher_state_encrypt: _CipherState
+    cipher_state_decrypt: _CipherState
+
+
+class _NoiseState(Protocol):
+    noise_protocol: _NoiseProtocol
+
+    def set_as_initiator(self) -> None: ...
+    def set_as_responder(self) -> None: ...
+    def start_handshake(self) -> None: ...
+    def write_message(self, payload: bytes) -> bytearray: ...
+    def read_message(self, data: bytes) -> bytearray: ...
 
 
 class NoiseHandshake:
@@ -43,24 +83,24 @@ class NoiseHandshake:
         self.result: HandshakeResult | None = None
         self._expected_peer = expected_peer
         self._pattern = PatternXX(ID.from_pubkey(key_pair.public_key), key_pair.private_key, static_key)
-        self._state = cast(Any, self._pattern.create_noise_state())
+        self._state = cast(_NoiseState, self._pattern.create_noise_state())
         if is_initiator:
             self._state.set_as_initiator()
         else:
             self._state.set_as_responder()
         self._state.start_handshake()
-        self._protocol: Any = self._state.noise_protocol
-        self._handshake: Any = self._protocol.handshake_state
+        self._protocol = self._state.noise_protocol
+        self._handshake = self._protocol.handshake_state
         self._received = 0
 
     def start(self) -> bytes:
-        """The initiator's first message."""
+        """Return the initiator's first message."""
         if not self.is_initiator:
             raise LocalProtocolError("the responder does not speak first")
         return bytes(self._state.write_message(b""))
 
     def receive(self, message: bytes) -> bytes | None:
-        """Take the peer's next message; returns the answer to send, or None when there is none.
+        """Take the peer's next message; return the answer to send, or None when there is none.
 
         Raises ProtocolError: malformed, forged, too long, or the identity of another peer than the expected one.
         """
@@ -80,6 +120,7 @@ class NoiseHandshake:
         self.result = HandshakeResult(
             peer,
             public_key,
+            bytes(self._protocol.handshake_hash),
             _key_of(self._protocol.cipher_state_encrypt),
             _key_of(self._protocol.cipher_state_decrypt),
         )
@@ -94,23 +135,26 @@ class NoiseHandshake:
 
     def _verify(self, payload: bytes) -> tuple[ID, PublicKey]:
         try:
-            signed = NoiseHandshakePayload.deserialize(payload)
-            static_key = self._pattern._get_pubkey_from_noise_keypair(  # pyright: ignore[reportPrivateUsage]
-                self._handshake.rs
-            )
-            is_genuine = verify_handshake_payload_sig(signed, static_key)
-            peer = ID.from_pubkey(signed.id_pubkey)
-        except Exception as error:  # protobuf, key and curve errors of hostile bytes
-            raise ProtocolError(f"a malformed Noise handshake payload: {type(error).__name__}") from error
-        if not is_genuine:
+            message = NoiseHandshakePayload.FromString(payload)
+        except DecodeError as error:
+            raise ProtocolError("a malformed Noise handshake payload") from error
+        public_key = parse_public_key(message.identity_key)
+        static_key: object = self._handshake.rs.public_bytes
+        if not isinstance(static_key, bytes):
+            raise LocalProtocolError("the Noise handshake has not received the peer's static key")
+        if not public_key.verify(SIGNED_PREFIX + static_key, message.identity_sig):
             raise ProtocolError("the peer's signature over its Noise key is wrong")
+        peer = ID(public_key.peer_id_bytes)
         if self._expected_peer is not None and peer != self._expected_peer:
             raise ProtocolError(f"the peer is {peer}, not {self._expected_peer} as expected")
-        return peer, signed.id_pubkey
+        try:
+            return peer, deserialize_public_key(message.identity_key)
+        except Exception as error:  # a key that the specification allows and py-libp2p cannot hold
+            raise ProtocolError(f"a public key that py-libp2p does not know: {type(error).__name__}") from error
 
 
-def _key_of(cipher_state: Any) -> bytes:
-    """The key of a fresh cipher state of the noiseprotocol package."""
+def _key_of(cipher_state: _CipherState) -> bytes:
+    """Return the key of a fresh cipher state."""
     key: object = cipher_state.k
     nonce: object = cipher_state.n
     if not isinstance(key, bytes) or len(key) != KEY_BYTES or nonce != 0:

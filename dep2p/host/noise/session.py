@@ -7,7 +7,6 @@ py-libp2p's own session makes two exact reads, three locks and one write of ever
 import logging
 import os
 from collections.abc import Callable
-from typing import cast
 
 import trio
 from libp2p.abc import IRawConnection, ISecureConn, ISecureTransport
@@ -32,16 +31,17 @@ from dep2p.host.noise.codec import (
     OnPlaintext,
 )
 from dep2p.host.noise.handshake import HANDSHAKE_BYTES_MAX, HandshakeResult, NoiseHandshake
+from dep2p.host.resources.turns import Turns
 from dep2p.host.scopes import shielded
 
-logger = logging.getLogger("dep2p.host")
+logger: logging.Logger = logging.getLogger("dep2p.host")
 
 PROTOCOL_ID = "/noise"
 RECEIVE_BYTES_MAX = 262_144
 SEND_MESSAGES_MAX = 4
 """Full Noise messages per send: about 256 KiB."""
 CLOSE_TIMEOUT_S = 1.0
-"""For closing a connection that is not a plain TCP socket."""
+"""Seconds for closing a connection that is not a plain TCP socket."""
 
 Fill = Callable[[memoryview], int]
 """Writes plaintext to the start of the buffer; returns how many bytes, 0 for none."""
@@ -53,10 +53,10 @@ class Scratch:
     __slots__ = ("plain", "received", "sealed", "to_seal")
 
     def __init__(self) -> None:
-        self.received = memoryview(bytearray(RECEIVE_BYTES_MAX))
-        self.plain = memoryview(bytearray(RECEIVE_BYTES_MAX))
-        self.to_seal = memoryview(bytearray(PLAINTEXT_BYTES_MAX))
-        self.sealed = memoryview(bytearray(SEND_MESSAGES_MAX * WIRE_BYTES_MAX))
+        self.received: memoryview[int] = memoryview(bytearray(RECEIVE_BYTES_MAX))
+        self.plain: memoryview[int] = memoryview(bytearray(RECEIVE_BYTES_MAX))
+        self.to_seal: memoryview[int] = memoryview(bytearray(PLAINTEXT_BYTES_MAX))
+        self.sealed: memoryview[int] = memoryview(bytearray(SEND_MESSAGES_MAX * WIRE_BYTES_MAX))
 
 
 class NoiseSession(ISecureConn):
@@ -79,7 +79,7 @@ class NoiseSession(ISecureConn):
         scratch: Scratch | None = None,
     ) -> None:
         self.is_initiator = is_initiator
-        self.is_closed = False
+        self.is_closed: bool = False
         self.negotiated_security_protocol = PROTOCOL_ID  # py-libp2p's swarm looks for it
         self._raw = raw
         self._result = result
@@ -104,6 +104,11 @@ class NoiseSession(ISecureConn):
         """Encrypted bytes that the socket has not taken yet."""
         return len(self._unsent)
 
+    @property
+    def incomplete_bytes(self) -> int:
+        """Received bytes of a message whose end has not arrived."""
+        return self._opener.incomplete_bytes
+
     def send_now(self, plaintext: bytes) -> bool:
         """Encrypt and hand to the socket at once, without waiting; only while `can_send_now`.
 
@@ -121,7 +126,8 @@ class NoiseSession(ISecureConn):
         return False
 
     async def send(self, fill: Fill) -> None:
-        """Send what waits, or else what ``fill`` gives now, up to about 256 KiB; returns when the connection took it.
+        """Send the waiting bytes, or else those that ``fill`` gives now, up to about 256 KiB; return when the
+        connection took them.
 
         Cancelling it tears nothing on TCP; on other transports the session closes.
         Raises ConnectionClosedError, ProtocolError.
@@ -156,8 +162,10 @@ class NoiseSession(ISecureConn):
         if filled:
             await self._write_generic(self._sealer.seal(bytes(self._scratch.to_seal[:filled])))
 
-    async def receive(self, on_plaintext: OnPlaintext) -> bool:
+    async def receive(self, on_plaintext: OnPlaintext, bytes_max: int = RECEIVE_BYTES_MAX) -> bool:
         """Wait for bytes and pass what they complete to ``on_plaintext``; False when the peer has closed.
+
+        ``bytes_max``: read at a time, at most RECEIVE_BYTES_MAX.
 
         Raises ConnectionClosedError, ProtocolError, and what ``on_plaintext`` raises.
         """
@@ -170,7 +178,7 @@ class NoiseSession(ISecureConn):
             data = await self._read_generic()
             view = memoryview(data)
         else:
-            size = await self._read_some(self._scratch.received)
+            size = await self._read_some(self._scratch.received[:bytes_max])
             view = self._scratch.received[:size]
         if not view:
             return False
@@ -195,7 +203,7 @@ class NoiseSession(ISecureConn):
     # The socket
 
     def _fd(self) -> int:
-        # Asked for each time: after a close by anybody else the number may belong to another file.
+        # Asked for each time: after a close from outside the number may belong to another file.
         fd = -1 if self._socket is None or self.is_closed else self._socket.socket.fileno()
         if fd < 0:
             raise ConnectionClosedError("the connection is closed", transport="tcp")
@@ -228,7 +236,7 @@ class NoiseSession(ISecureConn):
         except (OSError, trio.ClosedResourceError) as error:
             raise ConnectionClosedError(f"sending failed: {error}", transport="tcp") from error
 
-    # Any other connection
+    # Every other connection
 
     async def _read_generic(self) -> bytes:
         try:
@@ -254,7 +262,8 @@ class NoiseSession(ISecureConn):
     # py-libp2p's face
 
     async def read(self, n: int | None = None) -> bytes:
-        """Up to ``n`` bytes, at least one. Raises ConnectionClosedError at the end, and for a malformed message."""
+        """Return up to ``n`` bytes, at least one. Raises ConnectionClosedError at the end, and for a malformed
+        message."""
         if n == 0:
             return b""
         while not self._plain:
@@ -294,7 +303,7 @@ class NoiseSession(ISecureConn):
         await self._flush()
 
     async def close(self) -> None:
-        """Idempotent, shielded and bounded."""
+        """Close the connection. Idempotent, shielded and bounded."""
         self.abort()
         with shielded(CLOSE_TIMEOUT_S):
             try:
@@ -315,6 +324,11 @@ class NoiseSession(ISecureConn):
         """The peer's identity key."""
         return self._result.remote_public_key
 
+    @property
+    def channel_binding(self) -> bytes:
+        """The hash of the handshake's transcript, 32 bytes (Noise specification §11.2)."""
+        return self._result.handshake_hash
+
     def get_remote_address(self) -> tuple[str, int] | None:
         return self._raw.get_remote_address()
 
@@ -333,20 +347,24 @@ class NoiseTransport(ISecureTransport):
         self._local_peer = ID.from_pubkey(key_pair.public_key)
         self._static_key = create_new_key_pair().private_key
         self._scratch = Scratch() if scratch is None else scratch
+        self._turns = Turns()
 
     async def secure_inbound(self, conn: IRawConnection) -> NoiseSession:
         """Answer a handshake. Raises HandshakeFailure, with ``conn`` closed."""
         return await self._secure(conn, is_initiator=False, peer=None)
 
     async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> NoiseSession:
-        """Make a handshake with ``peer_id`` and nobody else. Raises HandshakeFailure, with ``conn`` closed."""
+        """Make a handshake with ``peer_id`` and no other peer. Raises HandshakeFailure, with ``conn`` closed."""
         return await self._secure(conn, is_initiator=True, peer=peer_id)
 
     async def _secure(self, conn: IRawConnection, *, is_initiator: bool, peer: ID | None) -> NoiseSession:
-        handshake = NoiseHandshake(self._key_pair, self._static_key, is_initiator=is_initiator, expected_peer=peer)
         finished = False
         try:
-            result = await _shake_hands(conn, handshake)
+            turns = None if is_initiator else self._turns
+            if turns is not None:
+                await turns.next()
+            handshake = NoiseHandshake(self._key_pair, self._static_key, is_initiator=is_initiator, expected_peer=peer)
+            result = await _shake_hands(conn, handshake, turns)
             finished = True
         except (ProtocolError, IOException, RawConnError) as error:
             raise NoiseFailure(str(error)) from error
@@ -364,14 +382,18 @@ class NoiseTransport(ISecureTransport):
         )
 
 
-async def _shake_hands(conn: IRawConnection, handshake: NoiseHandshake) -> HandshakeResult:
+async def _shake_hands(conn: IRawConnection, handshake: NoiseHandshake, turns: Turns | None) -> HandshakeResult:
+    """``turns``: where peers that dialled wait, since each message costs about a millisecond before any proof."""
     if handshake.is_initiator:
         await _write_message(conn, handshake.start())
     while handshake.result is None:
         length = int.from_bytes(await _read_exactly(conn, LENGTH_BYTES), "big")
         if length > HANDSHAKE_BYTES_MAX:
             raise ProtocolError(f"a Noise handshake message of {length} bytes is over {HANDSHAKE_BYTES_MAX}")
-        answer = handshake.receive(await _read_exactly(conn, length))
+        message = await _read_exactly(conn, length)
+        if turns is not None:
+            await turns.next()
+        answer = handshake.receive(message)
         if answer is not None:
             await _write_message(conn, answer)
     return handshake.result
@@ -395,5 +417,4 @@ def _socket_of(raw: IRawConnection) -> trio.SocketStream | None:
     """The TCP socket behind a raw connection; None for every other transport."""
     if type(raw) is not RawConnection or type(raw.stream) is not TrioTCPStream:
         return None
-    stream = cast(object, raw.stream.stream)
-    return stream if isinstance(stream, trio.SocketStream) else None
+    return raw.stream.stream

@@ -1,1 +1,1 @@
-"""transports."""
+"""The ways to listen and dial: TCP, QUIC, WebSocket, circuit relay."""

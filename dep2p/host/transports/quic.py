@@ -6,35 +6,76 @@ peer is noticed after ten minutes.
 """
 
 import logging
+import secrets
 import socket
+import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Self, cast
+from datetime import UTC, datetime
 
 import trio
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import NetworkAddress, QuicConnection
+from aioquic.quic.packet import encode_quic_retry
+from cryptography import x509
+from libp2p.abc import IMuxedStream
 from libp2p.crypto.keys import KeyPair
+from libp2p.custom_types import TProtocol
+from libp2p.peer.id import ID
 from libp2p.transport.quic.config import QUICTransportConfig
 from libp2p.transport.quic.connection import QUICConnection
-from libp2p.transport.quic.listener import QUICListener
+from libp2p.transport.quic.listener import QUICListener, QUICPacketInfo
+from libp2p.transport.quic.security import PeerAuthenticator
+from libp2p.transport.quic.stream import QUICStream
 from libp2p.transport.quic.transport import QUICTransport
 from multiaddr import Multiaddr
 
-from dep2p.errors import ListenError
+from dep2p.errors import ListenError, ProtocolError
 from dep2p.host.addresses import Address, parse_address, socket_address
-from dep2p.host.connections.upgrade import Upgraded, UpgradeError, describe
+from dep2p.host.connections.connection import Upgraded
+from dep2p.host.connections.upgrade import UpgradeError, describe
 from dep2p.host.counters import Counters
+from dep2p.host.interface import MuxedConnection
 from dep2p.host.scopes import shielded
+from dep2p.host.transports.quic_admission import DATAGRAM_BYTES_MIN, QuicAdmission, Start
+from dep2p.host.transports.quic_certificate import certificate_key, channel_binding, verify_certificate
 from dep2p.host.transports.tcp import bind
 from dep2p.host.upstream.byte_stream import MuxedByteStream
 from dep2p.host.upstream.muxer import UpstreamMuxer
+from dep2p.host.upstream.quic_internals import (
+    aioquic_of,
+    bound_connection_ids,
+    completed_handshake,
+    forget_handshake,
+    forget_initial_cid,
+    is_handshake_complete,
+    new_handshake,
+    on_peer_close,
+    open_early,
+    peer_certificates,
+    process_handshake,
+    register_handshake,
+    replace_receivers,
+    say_goodbye,
+    send_datagrams,
+    server_configurations,
+    take_over_receiving,
+)
 from dep2p.limits import Limits
-from dep2p.types import PeerId
+from dep2p.types import PeerId, peer_id_from_bytes
 
-logger = logging.getLogger("dep2p.host")
+logger: logging.Logger = logging.getLogger("dep2p.host")
 
+_ALPN = "libp2p"
 _NEVER_S = 1e9
+_BAD_CERTIFICATE = 0x100 + 42
+"""TLS's alert as a QUIC error code (RFC 9001, section 4.8)."""
+_CRYPTO_FRAME = 0x06
+_HANDSHAKE_CHECK_S = 1.0
+_CONNECTION_IDS_MAX = 64
+"""Connection ids of one connection."""
 _GOODBYE_S = 0.2
 _RECEIVE_BYTES_MAX = 8_388_608
-"""Unread bytes of one stream; aioquic grants window without asking, so over this the stream is reset."""
+"""Unread bytes of one stream at most; aioquic grants window without asking, so a stream with more is reset."""
 _STREAM_WINDOW_BYTES = 1_048_576
 _CONNECTION_WINDOW_BYTES = 8_388_608
 
@@ -42,12 +83,140 @@ OnInbound = Callable[[Upgraded, str], Awaitable[None]]
 """Takes an inbound connection and its remote multiaddr; never raises."""
 
 
-class _ExclusiveListener(QUICListener):
+class ExclusiveListener(QUICListener):
     """A QUIC listener whose port belongs to it alone."""
 
     bound: Address | None = None
 
-    async def _create_socket(self, host: str, port: int) -> Any:
+    def __init__(
+        self, endpoint: "QuicEndpoint", configs: dict[TProtocol, QuicConfiguration], handshake_timeout_s: float
+    ) -> None:
+        super().__init__(
+            transport=endpoint.transport,
+            handler_function=endpoint.take_inbound,
+            quic_configs=configs,
+            config=endpoint.config,
+            security_manager=endpoint.transport.get_security_manager(),
+        )
+        self.admission = QuicAdmission()
+        self._on_event = endpoint.count
+        self._handshake_timeout_s = handshake_timeout_s
+        self._handshakes: dict[int, tuple[QuicConnection, bytes]] = {}
+        """Those under way, each with the client's first connection id."""
+        bound_connection_ids(self, _CONNECTION_IDS_MAX)
+
+    async def _handle_new_connection(
+        self, data: bytes, addr: tuple[str, int], packet_info: QUICPacketInfo
+    ) -> QuicConnection | None:
+        """Begin a handshake if its packet is whole, its address may be real and the limits allow it.
+
+        py-libp2p makes a connection of each Initial packet, even of junk, and keeps it for 15 s.
+        """
+        if len(data) < DATAGRAM_BYTES_MIN:
+            self._on_event("inbound_quic_dropped_short")
+            return None
+        if packet_info.version not in self._supported_versions:
+            self._on_event("inbound_quic_other_version")
+            await self._send_version_negotiation(addr, packet_info.source_cid)
+            return None
+        now_s = time.time()
+        initial_cid = packet_info.destination_cid
+        decision = self.admission.decide(addr, initial_cid, packet_info.token or b"", now_s)
+        if decision == "retry":
+            await self._send_retry(addr, packet_info, now_s)
+            return None
+        if not isinstance(decision, Start):
+            self._on_event(f"inbound_quic_dropped_{decision}")
+            return None
+        quic = new_handshake(self, packet_info.version, decision.original_destination_cid, decision.retry_source_cid)
+        if quic is None:
+            return None
+        try:
+            quic.receive_datagram(data, addr, now_s)
+            answer = [datagram for datagram, _ in quic.datagrams_to_send(now_s)]
+        except Exception as error:
+            logger.debug("a QUIC handshake with %s cannot be read: %r", addr, error)
+            self._on_event("inbound_quic_malformed")
+            return None
+        if not answer:
+            self._on_event("inbound_quic_dropped_junk")  # nothing in it could be decrypted: no state is kept
+            return None
+        ended = self.admission.begin(id(quic), addr, now_s)
+        if ended is not None:
+            await self._forget(ended, "inbound_quic_dropped_pending_max")
+        self._handshakes[id(quic)] = quic, initial_cid
+        cid = await register_handshake(self, quic, initial_cid, addr)
+        await process_handshake(self, quic, addr, cid)
+        await send_datagrams(self, answer, addr)
+        return quic
+
+    async def _send_retry(self, addr: tuple[str, int], packet: QUICPacketInfo, now_s: float) -> None:
+        self._on_event("inbound_quic_retry")
+        source_cid = secrets.token_bytes(8)
+        try:
+            retry = encode_quic_retry(
+                version=packet.version,
+                source_cid=source_cid,
+                destination_cid=packet.source_cid,
+                original_destination_cid=packet.destination_cid,
+                retry_token=self.admission.token(addr, packet.destination_cid, source_cid, now_s),
+            )
+        except ValueError:  # an id of a length that does not exist
+            self._on_event("inbound_quic_malformed")
+            return
+        await send_datagrams(self, [retry], addr)
+
+    async def _forget(self, key: int, why: str) -> None:
+        self.admission.end(key)
+        found = self._handshakes.pop(key, None)
+        if found is not None:
+            self._on_event(why)
+            await forget_handshake(self, *found)
+
+    async def _periodic_cleanup_loop(self) -> None:
+        clean_up = super()._periodic_cleanup_loop
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(clean_up)
+            while True:
+                await trio.sleep(_HANDSHAKE_CHECK_S)
+                await self.end_handshakes(time.time())
+
+    async def end_handshakes(self, now_s: float) -> None:
+        """Forget the handshakes that are complete, or late at ``now_s``."""
+        for key in self.admission.keys():
+            quic, initial_cid = self._handshakes[key]
+            if is_handshake_complete(quic):
+                self.admission.end(key)
+                del self._handshakes[key]
+                await forget_initial_cid(self, initial_cid)
+            elif self.admission.is_late(key, now_s, self._handshake_timeout_s):
+                await self._forget(key, "inbound_quic_handshake_timeout")
+
+    async def _handle_pending_connection_packet(
+        self, quic_conn: QuicConnection, data: bytes, addr: tuple[str, int], destination_connection_id: bytes
+    ) -> None:
+        """End a handshake that makes aioquic raise, with an alert.
+
+        An X.509 version that does not exist is one such case: py-libp2p logs a traceback for each packet, and keeps the
+        handshake for 15 s.
+        """
+        receive = quic_conn.receive_datagram
+
+        def receive_or_end(data: bytes, addr: NetworkAddress, now: float) -> None:
+            try:
+                receive(data, addr, now)
+            except Exception as error:
+                logger.debug("a QUIC handshake with %s cannot be read: %r", addr, error)
+                quic_conn.close(_BAD_CERTIFICATE, _CRYPTO_FRAME)
+                self._on_event("inbound_quic_malformed")
+
+        quic_conn.receive_datagram = receive_or_end  # type: ignore[method-assign]
+        try:
+            await super()._handle_pending_connection_packet(quic_conn, data, addr, destination_connection_id)
+        finally:
+            quic_conn.receive_datagram = receive  # type: ignore[method-assign]
+
+    async def _create_socket(self, host: str, port: int) -> trio.socket.SocketType:
         address = parse_address(socket_address(host, port, "udp/quic-v1"))
         sock = await bind(address, socket.SOCK_DGRAM)
         bound_host, bound_port = sock.getsockname()[:2]
@@ -62,20 +231,31 @@ class _QuicByteStream(MuxedByteStream):
     lost connection for such an end, and drops what comes while its receive buffer is full.
     """
 
-    def watch(self) -> Self:
+    def __init__(
+        self,
+        muxed: IMuxedStream,
+        connection: MuxedConnection,
+        nursery: trio.Nursery,
+        *,
+        on_done: Callable[[MuxedByteStream], None],
+        close_timeout_s: float,
+    ) -> None:
         """Take over from py-libp2p's stream; before anything else is awaited."""
-        muxed = self._muxed
+        super().__init__(muxed, connection, nursery, on_done=on_done, close_timeout_s=close_timeout_s)
+        assert isinstance(muxed, QUICStream)
         if muxed.is_initiator:
             # aioquic takes a stream for finished when a later one was written to first, and py-libp2p's writes race.
-            muxed._connection._quic.send_stream_data(int(muxed.stream_id), b"")
-        self._received = muxed._receive_buffer
-        self._has_fin = bool(muxed._read_closed)
+            open_early(muxed)
+        self._received, self._has_fin = take_over_receiving(muxed)
         self._arrived = trio.Event()
         take, handle_reset = muxed.handle_data_received, muxed.handle_reset
 
         async def take_data(data: bytes, end_stream: bool) -> None:
             if len(self._received) + len(data) > _RECEIVE_BYTES_MAX:
                 self._fail(f"the reader is over {_RECEIVE_BYTES_MAX} bytes behind")
+                return
+            if data and not self._reserve(len(data)):
+                self._fail("the connection holds too many unread bytes")
                 return
             self._received += data
             self._has_fin = self._has_fin or end_stream
@@ -86,8 +266,7 @@ class _QuicByteStream(MuxedByteStream):
             self._fail(f"the peer reset the stream (code {error_code})")
             await handle_reset(error_code)
 
-        muxed.handle_data_received, muxed.handle_reset = take_data, take_reset
-        return self
+        replace_receivers(muxed, take_data, take_reset)
 
     async def _pull(self, max_bytes: int) -> bytes:
         while not self._received and not self._has_fin:
@@ -95,36 +274,62 @@ class _QuicByteStream(MuxedByteStream):
             await self._arrived.wait()
         data = bytes(self._received[:max_bytes])
         del self._received[:max_bytes]
+        self._release(len(data))
         return data
 
-
-def _quic_stream(*args: Any, **kwargs: Any) -> _QuicByteStream:
-    return _QuicByteStream(*args, **kwargs).watch()
+    def _settle(self) -> None:
+        self._received.clear()
+        super()._settle()
 
 
 class _QuicMuxer(UpstreamMuxer):
     """Ends at once when the peer says goodbye; py-libp2p waits until aioquic has drained the connection, about 2 s."""
 
     def __init__(self, connection: QUICConnection) -> None:
-        super().__init__(connection, _quic_stream)
-        quic = cast(Any, connection)
-        signal = quic._signal_activity
+        super().__init__(connection, _QuicByteStream)
+        self._quic = connection
+        on_peer_close(connection, self._peer_closed)
 
-        def observed() -> None:
-            signal()
-            if quic._quic._close_event is not None and self._connection is not None:
-                self._connection.abort("the peer closed the connection")
-
-        quic._signal_activity = observed
+    def _peer_closed(self) -> None:
+        if self._connection is not None:
+            self._connection.abort("the peer closed the connection")
 
     async def close(self) -> None:
         # First, so that py-libp2p cannot end each stream in good order: the peer would take what it has for everything.
-        quic = self._muxed
-        if not quic.is_closed:
-            quic._quic.close()
+        if not self._quic.is_closed:
             with trio.move_on_after(_GOODBYE_S):
-                await quic._transmit()
+                await say_goodbye(self._quic)
         await super().close()
+
+
+class _StrictAuthenticator(PeerAuthenticator):
+    """Refuses what the specification refuses before py-libp2p goes on; its own check accepts any signature."""
+
+    def verify_peer_certificate(self, certificate: x509.Certificate, expected_peer_id: ID | None = None) -> ID:
+        peer = ID(verify_certificate(certificate, (), datetime.now(UTC)).peer_id_bytes)
+        if expected_peer_id is not None and peer != expected_peer_id:
+            raise ProtocolError(f"the peer is {peer}, not {expected_peer_id} as expected")
+        return peer
+
+
+def _verified(connection: QUICConnection) -> tuple[PeerId, bytes]:
+    """The peer that the TLS handshake of a connection has proved, and its channel binding. Raises ProtocolError.
+
+    Nothing here relies on what py-libp2p says of the connection.
+    """
+    tls = completed_handshake(connection)
+    if tls is None:
+        raise ProtocolError("the TLS handshake is not complete")
+    if tls.alpn_negotiated != _ALPN:
+        raise ProtocolError(f"the peer speaks {tls.alpn_negotiated!r} on QUIC, not {_ALPN!r}")
+    certificate, chain = peer_certificates(tls)
+    if certificate is None or tls.certificate is None:
+        raise ProtocolError("the peer sent no certificate")
+    public_key = verify_certificate(certificate, chain, datetime.now(UTC))
+    keys = [certificate_key(tls.certificate), certificate_key(certificate)]
+    if not aioquic_of(connection).configuration.is_client:
+        keys.reverse()
+    return peer_id_from_bytes(public_key.peer_id_bytes), channel_binding(*keys)
 
 
 class QuicEndpoint:
@@ -145,31 +350,26 @@ class QuicEndpoint:
             CONNECTION_FLOW_CONTROL_WINDOW=_CONNECTION_WINDOW_BYTES,
             enable_draft29=False,
         )
-        self._transport = QUICTransport(key_pair.private_key, config)
-        self._configs = {
-            version: one
-            for version, one in self._transport._quic_configs.items()  # pyright: ignore[reportPrivateUsage]
-            if version.endswith("_server")
-        }
-        self._config = config
-        self._listeners: list[_ExclusiveListener] = []
+        self.transport: QUICTransport = QUICTransport(key_pair.private_key, config)
+        self.transport.get_security_manager().peer_authenticator = _StrictAuthenticator()
+        self._configs = server_configurations(self.transport)
+        self.config: QUICTransportConfig = config
+        self._listeners: list[ExclusiveListener] = []
+
+    def count(self, name: str) -> None:
+        """Add one to the host's counter ``name``."""
+        self._counters.add(name)
 
     async def run(self, *, ready: Callable[[], object]) -> None:
-        """Until cancelled; ``ready`` is called when the rest may be used."""
+        """Run until cancelled; ``ready`` is called when the other methods may be used."""
         async with trio.open_nursery() as nursery:
-            self._transport.set_background_nursery(nursery)
+            self.transport.set_background_nursery(nursery)
             ready()
             await trio.sleep_forever()
 
     async def listen(self, address: Address) -> Address:
         """Listen, and return the address with the real port. Raises ListenError."""
-        listener = _ExclusiveListener(
-            transport=self._transport,
-            handler_function=self._inbound,
-            quic_configs=self._configs,
-            config=self._config,
-            security_manager=self._transport.get_security_manager(),
-        )
+        listener = ExclusiveListener(self, self._configs, self._limits.handshake_timeout_s)
         try:
             await listener.listen(address.multiaddr)
         except Exception as error:
@@ -182,30 +382,42 @@ class QuicEndpoint:
         self._listeners.append(listener)
         return listener.bound
 
-    async def _inbound(self, connection: QUICConnection) -> None:
+    async def take_inbound(self, connection: QUICConnection) -> None:
+        """Verify the peer of a connection that the listener accepted, and hand it on."""
+        host, port = connection.get_remote_address()
+        remote = socket_address(host, port, "udp/quic-v1")
         try:
-            host, port = connection.get_remote_address()
-            remote = socket_address(host, port, "udp/quic-v1")
-            muxer = _QuicMuxer(connection)
-            await self._on_inbound(Upgraded(muxer, PeerId(str(connection.peer_id))), remote)
+            peer, binding = _verified(connection)
+        except ProtocolError as error:
+            self._counters.add("inbound_quic_refused")
+            logger.warning("refused a QUIC connection from %s: %s", remote, error)
+            with shielded(self._limits.close_timeout_s):
+                await connection.close()
+            return
+        try:
+            await self._on_inbound(Upgraded(_QuicMuxer(connection), peer, binding), remote)
         except Exception:
             self._counters.add("inbound_quic_failed")
             logger.exception("an inbound QUIC connection could not be taken over")
 
     async def dial(self, address: Address, peer: PeerId) -> Upgraded:
-        """Raises UpgradeError, for another peer than ``peer`` too."""
+        """Dial a peer. Raises UpgradeError, for another peer than ``peer`` too."""
         try:
-            connection = await self._transport.dial(Multiaddr(f"{address.text}/p2p/{peer}"))
+            connection = await self.transport.dial(Multiaddr(f"{address.text}/p2p/{peer}"))
         except Exception as error:
             raise UpgradeError(describe(error)) from error
-        if str(connection.peer_id) != peer:
+        try:
+            answering, binding = _verified(connection)
+            if answering != peer:
+                raise ProtocolError(f"another node answers there: {answering}")
+        except ProtocolError as error:
             with shielded(self._limits.close_timeout_s):
                 await connection.close()
-            raise UpgradeError(f"another node answers there: {connection.peer_id}")
-        return Upgraded(_QuicMuxer(connection), peer)
+            raise UpgradeError(str(error)) from error
+        return Upgraded(_QuicMuxer(connection), peer, binding)
 
     async def close(self) -> None:
         """Close the sockets; the connections were closed before."""
         for listener in self._listeners:
             await listener.close()
-        await self._transport.close()
+        await self.transport.close()

@@ -2,16 +2,19 @@
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import trio
 from libp2p.crypto.keys import KeyPair
+from libp2p.io.abc import ReadWriteCloser
 
 from dep2p.errors import StreamClosedError
 from dep2p.host.addresses import Address, expand_wildcard
-from dep2p.host.connections.connection import PeerConnection
+from dep2p.host.connections.circuit_limit import circuit_limit_of
+from dep2p.host.connections.connection import PeerConnection, Upgraded
 from dep2p.host.connections.swarm import Swarm
-from dep2p.host.connections.upgrade import Upgraded, UpgradeError, upgrade_outbound
+from dep2p.host.connections.upgrade import UpgradeError, upgrade_outbound
 from dep2p.host.counters import Counters
 from dep2p.host.interface import Direction
 from dep2p.host.scopes import shielded
@@ -24,14 +27,14 @@ from dep2p.types import PeerId
 if TYPE_CHECKING:
     from dep2p.host.transports.quic import QuicEndpoint
 
-logger = logging.getLogger("dep2p.host")
+logger: logging.Logger = logging.getLogger("dep2p.host")
 
-DialRelayed = Callable[[Address, PeerId], Awaitable[Any]]
+DialRelayed = Callable[[Address, PeerId], Awaitable[ReadWriteCloser]]
 """Gives the raw connection through a relay, to be upgraded. Raises UpgradeError."""
 
 
 class Transports:
-    """What a host listens on and dials with."""
+    """The transports with which a host listens and dials."""
 
     def __init__(
         self, swarm: Swarm, key_pair: KeyPair, supervisor: Supervisor, limits: Limits, counters: Counters
@@ -48,7 +51,7 @@ class Transports:
         self.dial_relayed: DialRelayed | None = None
 
     def listen_texts(self) -> list[str]:
-        """What is really listened on, wildcards expanded, without the peer id."""
+        """Return the addresses in use, wildcards expanded, without the peer id."""
         bound = [*(listener.address for listener in self._tcp), *self._quic_addrs]
         return list(dict.fromkeys(text for address in bound for text in expand_wildcard(address)))
 
@@ -76,7 +79,7 @@ class Transports:
         async with self._quic_starting:
             if self._quic is None:
                 from dep2p.host.transports.quic import (
-                    QuicEndpoint,  # aioquic is imported by nobody who does not speak QUIC
+                    QuicEndpoint,  # only hosts that speak QUIC import aioquic
                 )
 
                 endpoint = QuicEndpoint(self._key_pair, self._limits, self._counters, self._take_inbound)
@@ -94,7 +97,7 @@ class Transports:
 
     async def _admit(self, upgraded: Upgraded, direction: Direction, remote_addr: str) -> PeerConnection:
         try:
-            return self._swarm.admit(upgraded.muxer, upgraded.peer, direction, remote_addr)
+            return self._swarm.admit(upgraded, direction, remote_addr)
         except StreamClosedError:
             with shielded(self._limits.close_timeout_s):
                 await upgraded.muxer.close()
@@ -107,7 +110,7 @@ class Transports:
                 upgraded = await (await self._quic_endpoint()).dial(address, peer)
                 return await self._admit(upgraded, "outbound", address.text)
             case "tcp":
-                raw: Any = await connect_tcp(address)
+                raw: ReadWriteCloser = await connect_tcp(address)
             case "ws":
                 raw = await WebSocketStream.connect(address)
             case "circuit":
@@ -117,6 +120,7 @@ class Transports:
         admitted = False
         try:
             upgraded = await upgrade_outbound(self._swarm.upgrader, raw, peer)
+            upgraded = replace(upgraded, limit=circuit_limit_of(raw))
             connection = await self._admit(upgraded, "outbound", address.text)
             admitted = True
             return connection

@@ -8,31 +8,31 @@ import errno
 import logging
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import trio
+from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.trio import TrioTCPStream
 
 from dep2p.errors import ListenError
 from dep2p.host.addresses import Address, parse_address, socket_address, socket_family
 from dep2p.host.counters import Counters
 
-logger = logging.getLogger("dep2p.host")
+logger: logging.Logger = logging.getLogger("dep2p.host")
 
 BACKLOG = 512
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _OUT_OF_RESOURCES_PAUSE_S = 0.1
 _COMPLAIN_INTERVAL_S = 60.0
 
-Prepare = Callable[[TrioTCPStream], Awaitable[Any]]
-"""What comes before the upgrade, within its time limit: the WebSocket handshake, or nothing."""
+Prepare = Callable[[TrioTCPStream], Awaitable[ReadWriteCloser]]
+"""A step before the upgrade, within its time limit, such as the WebSocket handshake."""
 
 Accept = Callable[[TrioTCPStream, str, Prepare | None], Awaitable[None]]
 """Takes an inbound transport connection and its remote multiaddr; never raises for what the remote does."""
 
 
 def tcp_stream(stream: trio.SocketStream, host: str, port: int) -> TrioTCPStream:
-    """py-libp2p's TCP stream; told its remote address, which it does not find by itself for IPv6."""
+    """Make py-libp2p's TCP stream with its remote address, which it does not find by itself for IPv6."""
     wrapped = TrioTCPStream(stream)
     wrapped._cached_remote_address = (host, port)  # pyright: ignore[reportPrivateUsage]
     return wrapped
@@ -52,7 +52,7 @@ def listenable(text: str) -> Address:
 
 
 def listen_error(address: Address, error: OSError) -> ListenError:
-    """The ListenError for a failed bind: which address, why, and what to do."""
+    """Return the ListenError for a failed bind: its address, its cause, and a remedy."""
     kind = "UDP" if address.transport == "quic" else "TCP"
     match error.errno:
         case errno.EADDRINUSE:
@@ -76,7 +76,7 @@ async def bind(address: Address, kind: socket.SocketKind) -> trio.socket.SocketT
     sock = trio.socket.socket(socket_family(address), kind)
     try:
         if kind == socket.SOCK_STREAM:
-            # Only for ports in TIME_WAIT: Linux still refuses a port that somebody listens on.
+            # Only for ports in TIME_WAIT: Linux still refuses a port that another socket listens on.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if address.family == "ip6":
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -109,7 +109,7 @@ class TCPListener:
         self._prepare = prepare
         self._counters = counters
         host, port = listener.socket.getsockname()[:2]
-        self.address = parse_address(socket_address(str(host), int(port), suffix))
+        self.address: Address = parse_address(socket_address(str(host), int(port), suffix))
 
     async def serve(self) -> None:
         """Accept until cancelled; closes the socket at the end."""

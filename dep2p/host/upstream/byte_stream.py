@@ -1,31 +1,40 @@
 """`ByteStream` over any py-libp2p muxed stream: QUIC, relayed connections and stock muxers.
 
-TCP and WebSocket connections use the streams of `dep2p.host.yamux.connection` directly; this slower path
-exists because those other streams tear a write when its caller is cancelled. Here callers never touch the muxed
-stream: one task per stream writes what was queued, so that cancelling a caller can never leave half a frame behind.
+TCP and WebSocket connections use the streams of `dep2p.host.yamux.connection` directly; this slower path exists because
+those other streams tear a write when its caller is cancelled. Here callers never touch the muxed stream: one task per
+stream writes what was queued, so that cancelling a caller can never leave half a frame behind.
 """
 
 import logging
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import trio
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 
 from dep2p.errors import LocalProtocolError, StreamClosedError
-from dep2p.host.interface import Connection, EndCallback, ReceiveCallback
+from dep2p.host.interface import Connection, EndCallback, MuxedConnection, ReceiveCallback
+from dep2p.host.resources.ledger import STREAM_BYTES
+from dep2p.host.resources.scopes import Account
 
 if TYPE_CHECKING:
     from libp2p.abc import IMuxedStream
 
 from dep2p.host.scopes import new_scope
 
-logger = logging.getLogger("dep2p.host")
+logger: logging.Logger = logging.getLogger("dep2p.host")
 
 WRITE_HIGH_BYTES = 262_144
 """`write` waits while more than this is unsent."""
 _CHUNK_BYTES = 65_536
+
+
+@runtime_checkable
+class _HalfCloses(Protocol):
+    """A muxed stream whose two directions end by themselves: most have this, `IMuxedStream` does not name it."""
+
+    async def close_write(self) -> None: ...
 
 
 class MuxedByteStream:
@@ -34,14 +43,14 @@ class MuxedByteStream:
     def __init__(
         self,
         muxed: "IMuxedStream",
-        connection: Connection,
+        connection: MuxedConnection,
         nursery: trio.Nursery,
         *,
         on_done: Callable[["MuxedByteStream"], None],
         close_timeout_s: float,
     ) -> None:
-        self.protocol = ""
-        self._muxed: Any = muxed
+        self.protocol: str = ""
+        self._muxed = muxed
         self._connection = connection
         self._nursery = nursery
         self._on_done = on_done
@@ -60,6 +69,8 @@ class MuxedByteStream:
         self._draining = False
         self._done = False
         self._read_scope: trio.CancelScope | None = None
+        self._account = connection.resources.account
+        self._held_bytes = 0
 
     def __repr__(self) -> str:
         return f"<MuxedByteStream {self.protocol or '?'} of {self._connection!r}>"
@@ -67,6 +78,32 @@ class MuxedByteStream:
     def set_protocol(self, protocol: str) -> None:
         """Record what was negotiated."""
         self.protocol = protocol
+
+    def reserve_stream(self) -> bool:
+        """Account for the stream; False when its connection may hold no more."""
+        if not self._account.reserve_half(STREAM_BYTES):
+            return False
+        self._held_bytes += STREAM_BYTES
+        return True
+
+    def charge_to(self, account: Account) -> None:
+        """Account for unread bytes, and for the stream, in ``account`` in place of the connection's."""
+        held = self._held_bytes
+        self._release(held)
+        self._account = account
+        if held and not self._reserve(held):
+            self._fail("the stream holds too many unread bytes")
+
+    def _reserve(self, size: int) -> bool:
+        if self._done or not self._account.reserve(size):
+            return False
+        self._held_bytes += size
+        return True
+
+    def _release(self, size: int) -> None:
+        size = min(size, self._held_bytes)
+        self._held_bytes -= size
+        self._account.release(size)
 
     @property
     def connection(self) -> Connection:
@@ -98,7 +135,7 @@ class MuxedByteStream:
             self._writing = True
             self._spawn(self._write_queued)
 
-    def _spawn(self, task: Callable[[], Any]) -> None:
+    def _spawn(self, task: Callable[[], Awaitable[None]]) -> None:
         try:
             self._nursery.start_soon(task)
         except RuntimeError:  # the connection's nursery has ended: so has the connection
@@ -117,7 +154,7 @@ class MuxedByteStream:
                 self._notify()
             if self._write_closed and not self._eof_sent and self._error is None:
                 self._eof_sent = True
-                if hasattr(self._muxed, "close_write"):
+                if isinstance(self._muxed, _HalfCloses):
                     await self._muxed.close_write()
                 else:
                     await self._muxed.close()
@@ -165,7 +202,7 @@ class MuxedByteStream:
         return data
 
     async def _read_muxed(self, max_bytes: int) -> bytes | None:
-        """Data; b"" at the peer's half-close; None when the stream failed."""
+        """Return data; b"" at the peer's half-close; None when the stream failed."""
         if self._error is not None:
             return None
         try:
@@ -178,7 +215,7 @@ class MuxedByteStream:
         return None
 
     async def _pull(self, max_bytes: int) -> bytes:
-        """Bytes from the muxed stream; b"" or MuxedStreamEOF at the peer's half-close."""
+        """Return bytes from the muxed stream; b"" or MuxedStreamEOF at the peer's half-close."""
         return bytes(await self._muxed.read(max_bytes))
 
     def set_receiver(self, on_data: ReceiveCallback, on_end: EndCallback) -> None:
@@ -260,7 +297,7 @@ class MuxedByteStream:
             self._fail("the stream was reset on this side")
 
     def connection_lost(self, reason: str) -> None:
-        """The connection has ended: fail every call, now and later."""
+        """Note that the connection has ended: fail every call, now and later."""
         if self._error is None:
             self._error = StreamClosedError(reason)
             self._settle()
@@ -299,4 +336,5 @@ class MuxedByteStream:
     def _finish(self) -> None:
         if not self._done:
             self._done = True
+            self._release(self._held_bytes)
             self._on_done(self)

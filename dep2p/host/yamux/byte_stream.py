@@ -4,7 +4,8 @@ import trio
 
 from dep2p.errors import LocalProtocolError, StreamClosedError
 from dep2p.host.interface import Connection, EndCallback, ReceiveCallback
-from dep2p.host.yamux.yamux_stream import WRITE_HIGH_BYTES, YamuxStream
+from dep2p.host.resources.scopes import Account
+from dep2p.host.yamux.connection import WRITE_HIGH_BYTES, YamuxStream
 
 
 class YamuxByteStream:
@@ -34,6 +35,11 @@ class YamuxByteStream:
     def set_protocol(self, protocol: str) -> None:
         """Record what was negotiated."""
         self._protocol = protocol
+        self._stream.protocol = protocol
+
+    def charge_to(self, account: Account) -> None:
+        """Account for unread bytes in ``account`` in place of the connection's."""
+        self._stream.core.charge_to(self._stream, account)
 
     @property
     def muxed(self) -> YamuxStream:

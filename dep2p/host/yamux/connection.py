@@ -8,62 +8,86 @@ No caller ever waits on the socket, so cancelling one tears nothing.
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Protocol
 
 import trio
-from libp2p.abc import IMuxedConn, ISecureConn
+from libp2p.abc import IMuxedConn, IMuxedStream, ISecureConn
 from libp2p.connection_types import ConnectionType
 from libp2p.io.exceptions import ConnectionClosedError, IOException
 from libp2p.network.connection.exceptions import RawConnError
 from libp2p.peer.id import ID
-from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
+from libp2p.stream_muxer.exceptions import (
+    MuxedConnUnavailable,
+    MuxedStreamClosed,
+    MuxedStreamEOF,
+    MuxedStreamError,
+    MuxedStreamReset,
+)
 from multiaddr import Multiaddr
 
 from dep2p.errors import ProtocolError, StreamClosedError
 from dep2p.host.noise.codec import PLAINTEXT_BYTES_MAX, OnPlaintext
-from dep2p.host.noise.session import Fill, NoiseSession
+from dep2p.host.noise.session import RECEIVE_BYTES_MAX, Fill, NoiseSession
+from dep2p.host.resources.ledger import ConnectionResources
+from dep2p.host.resources.turns import Turns
 from dep2p.host.scopes import shielded
 from dep2p.host.yamux.frames import DATA, HEADER_BYTES, GoAway, encode_header
 from dep2p.host.yamux.send_queue import QUANTUM_BYTES
 from dep2p.host.yamux.session import ACCEPT_BACKLOG_MAX, YamuxCore
-from dep2p.host.yamux.yamux_stream import YamuxStream
+from dep2p.host.yamux.stream_state import StreamState
 from dep2p.limits import Limits
 
-logger = logging.getLogger("dep2p.host")
+logger: logging.Logger = logging.getLogger("dep2p.host")
 
 PROTOCOL_ID = "/yamux/1.0.0"
 GO_AWAY_TIMEOUT_S = 0.2
-"""What `close` grants for sending what is queued and the GO_AWAY frame, and for the peer's own end."""
+"""The time that `close` grants for sending the queue and the GO_AWAY frame, and for the peer's own end."""
 LAST_READS_S = 0.5
-"""When sending fails: for reading what the peer sent before it went."""
+"""Seconds for reading what the peer sent before it went, when sending fails."""
 CLOSE_TIMEOUT_S = 1.0
 ON_CLOSE_TIMEOUT_S = 5.0
+WRITE_HIGH_BYTES = 262_144
+"""`write` waits while more than this is unsent."""
+FRAMES_PER_STEP_MAX = 1_024
+"""Frames of one connection that are taken before other tasks run, about 2 ms of work."""
+FRAMES_PER_STEP_UNPROVEN_MAX = 256
+"""Frames of an unproven peer's connection that are taken before other tasks run."""
+TURN_FRAMES = 32
+"""An unproven peer that sent more frames than these in one step waits for its turn before the next step."""
+RECEIVE_BYTES_UNPROVEN_MAX = 16_384
+"""Bytes read at a time from an unproven peer: those that it cannot use in its step stay in memory."""
+LINGER_S = 60.0
+"""Seconds that a stream closed here is kept for a peer that does not end its side; then it is reset."""
 
 
 class StreamUnavailableError(MuxedStreamError, StreamClosedError):
     """No stream can be opened: the limit is reached or the connection has ended. Ours and py-libp2p's alike."""
 
 
-class _Pipe(Protocol):
-    """What the muxer needs of an encrypted connection."""
+class _SecureStream(Protocol):
+    """An encrypted connection, as the muxer uses it."""
 
     @property
     def can_send_now(self) -> bool: ...
     @property
     def unsent_bytes(self) -> int: ...
+    @property
+    def incomplete_bytes(self) -> int: ...
     def send_now(self, plaintext: bytes) -> bool: ...
     async def send(self, fill: Fill) -> None: ...
-    async def receive(self, on_plaintext: OnPlaintext) -> bool: ...
+    async def receive(self, on_plaintext: OnPlaintext, bytes_max: int = ...) -> bool: ...
     def end_sending(self) -> None: ...
     def abort(self) -> None: ...
     async def close(self) -> None: ...
 
 
 class _GenericPipe:
-    """Any other secure connection of py-libp2p."""
+    """Every other secure connection of py-libp2p."""
 
     can_send_now = False
     unsent_bytes = 0
+    incomplete_bytes = 0
 
     def __init__(self, conn: ISecureConn) -> None:
         self._conn = conn
@@ -75,17 +99,17 @@ class _GenericPipe:
     async def send(self, fill: Fill) -> None:
         await self._conn.write(bytes(self._buffer[: fill(self._buffer)]))
 
-    async def receive(self, on_plaintext: OnPlaintext) -> bool:
-        data = await self._conn.read()
+    async def receive(self, on_plaintext: OnPlaintext, bytes_max: int = RECEIVE_BYTES_MAX) -> bool:
+        data = await self._conn.read(bytes_max)
         if data:
             on_plaintext(memoryview(data))
         return bool(data)
 
     def end_sending(self) -> None:
-        """A half-close is unknown here."""
+        """Do nothing: a half-close is unknown here."""
 
     def abort(self) -> None:
-        """Nothing can be closed from a synchronous step."""
+        """Do nothing: this connection cannot be closed from a synchronous step."""
 
     async def close(self) -> None:
         await self._conn.close()
@@ -104,25 +128,28 @@ class YamuxConnection(IMuxedConn):
         *,
         limits: Limits,
         is_initiator: bool | None = None,
-        on_close: Callable[[], Awaitable[Any] | None] | None = None,
+        on_close: Callable[[], Awaitable[object] | None] | None = None,
     ) -> None:
         self.secured_conn = conn
         self.peer_id = peer_id
         self.on_close = on_close
-        self.close_reason = ""
+        self.close_reason: str = ""
         self.negotiated_muxer_protocol: str | None = None  # py-libp2p's swarm looks for these two
         self.negotiated_security_protocol: str | None = None
         self.rtt_s: float | None = None
         self.event_started = trio.Event()
-        self.event_closed = trio.Event()
+        self.event_closed: trio.Event = trio.Event()
         self._limits = limits
-        self._pipe: _Pipe = conn if isinstance(conn, NoiseSession) else _GenericPipe(conn)
+        self._pipe: _SecureStream = conn if isinstance(conn, NoiseSession) else _GenericPipe(conn)
         self._core: YamuxCore[YamuxStream] = YamuxCore(
             self,
             self._make_stream,
             is_initiator=conn.is_initiator if is_initiator is None else is_initiator,
             streams_max=limits.streams_per_connection_max,
         )
+        self._turns = Turns()
+        self._left = memoryview(b"")  # decrypted, and not taken yet
+        self._held_bytes = 0  # reserved for what is incomplete or not taken
         self._scope: trio.CancelScope | None = None
         self._is_started = False
         self._is_closing = False
@@ -139,14 +166,24 @@ class YamuxConnection(IMuxedConn):
         state = f"closed: {self.close_reason}" if self._core.error is not None else f"{self.stream_count} streams"
         return f"<YamuxConnection to {str(self.peer_id)[-6:]}, {state}>"
 
-    def _make_stream(self, core: YamuxCore[YamuxStream], stream_id: int) -> YamuxStream:
+    def _make_stream(self, core: "YamuxCore[YamuxStream]", stream_id: int) -> "YamuxStream":
         return YamuxStream(self, core, stream_id)
+
+    def bind(self, resources: ConnectionResources, turns: Turns) -> None:
+        """Account for the connection in ``resources``, and take turns with other unproven peers; before `start`."""
+        self._core.resources = resources
+        self._turns = turns
 
     # State
 
     @property
     def is_initiator(self) -> bool:
         return self._core.is_initiator
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the peer has proved itself to a part of the node."""
+        return self._core.resources.is_proven
 
     @property
     def is_established(self) -> bool:
@@ -161,13 +198,17 @@ class YamuxConnection(IMuxedConn):
     def stream_count(self) -> int:
         return len(self._core.streams)
 
+    def open_protocols(self) -> list[str]:
+        """The protocol of each open stream."""
+        return [stream.protocol for stream in self._core.streams.values()]
+
     @property
     def unsent_bytes(self) -> int:
         """Bytes of all streams, and encrypted ones, that the transport has not taken yet."""
         return self._pipe.unsent_bytes + sum(stream.unsent_bytes for stream in self._core.streams.values())
 
     def rtt(self) -> float:
-        """Seconds; 0.0 before the first probe. py-libp2p's name for `rtt_s`."""
+        """Round-trip seconds; 0.0 before the first probe. py-libp2p's name for `rtt_s`."""
         return 0.0 if self.rtt_s is None else self.rtt_s
 
     def counters(self) -> dict[str, int]:
@@ -211,14 +252,49 @@ class YamuxConnection(IMuxedConn):
             self.fail(f"internal error: {error!r}")
 
     async def _read_all(self) -> None:
-        receive, take = self._pipe.receive, self._core.receive
+        core, receive, take = self._core, self._pipe.receive, self._take
         try:
-            while await receive(take):
-                if self._core.error is not None:
+            while True:
+                seen = core.frames_in
+                if self._left:
+                    await trio.lowlevel.checkpoint()
+                    left, self._left = self._left, memoryview(b"")
+                    take(left)
+                elif core.resources.is_proven:
+                    if not await receive(take):
+                        break
+                elif not await receive(take, RECEIVE_BYTES_UNPROVEN_MAX):
+                    break
+                if core.error is not None:
                     return
+                if not core.resources.is_proven:
+                    self._hold(self._pipe.incomplete_bytes + len(self._left))
+                    if core.frames_in - seen > TURN_FRAMES:
+                        await self._turns.next()
         finally:
             self._read_ended.set()
         self.fail("the peer closed the connection")
+
+    def _take(self, data: memoryview) -> None:
+        """Give the session as many frames as one step may take; keep the rest."""
+        if self._left:
+            self._left = memoryview(bytes(self._left) + bytes(data))
+            return
+        core = self._core
+        frames_max = FRAMES_PER_STEP_MAX if core.resources.is_proven else FRAMES_PER_STEP_UNPROVEN_MAX
+        taken = core.receive(data, frames_max)
+        if taken < len(data):
+            rest = data[taken:]
+            self._left = rest if rest.readonly else memoryview(bytes(rest))  # else the buffer is another read's next
+
+    def _hold(self, size: int) -> None:
+        """Account for bytes that wait for the rest of their message, or for the next step."""
+        account = self._core.resources.account
+        more, self._held_bytes = size - self._held_bytes, size
+        if more < 0:
+            account.release(-more)
+        elif more and not account.reserve(more):
+            self.fail("no memory is left for what the peer sends")
 
     async def _write_all(self) -> None:
         try:
@@ -229,10 +305,10 @@ class YamuxConnection(IMuxedConn):
             raise
 
     async def _write_queued(self) -> None:
-        core, outbox, pipe = self._core, self._core.outbox, self._pipe
+        core, send_queue, pipe = self._core, self._core.send_queue, self._pipe
         while core.error is None:
-            if outbox.has_output or pipe.unsent_bytes:
-                await pipe.send(outbox.fill)
+            if send_queue.has_output or pipe.unsent_bytes:
+                await pipe.send(send_queue.fill)
             else:
                 if self._flushed is not None:
                     self._flushed.set()
@@ -267,20 +343,20 @@ class YamuxConnection(IMuxedConn):
             if stream.linger_until_s is not None and stream.linger_until_s <= now:
                 stream.reset_state("the peer did not end its side in time", "resets_lingering")
 
-    def send_urgently(self, stream: YamuxStream, data: bytes | bytearray | memoryview) -> bool:
+    def send_urgently(self, stream: "YamuxStream", data: bytes | bytearray | memoryview) -> bool:
         """Put a write of ``stream``, which has nothing unsent, on the wire from this step; False if that cannot be."""
-        outbox, pipe, size = self._core.outbox, self._pipe, len(data)
+        send_queue, pipe, size = self._core.send_queue, self._pipe, len(data)
         if (
             not pipe.can_send_now
-            or outbox.has_data
+            or send_queue.has_data
             or size > stream.send_window
             or not 0 < size <= QUANTUM_BYTES
             or stream.is_write_closed
         ):
             return False
         stream.send_window -= size
-        plaintext = b"".join((outbox.take_control(), encode_header(DATA, 0, stream.id, size), data))
-        outbox.count_sent(HEADER_BYTES + size)
+        plaintext = b"".join((send_queue.take_control(), encode_header(DATA, 0, stream.id, size), data))
+        send_queue.count_sent(HEADER_BYTES + size)
         try:
             if not pipe.send_now(plaintext):
                 self._writer.unpark_all()
@@ -288,7 +364,7 @@ class YamuxConnection(IMuxedConn):
             self.fail(str(error))
         return True
 
-    # What the core tells
+    # Calls of the session
 
     def on_output(self) -> None:
         self._writer.unpark_all()
@@ -313,10 +389,13 @@ class YamuxConnection(IMuxedConn):
     def on_stuck(self, reason: str) -> None:
         self.fail(reason)
 
+    def now_s(self) -> float:
+        return trio.current_time()
+
     # Streams
 
-    async def open_stream(self) -> YamuxStream:
-        """A new stream; waits only while the peer has ACCEPT_BACKLOG_MAX streams to acknowledge.
+    async def open_stream(self) -> "YamuxStream":
+        """Open a stream; waits only while the peer has ACCEPT_BACKLOG_MAX streams to acknowledge.
 
         Raises StreamUnavailableError at the limit of streams and when the connection has ended.
         """
@@ -333,8 +412,8 @@ class YamuxConnection(IMuxedConn):
         except StreamClosedError as error:
             raise StreamUnavailableError(str(error)) from None
 
-    async def accept_stream(self) -> YamuxStream:
-        """The next stream that the peer opened. Raises MuxedConnUnavailable when the connection has ended."""
+    async def accept_stream(self) -> "YamuxStream":
+        """Return the next stream that the peer opened. Raises MuxedConnUnavailable when the connection has ended."""
         await trio.lowlevel.checkpoint()
         while self._core.error is None:
             stream = self._core.accept_stream()
@@ -352,6 +431,7 @@ class YamuxConnection(IMuxedConn):
         reason = "closed on this side" if self._is_closing else reason
         self.close_reason = reason
         self._core.fail(reason)
+        self._left = memoryview(b"")
         self._pipe.abort()
         for lot in (self._writer, self._acceptors, self._openers):
             lot.unpark_all()
@@ -416,3 +496,145 @@ class YamuxConnection(IMuxedConn):
 
     def get_remote_address(self) -> tuple[str, int] | None:
         return self.secured_conn.get_remote_address()
+
+
+class YamuxStream(StreamState, IMuxedStream):
+    """One stream. All state changes are synchronous: cancelling a caller at any await leaves the stream usable."""
+
+    __slots__ = ("_connection", "_drain_low_bytes", "_readable", "_sent", "linger_until_s", "muxed_conn", "protocol")
+
+    def __init__(self, connection: YamuxConnection, core: YamuxCore["YamuxStream"], stream_id: int) -> None:
+        super().__init__(core, stream_id)
+        self.muxed_conn = connection
+        self._connection = connection  # the same, as the class that it is
+        self.linger_until_s: float | None = None
+        self.protocol: str = ""
+        """Name of the protocol that was negotiated on it."""
+        self._readable: trio.Event | None = None
+        self._sent: trio.Event | None = None
+        self._drain_low_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<YamuxStream {self.id} of {self.muxed_conn!r}>"
+
+    @property
+    def stream_id(self) -> int:
+        return self.id
+
+    def on_readable(self) -> None:
+        if self._readable is not None:
+            self._readable.set()
+            self._readable = None
+
+    def on_sent(self) -> None:
+        if self._sent is not None and (self.unsent_bytes <= self._drain_low_bytes or self.error is not None):
+            self._sent.set()
+            self._sent = None
+
+    # The parts of ByteStream
+
+    @property
+    def is_write_closed(self) -> bool:
+        """True after close_write, close or reset, by either side."""
+        return self.write_ended or self.error is not None
+
+    def write_nowait(self, data: bytes | bytearray | memoryview, *, urgent: bool = False) -> None:
+        """See `dep2p.host.interface.ByteStream.write_nowait`. Raises StreamClosedError."""
+        if type(data) is memoryview:
+            data = bytes(data)
+        if urgent and not self.unsent_bytes and self._connection.send_urgently(self, data):
+            return
+        self.enqueue(data)
+
+    async def drain(self, low_bytes: int = 0) -> None:
+        """Wait until ``unsent_bytes <= low_bytes``. Raises StreamClosedError."""
+        while self.error is None and self.unsent_bytes > low_bytes:
+            if self._sent is None:
+                self._sent = trio.Event()
+                self._drain_low_bytes = low_bytes
+            else:
+                self._drain_low_bytes = max(self._drain_low_bytes, low_bytes)
+            await self._sent.wait()
+        if self.error is not None:
+            raise StreamClosedError(str(self.error))
+
+    async def wait_readable(self) -> None:
+        """Wait until something can be read, be it the end."""
+        if self._readable is None:
+            self._readable = trio.Event()
+        await self._readable.wait()
+
+    async def close_write(self) -> None:
+        """Half-close: the peer reads what was sent, then the end. Reading goes on. Idempotent."""
+        self.end_writing()
+        await trio.lowlevel.checkpoint_if_cancelled()
+
+    def linger(self) -> None:
+        """Reset the stream later if the peer does not end its side."""
+        if self.linger_until_s is None:
+            self.linger_until_s = trio.current_time() + LINGER_S
+
+    def reset_nowait(self) -> None:
+        """Abort both directions at once. Idempotent, never raises."""
+        self.reset_state("the stream was reset on this side")
+
+    # py-libp2p's face
+
+    async def read(self, n: int | None = None) -> bytes:
+        """Up to ``n`` bytes, at least one; all that is there for None or -1.
+
+        Raises MuxedStreamEOF after the peer's half-close, MuxedStreamReset after a reset or a lost connection.
+        """
+        if n == 0:
+            return b""
+        while not self.buffer:
+            if self.read_ended:
+                raise MuxedStreamEOF("the peer closed its side of the stream")
+            if self.error is not None:
+                raise MuxedStreamReset(str(self.error))
+            await self.wait_readable()
+        return self.take_received(len(self.buffer) if n is None or n < 0 else n)
+
+    async def write(self, data: bytes) -> None:
+        """Take ``data``, at once on the wire if possible, and wait while more than WRITE_HIGH_BYTES are unsent.
+
+        Raises MuxedStreamClosed after a half-close, MuxedStreamReset after a reset or a lost connection.
+        """
+        if self.error is None and self.write_ended:
+            raise MuxedStreamClosed("the stream is closed for writing")
+        try:
+            self.write_nowait(data, urgent=True)
+            if self.unsent_bytes > WRITE_HIGH_BYTES:
+                await self.drain(WRITE_HIGH_BYTES // 2)
+            else:
+                await trio.lowlevel.checkpoint_if_cancelled()
+        except StreamClosedError as error:
+            raise MuxedStreamReset(str(error)) from error
+
+    async def close(self) -> None:
+        """As in py-libp2p: half-close; what the peer still sends can be read. Idempotent."""
+        self.linger()
+        await self.close_write()
+
+    async def reset(self) -> None:
+        """Abort both directions at once. Idempotent."""
+        self.reset_nowait()
+        await trio.lowlevel.checkpoint_if_cancelled()
+
+    def set_deadline(self, ttl: int) -> None:
+        """Not supported, as in py-libp2p's yamux: use a trio cancel scope."""
+        raise NotImplementedError("use a trio cancel scope around the call")
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return self._connection.get_remote_address()
+
+    async def __aenter__(self) -> "YamuxStream":
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -42,5 +42,5 @@ class GoAway(IntEnum):
 
 
 def encode_header(kind: int, flags: int, stream_id: int, length: int) -> bytes:
-    """A frame's header. The integers must fit their fields."""
+    """Return a frame's header. The integers must fit their fields."""
     return HEADER.pack(VERSION, kind, flags, stream_id, length)

@@ -6,7 +6,7 @@ import trio
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 
 from dep2p.errors import StreamClosedError
-from dep2p.host.connections.connection import PeerConnection
+from dep2p.host.interface import MuxedConnection
 from dep2p.host.yamux.byte_stream import YamuxByteStream
 from dep2p.host.yamux.connection import YamuxConnection
 
@@ -16,7 +16,7 @@ class YamuxMuxer:
 
     def __init__(self, yamux: YamuxConnection) -> None:
         self._yamux = yamux
-        self._connection: PeerConnection | None = None
+        self._connection: MuxedConnection | None = None
 
     @property
     def rtt_s(self) -> float | None:
@@ -29,15 +29,21 @@ class YamuxMuxer:
     def counters(self) -> Mapping[str, int]:
         return self._yamux.counters()
 
-    def bind(self, connection: PeerConnection) -> None:
-        self._connection = connection
+    def open_protocols(self) -> list[str]:
+        return self._yamux.open_protocols()
 
-    async def run(self, connection: PeerConnection, nursery: trio.Nursery) -> str:
+    def bind(self, connection: MuxedConnection) -> None:
+        self._connection = connection
+        self._yamux.bind(connection.resources, connection.turns)
+
+    async def run(self, connection: MuxedConnection, nursery: trio.Nursery) -> str:
         async with trio.open_nursery() as own:
             own.start_soon(self._yamux.start)
             try:
                 while True:
                     await connection.negotiation_place()
+                    if not self._yamux.is_proven:
+                        await connection.turns.next()
                     connection.serve(YamuxByteStream(await self._yamux.accept_stream(), connection))
             except MuxedConnUnavailable:
                 connection.end(self._yamux.close_reason)  # before the socket's own, slower end
@@ -50,6 +56,9 @@ class YamuxMuxer:
         if not self._yamux.event_started.is_set():
             await self._yamux.event_started.wait()  # a write that fails before the start would leave it half closed
         return YamuxByteStream(await self._yamux.open_stream(), connection)
+
+    def fail(self, reason: str) -> None:
+        self._yamux.fail(reason)
 
     async def close(self) -> None:
         await self._yamux.close()

@@ -1,8 +1,7 @@
-"""What a yamux session sends next: control frames first, then one quantum of each stream in turn."""
+"""The send queue of a yamux session: control frames first, then one quantum of each stream in turn."""
 
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
 
 from dep2p.host.yamux.frames import DATA, FIN, HEADER, HEADER_BYTES, VERSION, WINDOW_UPDATE, encode_header
 from dep2p.host.yamux.stream_state import StreamState
@@ -10,29 +9,27 @@ from dep2p.host.yamux.stream_state import StreamState
 CONTROL_BYTES_MAX = 262_144
 """Control frames that wait because the peer does not read."""
 QUANTUM_BYTES = 65_507
-"""What one stream may send before the next one's turn: with its header exactly one full Noise message."""
+"""Bytes that one stream may send before the next one's turn: with its header exactly one full Noise message."""
 FRESH_BYTES_MAX = 16_384
 """A stream that becomes ready with no more than this goes before the streams that have been sending all along."""
 _FRAGMENT_BYTES_MIN = 1_024  # a shorter rest of a buffer is left empty rather than filled with a fragment
 
-S = TypeVar("S", bound=StreamState)
 
-
-class YamuxOutbox(Generic[S]):
+class YamuxSendQueue:
     """The frames to send of one session. ``on_output`` is called when there is something where there was nothing,
     ``on_fin`` when a stream's FIN has left."""
 
     __slots__ = ("_control", "_fresh", "_on_fin", "_on_output", "_ring", "bytes_out", "frames_out", "is_closed")
 
-    def __init__(self, on_output: Callable[[], None], on_fin: Callable[[S], None]) -> None:
-        self.frames_out = 0
-        self.bytes_out = 0
-        self.is_closed = False
+    def __init__(self, on_output: Callable[[], None], on_fin: Callable[[StreamState], None]) -> None:
+        self.frames_out: int = 0
+        self.bytes_out: int = 0
+        self.is_closed: bool = False
         self._on_output = on_output
         self._on_fin = on_fin
         self._control = bytearray()
-        self._fresh: deque[S] = deque()
-        self._ring: deque[S] = deque()
+        self._fresh: deque[StreamState] = deque()
+        self._ring: deque[StreamState] = deque()
 
     @property
     def has_output(self) -> bool:
@@ -57,7 +54,7 @@ class YamuxOutbox(Generic[S]):
         return True
 
     def take_control(self) -> bytes:
-        """All queued control frames, to go before what the caller sends next."""
+        """Take all queued control frames, to go before the bytes that the caller sends next."""
         if not self._control:
             return b""
         frames = bytes(self._control)
@@ -71,7 +68,7 @@ class YamuxOutbox(Generic[S]):
         self.frames_out += 1
         self.bytes_out += size
 
-    def schedule(self, stream: S) -> None:
+    def schedule(self, stream: StreamState) -> None:
         """Give the stream a turn: it has bytes to send and a window for them."""
         if self.is_closed or stream.is_scheduled:
             return
@@ -81,7 +78,7 @@ class YamuxOutbox(Generic[S]):
         if was_silent:
             self._on_output()
 
-    def unschedule(self, stream: S) -> None:
+    def unschedule(self, stream: StreamState) -> None:
         """Take back the stream's turn."""
         if stream.is_scheduled:
             (self._fresh if stream in self._fresh else self._ring).remove(stream)
@@ -95,7 +92,7 @@ class YamuxOutbox(Generic[S]):
         self._ring.clear()
 
     def fill(self, out: memoryview) -> int:
-        """Write the next frames to the start of ``out``; returns how many bytes, 0 when nothing can be sent now."""
+        """Write the next frames to the start of ``out``; return how many bytes, 0 when nothing can be sent now."""
         position, room = 0, len(out)
         control = self._control
         if control:

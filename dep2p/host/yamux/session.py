@@ -1,4 +1,4 @@
-"""A yamux session without I/O: received bytes go in by `YamuxCore.receive`, bytes to send come out of its outbox.
+"""A yamux session without I/O: received bytes go in by `YamuxCore.receive`, bytes to send come out of its send queue.
 
 Whatever the peer sends either follows the protocol or raises ProtocolError, after which the session is of no use.
 Frames of a stream that has just ended are normal (both sides end streams at the same time) and are ignored.
@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from dep2p.errors import ProtocolError, StreamClosedError
+from dep2p.host.resources.ledger import STREAM_BYTES, ConnectionResources, unbounded
+from dep2p.host.resources.scopes import Account
 from dep2p.host.yamux.frames import (
     ACK,
     DATA,
@@ -26,7 +28,7 @@ from dep2p.host.yamux.frames import (
     WINDOW_UPDATE,
     GoAway,
 )
-from dep2p.host.yamux.send_queue import YamuxOutbox
+from dep2p.host.yamux.send_queue import YamuxSendQueue
 from dep2p.host.yamux.stream_state import (
     BUFFERED_BYTES_MAX,
     RECEIVE_WINDOW_MAX_BYTES,
@@ -35,7 +37,11 @@ from dep2p.host.yamux.stream_state import (
 )
 
 ACCEPT_BACKLOG_MAX = 256
-"""Inbound streams that nobody has accepted yet, and outbound ones that the peer has not acknowledged."""
+"""Inbound streams that were not accepted yet, and outbound ones that the peer has not acknowledged."""
+FRAMES_PER_CALL_MAX = 65_536
+"""Frames that `YamuxCore.receive` takes at a time, unless it is called with another number."""
+SYN_FRAMES = 4
+"""Control frames that a new stream counts for: it costs a task, a negotiation and an answer."""
 
 _COUNTS = (
     "violations",
@@ -43,10 +49,12 @@ _COUNTS = (
     "streams_accepted",
     "streams_refused_limit",
     "streams_refused_backlog",
+    "streams_refused_memory",
+    "control_rate_exceeded",
     "resets_in",
     "resets_out",
     "resets_buffer_full",
-    "resets_nobody_reads",
+    "resets_no_reader",
     "resets_lingering",
     "frames_of_ended_streams",
     "bytes_of_ended_streams",
@@ -57,30 +65,35 @@ S = TypeVar("S", bound=StreamState)
 
 
 class CoreOwner(Protocol):
-    """What the session tells the one who drives it. Synchronous; must neither block nor raise."""
+    """The owner of a session, which drives it. The calls are synchronous and must neither block nor raise."""
 
     def on_output(self) -> None:
-        """There is something to send where there was nothing."""
+        """Take the news that the send queue has got something to send."""
         ...
 
     def on_inbound_stream(self) -> None:
-        """A stream can be accepted."""
+        """Take the news that a stream can be accepted."""
         ...
 
     def on_pong(self, value: int) -> None:
-        """The peer answered a ping."""
+        """Take the peer's answer to a ping."""
         ...
 
     def on_acknowledged(self) -> None:
-        """The peer acknowledged an outbound stream, or one that it had not acknowledged ended."""
+        """Take the news that the peer acknowledged an outbound stream, or that one ended unacknowledged."""
         ...
 
     def on_go_away(self, code: int) -> None:
-        """The peer takes no new streams; a code other than NORMAL says that it ends the session for a fault."""
+        """Take the peer's notice that it accepts no new streams; a code other than NORMAL says that it ends the session
+        for a fault."""
         ...
 
     def on_stuck(self, reason: str) -> None:
-        """The session failed because the peer makes us answer and does not read the answers."""
+        """Take the failure of the session: the peer makes us answer and does not read the answers."""
+        ...
+
+    def now_s(self) -> float:
+        """The time, by a clock that never goes back; asked for when the peer has used up its control frames."""
         ...
 
 
@@ -101,15 +114,17 @@ class YamuxCore(Generic[S]):
     ) -> None:
         self.is_initiator = is_initiator
         self.streams: dict[int, S] = {}
-        self.unacknowledged = 0
-        self.peer_said_goodbye = False
+        self.unacknowledged: int = 0
+        self.peer_said_goodbye: bool = False
         self.error: StreamClosedError | None = None
-        self.buffered_bytes = 0  # received and not yet read, of all streams
-        self.grown_bytes = 0  # receive windows beyond the initial ones
-        self.outbox: YamuxOutbox[S] = YamuxOutbox(owner.on_output, self._on_fin)
-        self.bytes_in = 0
-        self.frames_in = 0
+        self.buffered_bytes: int = 0  # received and not yet read, of all streams
+        self.grown_bytes: int = 0  # receive windows beyond the initial ones
+        self.send_queue: YamuxSendQueue = YamuxSendQueue(owner.on_output, self._on_fin)
+        self.bytes_in: int = 0
+        self.frames_in: int = 0
         self.counts: dict[str, int] = {name: 0 for name in _COUNTS}
+        self.resources: ConnectionResources = unbounded(4 * BUFFERED_BYTES_MAX)
+        """Set before anything is received; the owner closes its account when the session has ended."""
         self._owner = owner
         self._make_stream = make_stream
         self._streams_max = streams_max
@@ -121,10 +136,10 @@ class YamuxCore(Generic[S]):
         self._body_flags = 0
         self._body_stream: S | None = None
 
-    # What the owner asks
+    # Calls of the owner
 
     def open_stream(self) -> S:
-        """A new outbound stream.
+        """Open an outbound stream.
 
         Raises StreamClosedError at the limit of streams, after a GO_AWAY, and when the session has ended.
         """
@@ -147,7 +162,7 @@ class YamuxCore(Generic[S]):
         return stream
 
     def accept_stream(self) -> S | None:
-        """The oldest inbound stream that was not accepted yet, which this acknowledges to the peer."""
+        """Return the oldest inbound stream that was not accepted yet, which this acknowledges to the peer."""
         while self._backlog:
             stream = self._backlog.popleft()
             if stream.error is None:
@@ -169,7 +184,7 @@ class YamuxCore(Generic[S]):
         if self.error is not None:
             return
         self.error = StreamClosedError(reason)
-        self.outbox.close()
+        self.send_queue.close()
         self._backlog.clear()
         self._body_stream = None
         streams = list(self.streams.values())
@@ -180,18 +195,18 @@ class YamuxCore(Generic[S]):
 
     def counters(self) -> dict[str, int]:
         """Monotonic counts by name."""
-        outbox = self.outbox
+        send_queue = self.send_queue
         sizes = {
             "frames_in": self.frames_in,
-            "frames_out": outbox.frames_out,
+            "frames_out": send_queue.frames_out,
             "bytes_in": self.bytes_in,
-            "bytes_out": outbox.bytes_out,
+            "bytes_out": send_queue.bytes_out,
         }
         return sizes | self.counts
 
     def send_control(self, kind: int, flags: int, stream_id: int, length: int) -> None:
         """Queue a frame without a body. Never raises: a peer that does not read its frames ends the session."""
-        if not self.outbox.send_control(kind, flags, stream_id, length):
+        if not self.send_queue.send_control(kind, flags, stream_id, length):
             self.counts["violations"] += 1
             reason = "the peer does not read: too many control frames wait for it"
             self.fail(reason)
@@ -199,16 +214,17 @@ class YamuxCore(Generic[S]):
 
     # Receiving
 
-    def receive(self, data: memoryview) -> None:
-        """Take the next received bytes, split anyhow.
+    def receive(self, data: memoryview, frames_max: int = FRAMES_PER_CALL_MAX) -> int:
+        """Take the next received bytes, split anyhow; returns how many were taken: all, or ``frames_max`` frames.
 
         Raises ProtocolError. After an error, or when a receiver ends the session, the rest is dropped.
         """
         position, end = 0, len(data)
+        frames_end = self.frames_in + frames_max
         self.bytes_in += end
         streams = self.streams
         unpack = HEADER.unpack_from
-        while self.error is None:
+        while self.error is None and self.frames_in < frames_end:
             left = end - position
             if self._body_left:
                 if not left:
@@ -232,7 +248,7 @@ class YamuxCore(Generic[S]):
                 version, kind, flags, stream_id, length = unpack(data, position)
                 position += HEADER_BYTES
             self.frames_in += 1
-            if kind == DATA and not flags and version == VERSION:
+            if kind == DATA and length and not flags and version == VERSION:
                 stream = streams.get(stream_id)
                 if (
                     stream is not None
@@ -258,6 +274,17 @@ class YamuxCore(Generic[S]):
                 self._take_go_away(length)
             else:
                 raise self._violation(f"yamux frame type {kind}")
+        if self.error is not None:
+            return end
+        self.bytes_in -= end - position
+        return position
+
+    def _charge(self, frames: int) -> None:
+        """Count control frames of the peer against its rate."""
+        rate = self.resources.control_rate
+        if not rate.take(frames) and not rate.refill(self._owner.now_s(), self.bytes_in + self.send_queue.bytes_out):
+            self.counts["control_rate_exceeded"] += 1
+            raise ProtocolError("more control frames (SYN, RST, PING, window updates, empty frames) than are allowed")
 
     def _violation(self, text: str) -> ProtocolError:
         self.counts["violations"] += 1
@@ -267,6 +294,8 @@ class YamuxCore(Generic[S]):
         if length > RECEIVE_WINDOW_MAX_BYTES:
             raise self._violation(f"a DATA frame of {length} bytes is larger than any window")
         stream = self._stream_of(flags, stream_id)
+        if not length or stream is None:
+            self._charge(1)
         if stream is not None:
             if length > stream.receive_credit:
                 raise self._violation(
@@ -294,6 +323,7 @@ class YamuxCore(Generic[S]):
                 self._take_flags(stream, self._body_flags)
 
     def _take_window_update(self, flags: int, stream_id: int, credit: int) -> None:
+        self._charge(1)
         stream = self._stream_of(flags, stream_id)
         if stream is None:
             return
@@ -302,10 +332,10 @@ class YamuxCore(Generic[S]):
                 raise self._violation(f"stream {stream_id}: a window of more than {WINDOW_MAX} bytes")
             stream.send_window += credit
             if stream.unsent_bytes:
-                self.outbox.schedule(stream)
+                self.send_queue.schedule(stream)
         self._take_flags(stream, flags)
 
-    def _take_flags(self, stream: S, flags: int) -> None:
+    def _take_flags(self, stream: StreamState, flags: int) -> None:
         if flags & ACK and stream.awaits_ack:
             self._acknowledge(stream)
         if flags & RST:
@@ -317,6 +347,7 @@ class YamuxCore(Generic[S]):
             self._remove_if_done(stream)
 
     def _take_ping(self, flags: int, stream_id: int, value: int) -> None:
+        self._charge(1)
         if stream_id:
             raise self._violation(f"a PING on stream {stream_id}")
         if flags & SYN:
@@ -325,11 +356,12 @@ class YamuxCore(Generic[S]):
             self._owner.on_pong(value)
 
     def _take_go_away(self, code: int) -> None:
+        self._charge(1)
         self.peer_said_goodbye = True
         self._owner.on_go_away(code)
 
     def _stream_of(self, flags: int, stream_id: int) -> S | None:
-        """The live stream of a DATA or WINDOW_UPDATE frame; None when it has ended or was refused."""
+        """Return the live stream of a DATA or WINDOW_UPDATE frame; None when it has ended or was refused."""
         if not stream_id:
             raise self._violation("a stream frame without a stream id")
         stream = self.streams.get(stream_id)
@@ -349,11 +381,16 @@ class YamuxCore(Generic[S]):
     def _take_syn(self, stream_id: int) -> S | None:
         if self._is_own(stream_id):
             raise self._violation(f"the peer opened stream {stream_id}, whose id is ours to give")
+        self._charge(SYN_FRAMES)
         reason = None
         if len(self.streams) >= self._streams_max:
             reason = "streams_refused_limit"
         elif len(self._backlog) >= self._backlog_max:
             reason = "streams_refused_backlog"
+        elif not self.resources.account.reserve_half(STREAM_BYTES):
+            reason = "streams_refused_memory"
+        if self.error is not None:
+            return None  # all memory is taken, and this connection had most of it
         if reason is not None:
             self.counts[reason] += 1
             self.send_control(WINDOW_UPDATE, RST, stream_id, 0)
@@ -364,32 +401,34 @@ class YamuxCore(Generic[S]):
         self._owner.on_inbound_stream()
         return stream
 
-    # What streams ask
+    # Calls of streams
 
-    def schedule(self, stream: S) -> None:
-        """Send what the stream has, in its turn."""
-        self.outbox.schedule(stream)
+    def schedule(self, stream: StreamState) -> None:
+        """Send the queued bytes of the stream, in its turn."""
+        self.send_queue.schedule(stream)
 
-    def send_fin(self, stream: S) -> None:
+    def send_fin(self, stream: StreamState) -> None:
         """Half-close a stream that has nothing unsent."""
         self.send_control(WINDOW_UPDATE, FIN, stream.id, 0)
         self._on_fin(stream)
 
-    def _on_fin(self, stream: S) -> None:
+    def _on_fin(self, stream: StreamState) -> None:
         stream.fin_sent = True
         self._remove_if_done(stream)
 
-    def send_reset(self, stream: S, count: str = "resets_out") -> None:
+    def send_reset(self, stream: StreamState, count: str = "resets_out") -> None:
         """Abort a stream and forget it."""
         if self.streams.get(stream.id) is stream:
             self.counts[count] += 1
             self.drop(stream)
             self.send_control(WINDOW_UPDATE, RST, stream.id, 0)
 
-    def send_credit(self, stream: S) -> None:
+    def send_credit(self, stream: StreamState) -> None:
         """Let the peer send what the stream's reader has taken, and more as long as the window may grow."""
         window = stream.receive_window
-        growth = min(window, RECEIVE_WINDOW_MAX_BYTES - window, WINDOW_GROWTH_BUDGET_BYTES - self.grown_bytes)
+        growth = 0  # four streams of an unproven peer with the initial window already fill its share of the memory
+        if self.resources.is_proven:
+            growth = min(window, RECEIVE_WINDOW_MAX_BYTES - window, WINDOW_GROWTH_BUDGET_BYTES - self.grown_bytes)
         credit = stream.consumed_bytes + growth
         self.grown_bytes += growth
         stream.receive_window = window + growth
@@ -397,34 +436,54 @@ class YamuxCore(Generic[S]):
         stream.receive_credit += credit
         self.send_control(WINDOW_UPDATE, 0, stream.id, credit)
 
-    def buffered(self, stream: S, size: int) -> bool:
+    def buffered(self, stream: StreamState, size: int) -> bool:
         """Account for received bytes that wait for their reader; False when the session holds too many already."""
-        if self.buffered_bytes + size > BUFFERED_BYTES_MAX:
+        account = stream.account
+        if account is not None:
+            return account.reserve(size)
+        if self.buffered_bytes + size > BUFFERED_BYTES_MAX or not self.resources.account.reserve(size):
             return False
         self.buffered_bytes += size
         return True
 
-    def unbuffered(self, stream: S, size: int) -> None:
-        """Bytes that `buffered` counted were read or dropped."""
+    def unbuffered(self, stream: StreamState, size: int) -> None:
+        """Take bytes off the account that `buffered` counted: they were read or dropped."""
         if self.streams.get(stream.id) is stream:  # what an ended stream still holds is no longer counted
-            self.buffered_bytes -= size
+            self._release(stream, size)
 
-    def drop(self, stream: S) -> None:
+    def _release(self, stream: StreamState, size: int) -> None:
+        if stream.account is not None:
+            stream.account.release(size)
+        else:
+            self.buffered_bytes -= size
+            self.resources.account.release(size)
+
+    def charge_to(self, stream: StreamState, account: Account) -> None:
+        """Account for the stream's unread bytes in ``account``, and no longer for those of the connection."""
+        size = len(stream.buffer)
+        self.unbuffered(stream, size)
+        stream.account = account
+        if self.streams.get(stream.id) is stream and not account.reserve(size):
+            stream.reset_state("the stream holds too many unread bytes", "resets_buffer_full")
+
+    def drop(self, stream: StreamState) -> None:
         """Forget a stream: it has ended on both sides."""
         if self.streams.get(stream.id) is not stream:
             return
-        self.buffered_bytes -= len(stream.buffer)
+        self._release(stream, len(stream.buffer))
+        if not self._is_own(stream.id):
+            self.resources.account.release(STREAM_BYTES)
         del self.streams[stream.id]
-        self.outbox.unschedule(stream)
+        self.send_queue.unschedule(stream)
         self.grown_bytes -= stream.receive_window - WINDOW_INITIAL_BYTES
         if stream.awaits_ack:
             self._acknowledge(stream)
 
-    def _acknowledge(self, stream: S) -> None:
+    def _acknowledge(self, stream: StreamState) -> None:
         stream.awaits_ack = False
         self.unacknowledged -= 1
         self._owner.on_acknowledged()
 
-    def _remove_if_done(self, stream: S) -> None:
+    def _remove_if_done(self, stream: StreamState) -> None:
         if stream.fin_sent and stream.read_ended:
             self.drop(stream)

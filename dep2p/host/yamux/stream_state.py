@@ -1,35 +1,37 @@
-"""One yamux stream without I/O: windows, what is to be sent, what was received, and who reads it."""
+"""One yamux stream without I/O: its windows, its unsent and received bytes, and its reader."""
 
 import logging
 from collections import deque
-from typing import Any, Protocol
+from typing import Protocol
 
 from dep2p.errors import LocalProtocolError, StreamClosedError
 from dep2p.host.interface import EndCallback, ReceiveCallback
+from dep2p.host.resources.scopes import Account
 from dep2p.host.yamux.frames import WINDOW_INITIAL_BYTES
 
-logger = logging.getLogger("dep2p.host")
+logger: logging.Logger = logging.getLogger("dep2p.host")
 
 RECEIVE_WINDOW_MAX_BYTES = 1_048_576
-"""How far one stream's receive window grows."""
+"""Bytes to which one stream's receive window grows at most."""
 WINDOW_GROWTH_BUDGET_BYTES = 16_777_216
-"""How much all streams of a connection may grow their windows together."""
+"""Bytes by which all streams of a connection may grow their windows together."""
 BUFFERED_BYTES_MAX = 67_108_864
 """Received bytes that wait for their readers, of all streams of a connection: 256 streams with full initial windows."""
 DISCARD_BYTES_MAX = 262_144
-"""What a peer may go on sending to a stream that was closed here before it is told by a reset."""
+"""Bytes that a peer may send to a stream that was closed here before the stream is reset."""
 _JOIN_BYTES_MAX = 4_096  # writes up to this size are joined; larger ones are kept as they are, without a copy
 
 
 class _Core(Protocol):
-    """What a stream asks of its session (`dep2p.host.yamux.session.YamuxCore`)."""
+    """The session as its streams see it (`dep2p.host.yamux.session.YamuxCore`)."""
 
-    def schedule(self, stream: Any) -> None: ...
-    def send_fin(self, stream: Any) -> None: ...
-    def send_reset(self, stream: Any, count: str = "resets_out") -> None: ...
-    def send_credit(self, stream: Any) -> None: ...
-    def buffered(self, stream: Any, size: int) -> bool: ...
-    def unbuffered(self, stream: Any, size: int) -> None: ...
+    def schedule(self, stream: "StreamState") -> None: ...
+    def send_fin(self, stream: "StreamState") -> None: ...
+    def send_reset(self, stream: "StreamState", count: str = "resets_out") -> None: ...
+    def send_credit(self, stream: "StreamState") -> None: ...
+    def buffered(self, stream: "StreamState", size: int) -> bool: ...
+    def unbuffered(self, stream: "StreamState", size: int) -> None: ...
+    def charge_to(self, stream: "StreamState", account: Account) -> None: ...
 
     counts: dict[str, int]
 
@@ -42,6 +44,7 @@ class StreamState:
         "_on_end",
         "_queue",
         "_taken",
+        "account",
         "awaits_ack",
         "buffer",
         "consumed_bytes",
@@ -62,35 +65,37 @@ class StreamState:
     )
 
     def __init__(self, core: _Core, stream_id: int) -> None:
-        self.core = core
-        self.id = stream_id
+        self.core: _Core = core
+        self.id: int = stream_id
         self.error: StreamClosedError | None = None
-        self.awaits_ack = False
+        self.awaits_ack: bool = False
+        self.account: Account | None = None
+        """The account of its unread bytes, when that is not the connection's."""
         # sending
-        self.send_window = WINDOW_INITIAL_BYTES
-        self.unsent_bytes = 0
-        self.is_scheduled = False
-        self.write_ended = False
-        self.fin_sent = False
+        self.send_window: int = WINDOW_INITIAL_BYTES
+        self.unsent_bytes: int = 0
+        self.is_scheduled: bool = False
+        self.write_ended: bool = False
+        self.fin_sent: bool = False
         self._queue: deque[bytes | bytearray] = deque()
         self._taken = 0  # bytes of the first chunk that were sent
         # receiving
-        self.receive_window = WINDOW_INITIAL_BYTES
-        self.receive_credit = WINDOW_INITIAL_BYTES
-        self.consumed_bytes = 0
-        self.buffer = bytearray()
-        self.read_ended = False
-        self.is_paused = False
-        self.is_discarding = False
-        self.discarded_bytes = 0
+        self.receive_window: int = WINDOW_INITIAL_BYTES
+        self.receive_credit: int = WINDOW_INITIAL_BYTES
+        self.consumed_bytes: int = 0
+        self.buffer: bytearray = bytearray()
+        self.read_ended: bool = False
+        self.is_paused: bool = False
+        self.is_discarding: bool = False
+        self.discarded_bytes: int = 0
         self._on_data: ReceiveCallback | None = None
         self._on_end: EndCallback | None = None
 
     def on_sent(self) -> None:
-        """Bytes were handed on for sending, or the stream failed."""
+        """Note that bytes were handed on for sending, or that the stream failed."""
 
     def on_readable(self) -> None:
-        """Bytes, the peer's half-close or a failure can be read."""
+        """Note that bytes, the peer's half-close or a failure can be read."""
 
     # Sending
 
@@ -117,7 +122,7 @@ class StreamState:
             self.core.schedule(self)
 
     def write_error(self) -> StreamClosedError:
-        """Why nothing can be written."""
+        """Return why nothing can be written."""
         return StreamClosedError("the stream is closed for writing" if self.error is None else str(self.error))
 
     def take_into(self, out: memoryview) -> None:
@@ -151,7 +156,7 @@ class StreamState:
     # Receiving
 
     def deliver(self, data: memoryview) -> None:
-        """Received bytes, already checked against the window."""
+        """Take received bytes, already checked against the window."""
         if self._on_data is not None and not self.is_paused:
             if self._push(data) and self.error is None:
                 self.consume(len(data))
@@ -161,7 +166,7 @@ class StreamState:
             self.buffer += data
             self.on_readable()
         else:
-            self.reset_state("the connection holds too many bytes that nobody reads", "resets_buffer_full")
+            self.reset_state("the connection holds too many unread bytes", "resets_buffer_full")
 
     def _push(self, data: memoryview) -> bool:
         on_data = self._on_data
@@ -179,16 +184,16 @@ class StreamState:
     def _discard(self, size: int) -> None:
         self.discarded_bytes += size
         if self.discarded_bytes > DISCARD_BYTES_MAX // 2:
-            self.reset_state("the peer sends to a stream that was closed here", "resets_nobody_reads")
+            self.reset_state("the peer sends to a stream that was closed here", "resets_no_reader")
 
     def consume(self, size: int) -> None:
-        """The reader took ``size`` bytes: grant credit once half of the window was taken."""
+        """Note that the reader took ``size`` bytes: grant credit once half of the window was taken."""
         self.consumed_bytes += size
         if self.consumed_bytes * 2 >= self.receive_window and not self.read_ended and self.error is None:
             self.core.send_credit(self)
 
     def take_received(self, size_max: int) -> bytes:
-        """Up to ``size_max`` buffered bytes, for pull mode."""
+        """Return up to ``size_max`` buffered bytes, for pull mode."""
         buffer = self.buffer
         if size_max >= len(buffer):
             data = bytes(buffer)
@@ -235,7 +240,7 @@ class StreamState:
             self._finish_receiving()
 
     def end_reading(self) -> None:
-        """The peer has half-closed."""
+        """Note that the peer has half-closed."""
         self.read_ended = True
         if not self.buffer and not self.is_paused:
             self._finish_receiving()

@@ -16,37 +16,38 @@ import re
 import secrets
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Final, NamedTuple, Protocol, TypeVar, TypeVarTuple, Unpack
 
 import trio
+from msgspec import convert
 
+from dep2p.arguments import as_bytes
+from dep2p.concurrency.exception_groups import open_nursery_unwrapped
 from dep2p.errors import (
     Dep2pError,
     MessageTooLargeError,
     OverloadedError,
+    PartitionMovedError,
     PeerNotFoundError,
     ProtocolError,
     QueueAccessError,
     QueueFullError,
-    QueueMovedError,
+    QueueIsDistributedError,
     QueueNotFoundError,
-    QueuePlacedError,
     StoreLockedError,
 )
-from dep2p.protocols.queues.clients.backoff import Backoff
 from dep2p.protocols.queues.names import check_name
-from dep2p.protocols.queues.wire import ATTRIBUTES_BYTES_MAX, PUBLISHER_BYTES, WireMessage
-from dep2p.queues.types import Attributes, encode_attributes
-from dep2p.types import Headers
+from dep2p.protocols.queues.options import MessageOptions
+from dep2p.protocols.queues.wire.frames import PUBLISHER_BYTES, WireMessage
+from dep2p.protocols.timing.backoff import Backoff
+from dep2p.queues.api.broker import QueueBroker
+from dep2p.queues.types import encode_options
 
-if TYPE_CHECKING:
-    from dep2p.queues.api.queues import Queues
-
-logger = logging.getLogger("dep2p.io")
+logger: logging.Logger = logging.getLogger("dep2p.io")
 
 DEFAULT_TABLE: Final = "dep2p_outbox"
 _TABLE: Final = re.compile(r"[a-z_][a-z0-9_]{0,39}")
@@ -55,10 +56,13 @@ _BATCH_BYTES: Final = 262_144
 _RETRY: Final = Backoff(0.1, 10.0)
 _BUSY_TIMEOUT_S: Final = 5.0
 _REFUSED: Final = (MessageTooLargeError, ProtocolError, QueueAccessError, QueueNotFoundError, ValueError)
-"""For one message of a batch, at least; another try would meet the same."""
-_PLACED_MAX: Final = 1_024
-"""Queues that are known to be on several nodes; the others are found out again."""
+"""The broker refuses at least one message of the batch; another try would meet the same."""
+_DISTRIBUTED_MAX: Final = 1_024
+"""Queues that are known to be on several nodes; for others the relay asks again."""
 _ERROR_CHARS: Final = 500
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _SQLITE: Final = (
     "create table if not exists {t} (id integer primary key autoincrement, queue text not null, "
@@ -77,9 +81,9 @@ _POSTGRES: Final = (
 class _Dialect(NamedTuple):
     tables: tuple[str, ...]
     mark: str
-    """Of a parameter."""
+    """The placeholder of a parameter in a statement."""
     lock: str
-    """Behind the reading of the relay's row: nobody else changes it until the transaction ends."""
+    """Ends the statement that reads the relay's row: no other transaction changes the row until this one ends."""
 
 
 _DIALECTS: Final = {
@@ -88,7 +92,27 @@ _DIALECTS: Final = {
 }
 
 
-def create_outbox(connection: Any, *, table: str = DEFAULT_TABLE) -> None:
+class SqlCursor(Protocol):
+    """The part of a cursor of `sqlite3` or `psycopg` that the outbox uses."""
+
+    @property
+    def description(self) -> Sequence[Sequence[object]] | None: ...
+
+    def fetchone(self) -> object: ...
+
+    def fetchall(self) -> Sequence[object]: ...
+
+
+class SqlConnection(Protocol):
+    """A connection of `sqlite3` or `psycopg` (not an asynchronous one)."""
+
+    @property
+    def execute(self) -> Callable[..., SqlCursor]:
+        """Takes a statement, and its values."""
+        ...
+
+
+def create_outbox(connection: SqlConnection, *, table: str = DEFAULT_TABLE) -> None:
     """Make the outbox's two tables in the app's database, if they are not there; in the connection's transaction.
     Tables of an earlier version get what they lack.
 
@@ -98,45 +122,42 @@ def create_outbox(connection: Any, *, table: str = DEFAULT_TABLE) -> None:
     dialect = _dialect(connection)
     for statement in dialect.tables:
         connection.execute(statement.format(t=_checked(table)))
-    columns = [column[0] for column in connection.execute(f"select * from {table} limit 0").description]
+    columns = [column[0] for column in connection.execute(f"select * from {table} limit 0").description or ()]
     if "destination" not in columns:
         connection.execute(f"alter table {table} add column destination text not null default ''")
 
 
 def publish_in(
-    connection: Any,
+    connection: SqlConnection,
     queue: str,
     body: bytes,
     *,
-    order_key: str = "",
-    tags: Sequence[str] = (),
-    priority: int = 0,
-    delay_s: float = 0.0,
-    headers: Headers | None = None,
     table: str = DEFAULT_TABLE,
+    **options: Unpack[MessageOptions],
 ) -> None:
     """Publish when, and only when, the connection's transaction commits. Blocks as the connection does; any thread.
 
     The app commits or rolls back itself; `create_outbox` has made the tables before. A relay (``queues.relay(…)``)
     that runs on the same database then puts the message into the queue, exactly once, in the order of these calls
-    within a transaction. Raises ``ValueError`` (a name, attributes, another kind of connection), and what the database
-    raises.
+    within a transaction. ``options`` are those of :class:`MessageOptions`.
+
+    Raises ``ValueError`` (a name, options, another kind of connection), and what the database raises.
     """
     check_name(queue)
+    body = as_bytes(body, "the body")
     dialect = _dialect(connection)
-    attributes = encode_attributes(
-        Attributes(order_key, tuple(tags), priority, dict(headers or {}), round(delay_s * 1000))
-    )
-    if len(attributes) > ATTRIBUTES_BYTES_MAX:
-        raise ValueError(f"{len(attributes)} bytes of attributes: at most {ATTRIBUTES_BYTES_MAX}")
+    try:
+        attributes = encode_options(**options)
+    except MessageTooLargeError as error:
+        raise ValueError(f"the attributes do not fit: {error}") from None
     mark = dialect.mark
     connection.execute(
         f"insert into {_checked(table)} (queue, attributes, body) values ({mark}, {mark}, {mark})",
-        (queue, attributes, bytes(body)),
+        (queue, attributes, body),
     )
 
 
-def _dialect(connection: Any) -> _Dialect:
+def _dialect(connection: SqlConnection) -> _Dialect:
     module = type(connection).__module__.partition(".")[0]
     if inspect.iscoroutinefunction(getattr(connection, "execute", None)):
         raise ValueError("an asynchronous connection: give one of sqlite3.connect or psycopg.connect")
@@ -154,12 +175,12 @@ def _checked(table: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class _RelayBatch:
     number: int
-    """Of its first message, for the queue."""
+    """The sequence number of its first message, by which the queue recognizes a batch that is sent again."""
     queue: str
     destination: str
-    """Where it was sent, or is to be sent, and nowhere else; "": to the queue, which is on one node."""
+    """The only node that the batch may be sent to; "" for a queue on one node, which needs no destination."""
     ids: list[int]
     messages: list[WireMessage]
 
@@ -171,7 +192,9 @@ class _OutboxDatabase:
         self._address = str(address)
         self._table = _checked(table)
         self._owner = secrets.token_bytes(16)
-        self._db: Any = None
+        self._db: SqlConnection | None = None
+        self._transaction: Callable[[], AbstractContextManager[object]] = nullcontext
+        self._close: Callable[[], None] = _nothing
         self._mark = "?"
         self._lock = ""
         self.publisher = b""
@@ -185,11 +208,13 @@ class _OutboxDatabase:
         if self._is_postgres:
             import psycopg
 
-            self._db = psycopg.connect(self._address, autocommit=True)
+            server = psycopg.connect(self._address, autocommit=True)
+            self._db, self._transaction, self._close = server, server.transaction, server.close
         else:
-            self._db = sqlite3.connect(
+            file = sqlite3.connect(
                 self._address, isolation_level=None, check_same_thread=False, timeout=_BUSY_TIMEOUT_S
             )
+            self._db, self._transaction, self._close = file, lambda: _Transaction(file), file.close
         dialect = _dialect(self._db)
         self._mark, self._lock = dialect.mark, dialect.lock
         with self._step():
@@ -201,15 +226,15 @@ class _OutboxDatabase:
                 self._owner,
             )
             row = self._run(f"select publisher from {self._table}_relay where one = 1").fetchone()
-            self.publisher = bytes(row[0])
+            (self.publisher,) = convert(row, tuple[bytes])
 
     def close(self) -> None:
         """Idempotent."""
-        if self._db is not None:
-            db, self._db = self._db, None
-            db.close()
+        self._db = None
+        close, self._close = self._close, _nothing
+        close()
 
-    def step(self, done: _Batch | None) -> _Batch | None:
+    def step(self, done: _RelayBatch | None) -> _RelayBatch | None:
         """Remove what was published, and take the next batch: one transaction. Raises StoreLockedError when another
         relay has taken over."""
         if done is None and not self._has_work():
@@ -220,8 +245,9 @@ class _OutboxDatabase:
                 self._run(f"delete from {self._table} where batch = ?", done.number)
             return self._unfinished() or self._new(number)
 
-    def set_apart(self, batch: _Batch, error: str) -> None:
-        """The queue refuses it: a single message stays in the table with its error, others go one by one."""
+    def set_apart(self, batch: _RelayBatch, error: str) -> None:
+        """Act on a refusal: a single message stays in the table with its error; the messages of a larger batch go one
+        by one."""
         if len(batch.ids) > 1:
             self._renumber([([each], batch.destination) for each in batch.ids])
             return
@@ -233,15 +259,16 @@ class _OutboxDatabase:
                 batch.ids[0],
             )
 
-    def send_to(self, batch: _Batch, destinations: Sequence[str]) -> list[int]:
-        """It was not taken, and goes there: what has one destination is a batch of its own now. Gives their numbers."""
+    def send_to(self, batch: _RelayBatch, destinations: Sequence[str]) -> list[int]:
+        """Send a batch that was not taken to new destinations. The messages of one destination become a batch of their
+        own. Returns the batches' numbers."""
         groups: dict[str, list[int]] = {}
         for each, destination in zip(batch.ids, destinations, strict=True):
             groups.setdefault(destination, []).append(each)
         return self._renumber([(ids, destination) for destination, ids in groups.items()])
 
     def _renumber(self, batches: Sequence[tuple[Sequence[int], str]]) -> list[int]:
-        """New numbers, higher than all before, in that order."""
+        """Give batches new numbers, higher than all before, in their order."""
         numbers: list[int] = []
         with self._step():
             number = self._claim()
@@ -259,59 +286,78 @@ class _OutboxDatabase:
         return self._run(f"select 1 from {self._table} where error is null limit 1").fetchone() is not None
 
     def _claim(self) -> int:
-        """The next number, if this relay still has the outbox."""
+        """Return the next number. Raises StoreLockedError when another relay has the outbox."""
         row = self._run(f"select next, owner from {self._table}_relay where one = 1{self._lock}").fetchone()
-        if row is None or bytes(row[1]) != self._owner:
+        number, owner = (0, b"") if row is None else convert(row, tuple[int, bytes])
+        if owner != self._owner:
             raise StoreLockedError(
                 f"another relay has taken the outbox {self._table!r} over: only one at a time publishes what is in it"
             )
-        return int(row[0])
+        return number
 
-    def _unfinished(self) -> _Batch | None:
-        """What was taken and perhaps published before a crash: again, under the same number."""
-        rows = self._run(
+    def _unfinished(self) -> _RelayBatch | None:
+        """Return the batch that was taken, and perhaps published, before a crash: it goes again, under the same
+        number."""
+        found = self._run(
             f"select id, queue, attributes, body, batch, destination from {self._table} where batch = "
             f"(select min(batch) from {self._table}) order by id"
         ).fetchall()
-        return _batch(rows, int(rows[0][4]), str(rows[0][5])) if rows else None
+        rows = convert(found, list[tuple[int, str, bytes, bytes, int, str]])
+        return _batch([_Row(*row[:4]) for row in rows], rows[0][4], rows[0][5]) if rows else None
 
-    def _new(self, number: int) -> _Batch | None:
-        rows = self._run(
+    def _new(self, number: int) -> _RelayBatch | None:
+        found = self._run(
             f"select id, queue, attributes, body from {self._table} where batch is null and error is null "
             "order by id limit ?",
             _BATCH_ITEMS,
         ).fetchall()
+        rows = [_Row(*row) for row in convert(found, list[tuple[int, str, bytes, bytes]])]
         if not rows:
             return None
-        taken: list[Any] = []
+        taken: list[_Row] = []
         size = 0
         for row in rows:
-            if row[1] != rows[0][1]:
+            if row.queue != rows[0].queue:
                 continue
-            size += len(row[2]) + len(row[3])
+            size += len(row.attributes) + len(row.body)
             if taken and size > _BATCH_BYTES:
                 break
             taken.append(row)
         for row in taken:
-            self._run(f"update {self._table} set batch = ?, destination = '' where id = ?", number, row[0])
+            self._run(f"update {self._table} set batch = ?, destination = '' where id = ?", number, row.id)
         self._run(f"update {self._table}_relay set next = ? where one = 1", number + len(taken))
         return _batch(taken, number, "")
 
     @property
     def waiting(self) -> tuple[int, int]:
-        """Rows that wait, and rows that were refused."""
-        row = self._run(f"select count(*), count(error) from {self._table}").fetchone()
-        return int(row[0]) - int(row[1]), int(row[1])
+        """Count the rows that wait, and the rows that were refused."""
+        found = self._run(f"select count(*), count(error) from {self._table}").fetchone()
+        rows, refused = convert(found, tuple[int, int])
+        return rows - refused, refused
 
-    def _step(self) -> Any:
-        return self._db.transaction() if self._is_postgres else _Transaction(self._db)
+    def _step(self) -> AbstractContextManager[object]:
+        return self._transaction()
 
-    def _run(self, statement: str, *values: object) -> Any:
+    def _run(self, statement: str, *values: object) -> SqlCursor:
+        assert self._db is not None, "the outbox is open"
         return self._db.execute(statement.replace("?", self._mark), values)
 
 
+def _nothing() -> None:
+    """Do nothing: the outbox is closed."""
+
+
+class _Row(NamedTuple):
+    """A message in the outbox."""
+
+    id: int
+    queue: str
+    attributes: bytes
+    body: bytes
+
+
 class _Transaction:
-    """Of SQLite: it writes from the beginning, so that nothing it has read is old."""
+    """A transaction of SQLite. It writes from the beginning, so that nothing it has read is old."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -323,69 +369,63 @@ class _Transaction:
         self._db.execute("commit" if kind is None else "rollback")
 
 
-def _batch(rows: Sequence[Any], number: int, destination: str) -> _Batch:
-    return _Batch(
+def _batch(rows: Sequence[_Row], number: int, destination: str) -> _RelayBatch:
+    return _RelayBatch(
         number,
-        str(rows[0][1]),
+        rows[0].queue,
         destination,
-        [int(row[0]) for row in rows],
-        [WireMessage(bytes(row[2]), bytes(row[3])) for row in rows],
+        [row.id for row in rows],
+        [WireMessage(row.attributes, row.body) for row in rows],
     )
 
 
 class OutboxRelay:
     """Made by ``queues.relay(…)``; works as long as its ``async with`` block."""
 
-    def __init__(self, place: "Queues", address: str | Path, *, table: str, poll_s: float) -> None:
+    def __init__(self, broker: QueueBroker, address: str | Path, *, table: str, poll_s: float) -> None:
         if not 0.001 <= poll_s <= 3_600:
             raise ValueError(f"poll_s is {poll_s}: it is 0.001 to 3,600")
         self.counts: Counter[str] = Counter()
         """``published`` (batches after a crash count, too), ``refused``, ``failed``, and ``redirected``: messages that
-        were given another node of a queue on several."""
-        self.problem = ""
-        """Why nothing goes on now, for people; "" when it does."""
-        self._place = place
+        got another node of a distributed queue."""
+        self.problem: str = ""
+        """The reason why nothing goes on now, human-readable; "" when it does."""
+        self._broker = broker
         self._database = _OutboxDatabase(address, table)
         self._poll_s = poll_s
         self._limiter = trio.CapacityLimiter(1)
         self._wake = trio.Event()
         self._quiet = trio.Event()
-        self._placed: dict[str, None] = {}
-        """Queues on several nodes, as far as known."""
+        self._distributed: dict[str, None] = {}
+        """Queues that the relay knows to be on several nodes."""
         self._untried: dict[int, None] = {}
-        """Numbers of batches that never reached the node that they are for: they may go to another one."""
+        """Numbers of batches that never reached their node: they may go to another one."""
 
     def wake(self) -> None:
-        """Something was committed just now: do not wait for the next look."""
+        """Look at the outbox now: the app has just committed."""
         self._wake.set()
 
     async def flush(self) -> None:
-        """Until nothing waits in the outbox that was committed before."""
+        """Wait until the outbox has no message left that was committed before this call, except refused ones."""
         self._quiet = trio.Event()
         self.wake()
         await self._quiet.wait()
 
     @asynccontextmanager
     async def working(self) -> AsyncGenerator["OutboxRelay", None]:
-        """Publish what is committed while the block runs; what is left then is published by the next relay."""
-        failed: Exception | None = None
+        """Publish committed messages while the block runs; the next relay publishes the rest."""
         try:
             await self._call(self._database.open)
-            async with trio.open_nursery() as nursery:
+            async with open_nursery_unwrapped() as nursery:
                 nursery.start_soon(self._run)
-                try:
-                    yield self
-                except Exception as error:  # raised as it is, not in the nursery's group
-                    failed = error
+                yield self
                 nursery.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):
                 await self._call(self._database.close)
-        if failed is not None:
-            raise failed
 
     async def _run(self) -> None:
-        done: _Batch | None = None
+        done: _RelayBatch | None = None
         failures = 0
         while True:
             self._wake = trio.Event()
@@ -402,11 +442,11 @@ class OutboxRelay:
                 done = await self._publish(batch)
                 self.problem, failures = "", 0
             except StoreLockedError as error:
-                self._tell(str(error))
+                self._report(str(error))
                 return
-            except Exception as error:  # the database's own, whichever it is
+            except Exception as error:  # an error of the database's driver, of any class
                 failures += 1
-                self._tell(f"the outbox waits: {type(error).__name__}: {error}")
+                self._report(f"the outbox waits: {type(error).__name__}: {error}")
                 self.counts["failed"] += 1
                 await trio.sleep(_RETRY.after(failures))
                 if not isinstance(error, Dep2pError):
@@ -417,10 +457,11 @@ class OutboxRelay:
             await self._call(self._database.close)
             await self._call(self._database.open)
         except Exception as error:
-            self._tell(f"the outbox's database cannot be reached: {type(error).__name__}: {error}")
+            self._report(f"the outbox's database cannot be reached: {type(error).__name__}: {error}")
 
-    async def _publish(self, batch: _Batch) -> _Batch | None:
-        """Gives the batch when it is in the queue; None when it was refused and set apart, or has new destinations."""
+    async def _publish(self, batch: _RelayBatch) -> _RelayBatch | None:
+        """Publish a batch. Returns it when it is in the queue; None when it was refused and set apart, or has new
+        destinations."""
         try:
             if not await self._took(batch):
                 return None
@@ -440,18 +481,18 @@ class OutboxRelay:
         self.counts["published"] += len(batch.ids)
         return batch
 
-    async def _took(self, batch: _Batch) -> bool:
-        """Whether the queue took it; when not, it has new destinations."""
+    async def _took(self, batch: _RelayBatch) -> bool:
+        """Whether the queue took the batch; when not, the batch has new destinations."""
         was_untried = batch.number in self._untried
         self._untried.pop(batch.number, None)
         why: Dep2pError
         try:
-            if not batch.destination and batch.queue in self._placed:
-                raise QueuePlacedError(f"the queue {batch.queue!r} is on several nodes")
+            if not batch.destination and batch.queue in self._distributed:
+                raise QueueIsDistributedError(f"the queue {batch.queue!r} is on several nodes")
             publisher = (self._database.publisher, batch.number)
-            await self._place.publish_numbered(batch.queue, batch.messages, publisher, batch.destination)
+            await self._broker.publish_sequenced(batch.queue, batch.messages, publisher, batch.destination)
             return True
-        except (QueuePlacedError, QueueMovedError) as error:
+        except (QueueIsDistributedError, PartitionMovedError) as error:
             why = error
         except QueueNotFoundError as error:
             if not batch.destination:
@@ -465,15 +506,16 @@ class OutboxRelay:
         await self._send_elsewhere(batch, why)
         return False
 
-    async def _send_elsewhere(self, batch: _Batch, why: Dep2pError) -> None:
-        """Raises ``why`` when the destination stays the same: in strict order, or while a queue is being expanded."""
-        is_stale = isinstance(why, QueueMovedError | QueueNotFoundError)
-        found = await self._place.destinations(batch.queue, batch.messages, is_stale=is_stale)
-        self._placed.pop(batch.queue, None)
+    async def _send_elsewhere(self, batch: _RelayBatch, why: Dep2pError) -> None:
+        """Choose new destinations. Raises ``why`` when they stay the same: in strict order, or while a queue is being
+        expanded."""
+        is_stale = isinstance(why, PartitionMovedError | QueueNotFoundError)
+        found = await self._broker.destinations(batch.queue, batch.messages, is_stale=is_stale)
+        self._distributed.pop(batch.queue, None)
         if any(found):
-            while len(self._placed) >= _PLACED_MAX:
-                del self._placed[next(iter(self._placed))]
-            self._placed[batch.queue] = None
+            while len(self._distributed) >= _DISTRIBUTED_MAX:
+                del self._distributed[next(iter(self._distributed))]
+            self._distributed[batch.queue] = None
         if all(each == batch.destination for each in found):
             raise why
         numbers = await self._call(self._database.send_to, batch, found)
@@ -482,10 +524,10 @@ class OutboxRelay:
         if batch.destination:
             self.counts["redirected"] += len(batch.ids)
 
-    def _tell(self, problem: str) -> None:
+    def _report(self, problem: str) -> None:
         if self.problem != problem:
             self.problem = problem
             logger.warning("%s", problem)
 
-    async def _call(self, function: Any, *arguments: Any) -> Any:
+    async def _call(self, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
         return await trio.to_thread.run_sync(function, *arguments, limiter=self._limiter)

@@ -1,6 +1,6 @@
-"""The producer: sends to a queue, or to queues of one name on several nodes, with retries and lines of order keys.
+"""The producer: sends to a queue, or to queues of one name on several nodes, with retries and key queues.
 
-The shell of `dep2p.protocols.queues.clients.producer`, which decides; docs/howto/consumers.md tells how to use it.
+The shell of `dep2p.protocols.queues.clients.producer`, which decides; docs/howto/consumers.md shows how to use it.
 """
 
 import logging
@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Final, TypedDict, Unpack
 
 import trio
 
+from dep2p.arguments import checks_arguments
 from dep2p.errors import (
     ChannelNotFoundError,
     Dep2pError,
@@ -24,31 +25,30 @@ from dep2p.errors import (
     RequestTimeoutError,
     StreamClosedError,
 )
-from dep2p.protocols.queues.clients.backoff import Backoff
+from dep2p.protocols.queues.admin import DescribeQueue, QueueInfo
 from dep2p.protocols.queues.clients.destinations import ALL_KINDS, Kind
 from dep2p.protocols.queues.clients.producer import (
     Dispatch,
-    Failure,
     FetchRoute,
     GivenUp,
     KindRefusedError,
+    MessageTaken,
     Order,
+    PendingMessage,
     ProducerCore,
     ProducerEffect,
-    Send,
-    SendLine,
-    Taken,
+    SendFailure,
+    SendQueue,
 )
 from dep2p.protocols.queues.names import ranges
+from dep2p.protocols.queues.options import MessageOptions
 from dep2p.protocols.queues.ordering.route_table import Route, RouteTable
-from dep2p.protocols.queues.wire import WireMessage
-from dep2p.queues.types import Attributes, encode_attributes, message_id
-from dep2p.types import Headers
+from dep2p.protocols.queues.wire.frames import WireMessage
+from dep2p.protocols.timing.backoff import Backoff
+from dep2p.queues.api.broker import QueueBroker
+from dep2p.queues.types import encode_options, message_id
 
-if TYPE_CHECKING:
-    from dep2p.queues.api.queues import Queues
-
-logger = logging.getLogger("dep2p.io")
+logger: logging.Logger = logging.getLogger("dep2p.io")
 
 _REFUSED: Final = (
     ChannelNotFoundError,
@@ -58,12 +58,13 @@ _REFUSED: Final = (
     QueueNotFoundError,
     ValueError,
 )
-"""Another try would meet the same."""
+"""Errors that another try would meet again."""
 _FLOW_CONTROL: Final = (OverloadedError, QueueFullError)
 _RETRY_AFTER_S: Final = 0.05
-"""For a busy place that did not say how long: a keeper's own wait (docs/spec/queue.md)."""
+"""The wait for a busy broker that did not say how long: a broker's own wait (docs/spec/queue.md)."""
 _FOR_EVER_S: Final = 1e9
-"""A strict message's attempt: the link below sends it again with the same numbers, so that none is taken twice."""
+"""The time of a strict message's attempt. The link below sends it again with the same numbers, so that none is taken
+twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,20 +72,20 @@ class ProducerSettings:
     """How a producer works. Times in seconds. Raises ``ValueError``."""
 
     order: Order = "best_effort"
-    """``strict``: a message with an order key that fails stays at the head of its key's line and is sent again to the
-    same place until it is taken. ``best_effort``: it may go to another place, and after ``max_attempts`` it fails and
-    its line goes on."""
+    """``strict``: a message with an order key that fails stays at the head of its key's queue and is sent again to the
+    same broker until it is taken. ``best_effort``: it may go to another broker, and after ``max_attempts`` it fails and
+    its key queue goes on."""
     max_attempts: int = 3
-    """Tries of a message that is not in a strict line."""
+    """Tries of a message that is not in a strict key queue."""
     send_timeout_s: float = 10.0
-    """Of one try of such a message."""
+    """The longest time of one try of such a message."""
     retry: Backoff = field(default_factory=lambda: Backoff(0.05, 5.0))
-    """Between tries at the same place."""
+    """Delays between tries at the same broker."""
     items_max: int = 10_000
     """Messages that wait here at most; `Producer.send` waits for room then."""
     bytes_max: int = 67_108_864
     close_timeout_s: float = 10.0
-    """When the producer is left, what was sent may be taken for so long; then it fails."""
+    """When the block of the producer ends, brokers may take waiting messages for so long; then they fail."""
 
     def __post_init__(self) -> None:
         if self.order not in ("strict", "best_effort"):
@@ -101,57 +102,75 @@ class ProducerSettings:
             raise ValueError(f"close_timeout_s is {self.close_timeout_s}: it cannot be negative")
 
 
-class Sending:
+class ProducerOptions(TypedDict, total=False):
+    """The settings of :class:`ProducerSettings` besides ``order``, as keyword arguments."""
+
+    max_attempts: int
+    send_timeout_s: float
+    retry: Backoff
+    items_max: int
+    bytes_max: int
+    close_timeout_s: float
+
+
+class PendingSend:
     """A message on its way. Made by `Producer.send`."""
 
-    __slots__ = ("_done", "_error", "_id", "is_elsewhere", "message", "send")
+    __slots__ = ("_done", "_error", "_id", "is_off_partition", "message", "send")
 
-    def __init__(self, message: WireMessage, send: Send) -> None:
-        self.message = message
-        self.send = send
-        """The core's."""
+    def __init__(self, message: WireMessage, send: PendingMessage) -> None:
+        self.message: WireMessage = message
+        self.send: PendingMessage = send
+        """The core's record of the message."""
         self._done = trio.Event()
         self._id = ""
         self._error: Exception | None = None
-        self.is_elsewhere = False
-        """It was taken by a partition to which its key does not belong: the node of that one was away."""
+        self.is_off_partition: bool = False
+        """Whether another partition than its key's has taken it, since that one's node was away."""
 
     @property
     def is_over(self) -> bool:
-        """Taken, or failed."""
+        """Whether it was taken, or failed."""
         return self._done.is_set()
 
     @property
     def tries(self) -> int:
-        """Tries that have failed."""
+        """The number of tries that have failed."""
         return self.send.tries
 
     async def wait(self) -> str:
-        """Until it is durable; gives its id. Raises why it failed."""
+        """Wait until the message is durable; return its id. Raises the error when it failed."""
         await self._done.wait()
         if self._error is not None:
             raise self._error.with_traceback(None)
         return self._id
 
     def taken(self, text: str) -> None:
-        """It is durable."""
+        """Take the success: the message is durable."""
         self._id = text
         self._done.set()
 
     def failed(self, error: Exception) -> None:
-        """It is not, and is not tried again."""
+        """Take the failure: the message is not tried again."""
         self._error = error
         self._done.set()
 
 
+def _sending(send: PendingMessage) -> PendingSend:
+    """The handle of a message that the core has."""
+    assert isinstance(send.item, PendingSend)
+    return send.item
+
+
+@checks_arguments
 class Producer:
     """Made by ``queue.producer(…)``; works as long as its ``async with`` block."""
 
-    def __init__(self, places: Sequence["Queues"], queue: str, settings: ProducerSettings) -> None:
+    def __init__(self, brokers: Sequence[QueueBroker], queue: str, settings: ProducerSettings) -> None:
         self.queue = queue
         self.settings = settings
         self.counts: Counter[str] = Counter()
-        self._places = places
+        self._brokers = brokers
         self._core = ProducerCore(
             settings.order,
             attempts_max=settings.max_attempts,
@@ -165,10 +184,10 @@ class Producer:
         self._empty = trio.lowlevel.ParkingLot()
         self._timer = trio.CancelScope()
         self._timer_at: float | None = None
-        self._began: dict[SendLine, float] = {}
+        self._began: dict[SendQueue, float] = {}
         self._last_error: Exception | None = None
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, float]:
         """Counts since it began (`ProducerCore.counts`), and what waits now: messages, keys of which the first one has
         failed, and for how long the oldest try has been under way."""
         return {**self.flow_counts(), **self.flow_values()}
@@ -178,22 +197,22 @@ class Producer:
 
     @property
     def is_over(self) -> bool:
-        """It sends nothing more."""
+        """Whether it sends nothing more."""
         return self._nursery is None
 
     def flow_counts(self) -> dict[str, int]:
-        """Since it began."""
+        """Return its counts since it began."""
         return {**self._core.counts, **self.counts}
 
     def flow_values(self) -> dict[str, float]:
-        """Of this moment."""
+        """Return the gauges of this moment: messages and bytes that wait, keys, the age of the oldest try."""
         core = self._core
         now = trio.current_time()
         return {
             "waiting": core.items,
             "waiting_bytes": core.bytes,
             "keys": core.keys,
-            "keys_waiting": core.waiting_lines,
+            "keys_waiting": core.waiting_key_queues,
             "oldest_try_s": now - min(self._began.values(), default=now),
         }
 
@@ -203,35 +222,23 @@ class Producer:
         self,
         body: bytes,
         *,
-        order_key: str = "",
-        tags: Sequence[str] = (),
-        priority: int = 0,
-        delay_s: float = 0.0,
-        headers: Headers | None = None,
         transactional: bool = False,
-        timeout: float | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[MessageOptions],
     ) -> str:
         """Send a message, and wait until it is durable; returns its id.
 
-        After ``timeout`` seconds (None: for ever), or when this call is cancelled, it is not tried again; whether a try
+        After ``timeout_s`` (None: no limit), or when this call is cancelled, it is not tried again; whether a try
         that is under way succeeds is not known then, and RequestTimeoutError says so. Otherwise as :meth:`send`.
         """
-        sending: Sending | None = None
+        sending: PendingSend | None = None
         try:
-            with trio.fail_after(1e12 if timeout is None else timeout):
-                sending = await self.send(
-                    body,
-                    order_key=order_key,
-                    tags=tags,
-                    priority=priority,
-                    delay_s=delay_s,
-                    headers=headers,
-                    transactional=transactional,
-                )
+            with trio.fail_after(1e12 if timeout_s is None else timeout_s):
+                sending = await self.send(body, transactional=transactional, **options)
                 return await sending.wait()
         except trio.TooSlowError:
             why = f" (the last failure: {self._last_error})" if self._last_error is not None else ""
-            raise RequestTimeoutError(f"the message was not taken within {timeout:g} s{why}") from None
+            raise RequestTimeoutError(f"the message was not taken within {timeout_s:g} s{why}") from None
         finally:
             if sending is not None and not sending.is_over:
                 self.withdraw(sending)
@@ -240,24 +247,21 @@ class Producer:
         self,
         body: bytes,
         *,
-        order_key: str = "",
-        tags: Sequence[str] = (),
-        priority: int = 0,
-        delay_s: float = 0.0,
-        headers: Headers | None = None,
         transactional: bool = False,
-    ) -> Sending:
-        """Put a message in line; returns when there is room for it, not when it is taken: `Sending.wait`.
+        **options: Unpack[MessageOptions],
+    ) -> PendingSend:
+        """Put a message in line; returns when there is room for it, not when it is taken: `PendingSend.wait`.
 
-        Messages with the same ``order_key`` go in the order of these calls. One that is ``transactional`` has a single
-        try: what comes after a failure is decided by its sender. Raises MessageTooLargeError from `Sending.wait`,
-        ``ValueError`` here (a delay together with a key in strict order).
+        ``options`` are those of :class:`MessageOptions`. Messages with the same ``key`` go in the order of these calls.
+        One that is ``transactional`` has a single try: its sender decides what comes after a failure.
+
+        Raises MessageTooLargeError from `PendingSend.wait`, ``ValueError`` here (a delay together with a key in strict
+        order).
         """
-        if delay_s and order_key and self.settings.order == "strict":
+        key, delay_s = options.get("key", ""), options.get("delay_s", 0.0)
+        if delay_s and key and self.settings.order == "strict":
             raise ValueError("a message with an order key has no delay in strict order: those behind it would wait")
-        attributes = encode_attributes(
-            Attributes(order_key, tuple(tags), priority, dict(headers or {}), round(delay_s * 1000))
-        )
+        attributes = encode_options(**options)
         await trio.lowlevel.checkpoint()
         while not self._core.has_room and self._nursery is not None:
             await self._room.park()
@@ -266,15 +270,15 @@ class Producer:
         kind = Kind.NORMAL
         if transactional:
             kind = Kind.TRANSACTIONAL
-        elif order_key:
+        elif key:
             kind = Kind.DELAYED if delay_s else Kind.ORDERED
-        send = Send(order_key, kind, len(body) + len(attributes), None)
-        sending = Sending(WireMessage(attributes, body), send)
+        send = PendingMessage(key, kind, len(body) + len(attributes), None)
+        sending = PendingSend(WireMessage(attributes, body), send)
         send.item = sending
         self._do(self._core.submit(send, trio.current_time()))
         return sending
 
-    def withdraw(self, sending: Sending) -> None:
+    def withdraw(self, sending: PendingSend) -> None:
         """Try it no more. A try that is under way may still succeed."""
         if not sending.is_over:
             self._do(self._core.withdraw(sending.send, trio.current_time()))
@@ -289,7 +293,7 @@ class Producer:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                flows = self._places[0].flows
+                flows = self._brokers[0].flows
                 if flows is not None:
                     flows.add(self)
                 nursery.start_soon(self._keep_time)
@@ -314,7 +318,7 @@ class Producer:
             self.counts["failed_at_the_end"] += len(left)
             logger.warning("the producer of %r ends with %d messages that were not taken", self.queue, len(left))
         for send in left:
-            cast(Sending, send.item).failed(
+            _sending(send).failed(
                 StreamClosedError("the producer was closed: whether the message was taken is not known")
             )
 
@@ -325,13 +329,13 @@ class Producer:
         for effect in effects:
             if isinstance(effect, Dispatch):
                 if nursery is not None:
-                    self._began[effect.line] = trio.current_time()
+                    self._began[effect.queue] = trio.current_time()
                     nursery.start_soon(self._dispatch, effect)
             elif isinstance(effect, FetchRoute):
                 if nursery is not None:
                     nursery.start_soon(self._fetch_route)
-            elif isinstance(effect, Taken):
-                cast(Sending, effect.send.item).taken(effect.where)
+            elif isinstance(effect, MessageTaken):
+                _sending(effect.send).taken(effect.where)
             else:
                 self._give_up(effect)
         core = self._core
@@ -347,7 +351,7 @@ class Producer:
         error = effect.error
         if isinstance(error, KindRefusedError):
             error = ValueError(f"the queue {self.queue!r} takes no message with both a key and a delay: it is strict")
-        cast(Sending, effect.send.item).failed(error)
+        _sending(effect.send).failed(error)
 
     # Tasks
 
@@ -359,61 +363,60 @@ class Producer:
             self._do(self._core.on_time(trio.current_time()))
 
     async def _fetch_route(self) -> None:
-        """Ask each place whether it has the queue, and what it takes."""
-        answers: dict[int, dict[str, Any]] = {}
+        """Ask each broker whether it has the queue, and what it takes."""
+        answers: dict[int, QueueInfo] = {}
         errors: list[Dep2pError] = []
 
-        async def ask(index: int, place: "Queues") -> None:
+        async def ask(index: int, broker: QueueBroker) -> None:
             try:
-                answers[index] = await place.info(self.queue)
+                answers[index] = await broker.ask(DescribeQueue(queue=self.queue))
             except Dep2pError as error:
                 errors.append(error)
 
         async with trio.open_nursery() as nursery:
-            for index, place in enumerate(self._places):
-                nursery.start_soon(ask, index, place)
+            for index, broker in enumerate(self._brokers):
+                nursery.start_soon(ask, index, broker)
         now = trio.current_time()
         if not answers:
             self._last_error = errors[0]
             self._do(self._core.route_failed(errors[0], now))
             return
-        # A key's place does not depend on which nodes can be reached now: its line waits for its own.
+        # A key's place does not depend on which nodes can be reached now: its key queue waits for its own.
         self._version += 1
-        shares = ranges(len(self._places))
+        shares = ranges(len(self._brokers))
         table = RouteTable(self._version, [Route(each.start, each.stop, at) for at, each in enumerate(shares)])
         accepts: dict[int, frozenset[Kind]] = {}
         for index, answer in answers.items():
-            is_strict = cast(dict[str, object], answer["options"]).get("order") == "strict"
-            accepts[index] = ALL_KINDS - {Kind.DELAYED} if is_strict else ALL_KINDS
+            accepts[index] = ALL_KINDS - {Kind.DELAYED} if answer.options.order == "strict" else ALL_KINDS
         self._do(self._core.route(table, now, accepts))
 
     async def _dispatch(self, dispatch: Dispatch) -> None:
         core = self._core
-        place = self._places[dispatch.candidate]
-        messages = [cast(Sending, send.item).message for send in dispatch.sends]
-        stays = core.is_strict and bool(dispatch.line.key) and dispatch.sends[0].kind is not Kind.TRANSACTIONAL
+        broker = self._brokers[dispatch.candidate]
+        messages = [_sending(send).message for send in dispatch.sends]
+        stays = core.is_strict and bool(dispatch.queue.key) and dispatch.sends[0].kind is not Kind.TRANSACTIONAL
         error: Exception | None = None
-        failure = Failure.RETRY
+        failure = SendFailure.RETRY
         points: list[tuple[int, int]] = []
         try:
-            points = await place.publish_batch(
+            points = await broker.publish_batch(
                 self.queue, messages, _FOR_EVER_S if stays else self.settings.send_timeout_s
             )
         except _FLOW_CONTROL as raised:
-            error, failure = raised, Failure.FLOW_CONTROL
+            error, failure = raised, SendFailure.FLOW_CONTROL
         except _REFUSED as raised:
-            error, failure = raised, Failure.REFUSED
+            error, failure = raised, SendFailure.REFUSED
         except Dep2pError as raised:
             error = raised
         finally:
-            del self._began[dispatch.line]
+            del self._began[dispatch.queue]
         now = trio.current_time()
         if error is None:
             ids = [message_id(*point) for point in points]
             for send, each in zip(dispatch.sends, ids, strict=True):
-                if send.key and place.is_elsewhere(self.queue, send.key, each):
-                    cast(Sending, send.item).is_elsewhere = True
-                    self.counts["taken_elsewhere"] += 1
+                if send.key and broker.is_off_partition(self.queue, send.key, each):
+                    _sending(send).is_off_partition = True
+                    self.counts["taken_by_other_broker"] += 1
             self._do(core.sent(dispatch, ids, now))
         else:
             self._last_error = error

@@ -1,6 +1,6 @@
 """The push consumer: calls a handler for each message of a channel, in normal or FIFO mode, and settles for it.
 
-The shell of `dep2p.protocols.queues.clients.push_consumer`, which decides; docs/howto/consumers.md tells how to use it.
+The shell of `dep2p.protocols.queues.clients.push_consumer`, which decides; docs/howto/consumers.md shows how to use it.
 """
 
 import logging
@@ -9,36 +9,35 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import Final, NoReturn, TypedDict
 
 import trio
 
 from dep2p.errors import Dep2pError, RejectMessage, RetryMessage
-from dep2p.protocols.queues.clients.backoff import Backoff
-from dep2p.protocols.queues.clients.process_queue import Entry, Phase
+from dep2p.protocols.queues.admin import DescribeQueue
+from dep2p.protocols.queues.clients.process_queue import Phase, ProcessQueueEntry
 from dep2p.protocols.queues.clients.push_consumer import (
     Arrived,
-    Cancel,
+    CancelHandler,
     Effect,
     Mode,
     Outcome,
     PushCore,
-    Start,
-    Tell,
-    Told,
+    ResultOutcome,
+    SendResult,
+    StartHandler,
 )
-from dep2p.protocols.queues.wire import REASON_BYTES_MAX, Result, Settle
+from dep2p.protocols.queues.wire.frames import REASON_BYTES_MAX, DeliveryResult, Settle
+from dep2p.protocols.timing.backoff import Backoff
+from dep2p.queues.api.broker import QueueBroker
 from dep2p.queues.consumer import Consumer, QueueMessage
-from dep2p.queues.types import Delivery, decode_attributes
+from dep2p.queues.types import MessageDelivery, SubscribeOptions, readable_attributes
 
-if TYPE_CHECKING:
-    from dep2p.queues.api.queues import Queues
-
-logger = logging.getLogger("dep2p.io")
+logger: logging.Logger = logging.getLogger("dep2p.io")
 
 _RECEIVE_ITEMS: Final = 256
 _CONFIRMERS: Final = 4
-"""So many rounds of results are on their way to the queue at once."""
+"""Rounds of results that are on their way to the queue at once."""
 _CONFIRM_ITEMS: Final = 1_024
 
 Handler = Callable[["PushedMessage"], Awaitable[None]]
@@ -62,9 +61,9 @@ class ConsumerSettings:
     """Tries of a message before it becomes a dead letter, in FIFO mode; None: the queue's. In normal mode the queue
     counts."""
     retry: Backoff = field(default_factory=lambda: Backoff(1.0, 30.0))
-    """Between the tries of a message."""
+    """Delays between the tries of a message."""
     drain_timeout_s: float = 10.0
-    """When the consumer is left, handlers that run may finish for so long; then they are cancelled."""
+    """When the block of the consumer ends, running handlers may finish for so long; then they are cancelled."""
     from_start: bool = False
     filter: str = ""
 
@@ -86,30 +85,43 @@ class ConsumerSettings:
 
     @property
     def items_max(self) -> int:
-        """What ``cache_items`` comes to."""
+        """The messages that it holds at most: ``cache_items``, or its default."""
         return self.cache_items or min(4_096, 16 * self.concurrency)
 
 
+class ConsumerOptions(TypedDict, total=False):
+    """The settings of :class:`ConsumerSettings` besides ``mode``, as keyword arguments."""
+
+    concurrency: int
+    cache_items: int
+    cache_bytes: int
+    max_attempts: int | None
+    retry: Backoff
+    drain_timeout_s: float
+    from_start: bool
+    filter: str
+
+
 class PushedMessage(QueueMessage):
-    """What a handler gets. The consumer settles it: return when it is done, raise when it did not work.
+    """The message that a handler gets. The consumer settles it: return when it is done, raise when it did not work.
 
     Raise RejectMessage for one that can never work, and RetryMessage to say when it shall be tried again.
     """
 
     __slots__ = ("_entry",)
 
-    def __init__(self, consumer: Consumer, delivery: Delivery, entry: Entry) -> None:
+    def __init__(self, consumer: Consumer, delivery: MessageDelivery, entry: ProcessQueueEntry) -> None:
         super().__init__(consumer, delivery)
         self._entry = entry
 
     @property
     def attempts(self) -> int:
-        """The number of this try."""
+        """The number of this try, from 1."""
         return self._entry.attempts
 
     @property
     def is_redelivered(self) -> bool:
-        """Whether an earlier try came to no good end: it may have been worked on."""
+        """Whether an earlier try failed: it may have been worked on."""
         return self._entry.attempts > 1
 
     async def _settle(self, kind: Settle, delay_s: float = 0.0, reason: str = "", *, durable: bool = False) -> NoReturn:
@@ -126,36 +138,44 @@ class PushedMessage(QueueMessage):
 
 
 class _Item:
-    """What the core carries for a delivery."""
+    """A delivery, with its handler's message and scope; the core carries it."""
 
     __slots__ = ("delivery", "message", "scope")
 
-    def __init__(self, delivery: Delivery) -> None:
+    def __init__(self, delivery: MessageDelivery) -> None:
         self.delivery = delivery
         self.message: PushedMessage | None = None
         self.scope: trio.CancelScope | None = None
 
 
+def _item(entry: ProcessQueueEntry) -> _Item:
+    """The delivery of an entry of the core."""
+    assert isinstance(entry.item, _Item)
+    return entry.item
+
+
 class PushConsumer:
     """Made by ``queue.consumer(…)``; runs as long as its ``async with`` block."""
 
-    def __init__(self, place: "Queues", queue: str, channel: str, handler: Handler, settings: ConsumerSettings) -> None:
+    def __init__(
+        self, broker: QueueBroker, queue: str, channel: str, handler: Handler, settings: ConsumerSettings
+    ) -> None:
         self.queue = queue
         self.channel = channel
         self.settings = settings
         self.error: Dep2pError | None = None
-        """Why it is over before its block was left: the queue was deleted, or what no other try can mend."""
-        self._place = place
+        """Why it ended before its block: the queue was deleted, or another error that no retry mends."""
+        self._broker = broker
         self._handler = handler
         self._core: PushCore | None = None
         self._consumer: Consumer | None = None
-        self._starts: deque[Entry] = deque()
+        self._starts: deque[ProcessQueueEntry] = deque()
         self._workers = 0
         self._idle_workers = trio.lowlevel.ParkingLot()
         self._nursery: trio.Nursery | None = None
-        self._results: deque[Tell] = deque()
+        self._results: deque[SendResult] = deque()
         self._idle_confirmers = trio.lowlevel.ParkingLot()
-        self._renewals: list[Entry] = []
+        self._renewals: list[ProcessQueueEntry] = []
         self._renewing = trio.lowlevel.ParkingLot()
         self._timer = trio.CancelScope()
         self._timer_at: float | None = None
@@ -165,15 +185,15 @@ class PushConsumer:
 
     @property
     def running(self) -> int:
-        """Handlers that run."""
+        """The number of handlers that run."""
         return 0 if self._core is None else self._core.running
 
     @property
     def cached(self) -> int:
-        """Messages that are held here."""
+        """The number of messages that it holds."""
         return 0 if self._core is None else self._core.items
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, float]:
         """Counts since it began (`PushCore.counts`), and what is here now."""
         return {**self.flow_counts(), **self.flow_values()}
 
@@ -182,15 +202,15 @@ class PushConsumer:
 
     @property
     def is_over(self) -> bool:
-        """It handles nothing more."""
+        """Whether it handles nothing more."""
         return self._nursery is None
 
     def flow_counts(self) -> dict[str, int]:
-        """Since it began."""
+        """Return its counts since it began."""
         return {} if self._core is None else {**self._core.counts, **self.counts}
 
     def flow_values(self) -> dict[str, float]:
-        """Of this moment."""
+        """Return the gauges of this moment: running handlers, messages and bytes held, results on their way."""
         core = self._core
         if core is None:
             return {}
@@ -213,8 +233,8 @@ class PushConsumer:
             async with consumer:
                 async with trio.open_nursery() as nursery:
                     self._nursery = nursery
-                    if self._place.flows is not None:
-                        self._place.flows.add(self)
+                    if self._broker.flows is not None:
+                        self._broker.flows.add(self)
                     nursery.start_soon(self._receive_all, consumer)
                     nursery.start_soon(self._keep_time)
                     nursery.start_soon(self._renew_all, consumer)
@@ -237,10 +257,10 @@ class PushConsumer:
     async def _open(self) -> Consumer:
         settings = self.settings
         # The queue's settings come first: nothing is delivered before the mode and the limits are known.
-        info = await self._place.info(self.queue)
+        info = await self._broker.ask(DescribeQueue(queue=self.queue))
         attempts_max = settings.max_attempts
         if attempts_max is None:
-            attempts_max = int(cast(dict[str, int], info["options"])["max_attempts"])
+            attempts_max = info.options.max_attempts
         self._core = PushCore(
             settings.mode,
             concurrency=settings.concurrency,
@@ -249,14 +269,16 @@ class PushConsumer:
             attempts_max=attempts_max,
             backoff=settings.retry,
         )
-        consumer = await self._place.open_consumer(
+        consumer = await self._broker.open_consumer(
             self.queue,
             self.channel,
-            max_in_flight=settings.items_max,
-            from_start=settings.from_start,
-            bytes_max=settings.cache_bytes,
-            filter_text=settings.filter,
-            exclusive=settings.mode == "fifo",
+            SubscribeOptions(
+                max_in_flight=settings.items_max,
+                from_start=settings.from_start,
+                bytes_max=settings.cache_bytes,
+                filter=settings.filter,
+                exclusive=settings.mode == "fifo",
+            ),
         )
         consumer.on_lost = self._lost_all
         if consumer.is_exclusive:
@@ -267,7 +289,7 @@ class PushConsumer:
     async def _drain(self, consumer: Consumer) -> None:
         core = self._core
         assert core is not None
-        consumer.set_ready(0)  # else what is given back comes again at once
+        consumer.set_ready(0)  # otherwise released messages come again at once
         self._do(core.stop(trio.current_time()))
         with trio.move_on_after(self.settings.drain_timeout_s):
             while not core.is_idle:
@@ -291,18 +313,18 @@ class PushConsumer:
     # Effects
 
     def _do(self, effects: Iterable[Effect]) -> None:
-        given_back: list[Result] = []
+        given_back: list[DeliveryResult] = []
         for effect in effects:
-            if isinstance(effect, Start):
+            if isinstance(effect, StartHandler):
                 self._start(effect.entry)
-            elif isinstance(effect, Tell):
+            elif isinstance(effect, SendResult):
                 if effect.confirmed:
                     self._results.append(effect)
                     self._idle_confirmers.unpark()
                 else:
                     given_back.append(_result(effect))
-            elif isinstance(effect, Cancel):
-                scope = cast(_Item, effect.entry.item).scope
+            elif isinstance(effect, CancelHandler):
+                scope = _item(effect.entry).scope
                 if scope is not None:
                     scope.cancel()
             else:
@@ -320,7 +342,7 @@ class PushConsumer:
         if at is not None and (self._timer_at is None or at < self._timer_at):
             self._timer.cancel()
 
-    def _start(self, entry: Entry) -> None:
+    def _start(self, entry: ProcessQueueEntry) -> None:
         self._starts.append(entry)
         if self._idle_workers:
             self._idle_workers.unpark()
@@ -362,13 +384,13 @@ class PushConsumer:
                 await self._idle_workers.park()
             entry = self._starts.popleft()
             outcome, reason, delay_s = await self._handle(entry)
-            if outcome is Outcome.CANCELLED or entry.phase is Phase.GONE:  # nobody settles this delivery
-                consumer.drop(cast(_Item, entry.item).delivery)
+            if outcome is Outcome.CANCELLED or entry.phase is Phase.GONE:  # this delivery has no result
+                consumer.drop(_item(entry).delivery)
             self._do(core.handled(entry, outcome, trio.current_time(), reason=reason, delay_s=delay_s))
 
-    async def _handle(self, entry: Entry) -> tuple[Outcome, str, float | None]:
+    async def _handle(self, entry: ProcessQueueEntry) -> tuple[Outcome, str, float | None]:
         await trio.lowlevel.checkpoint()  # a handler may have none
-        item = cast(_Item, entry.item)
+        item = _item(entry)
         if entry.phase is Phase.GONE:  # lost before its handler began
             return Outcome.CANCELLED, "", None
         assert self._consumer is not None
@@ -404,24 +426,24 @@ class PushConsumer:
         while True:
             while not self._results:
                 await self._idle_confirmers.park()
-            tells = [self._results.popleft() for _ in range(min(len(self._results), _CONFIRM_ITEMS))]
-            open_ = [tell for tell in tells if tell.entry.phase is Phase.SETTLING]
+            sends = [self._results.popleft() for _ in range(min(len(self._results), _CONFIRM_ITEMS))]
+            open_ = [send for send in sends if send.entry.phase is Phase.SETTLING]
             if not open_:
                 continue
             try:
-                settled = await consumer.confirm([_result(tell) for tell in open_])
+                settled = await consumer.confirm([_result(send) for send in open_])
                 refused = {(partition, seq): None for partition, seq, _code in settled.refused}
             except Dep2pError as error:
-                # The connection is gone: what is still owed is told when the message comes again.
+                # The connection is gone: a result that is still owed is sent when the message comes again.
                 logger.debug("results of %r were not confirmed: %s", self.queue, error)
                 refused = None
             now = trio.current_time()
-            for tell in open_:
-                told = Told.FAILED
+            for send in open_:
+                outcome = ResultOutcome.FAILED
                 if refused is not None:
-                    key = (tell.entry.partition, tell.entry.seq)
-                    told = Told.NOT_HELD if key in refused else Told.CONFIRMED
-                self._do(core.told(tell.entry, told, now))
+                    key = (send.entry.partition, send.entry.seq)
+                    outcome = ResultOutcome.NOT_HELD if key in refused else ResultOutcome.CONFIRMED
+                self._do(core.result_sent(send.entry, outcome, now))
 
     async def _renew_all(self, consumer: Consumer) -> None:
         core = self._core
@@ -434,8 +456,10 @@ class PushConsumer:
             if not entries:
                 continue
             try:
-                settled = await consumer.confirm([Result(Settle.TOUCH, each.partition, each.seq) for each in entries])
-            except Dep2pError as error:  # lost with its connection; `on_lost` has told the core
+                settled = await consumer.confirm(
+                    [DeliveryResult(Settle.TOUCH, each.partition, each.seq) for each in entries]
+                )
+            except Dep2pError as error:  # lost with its connection; `on_lost` has informed the core
                 logger.debug("messages of %r were not renewed: %s", self.queue, error)
                 continue
             now = trio.current_time()
@@ -446,12 +470,13 @@ class PushConsumer:
                     self._do(core.lost(entry, now))
                 else:
                     self._do(core.renewed(entry, now + ms / 1000, now))
-                    message = cast(_Item, entry.item).message
+                    message = _item(entry).message
                     if message is not None and entry.phase is not Phase.GONE:
                         message.move_deadline(entry.deadline)
 
     def _revoked(self, partition: int) -> None:
-        """It is another consumer's soon, or already: handlers that run may finish, or are cancelled by their scopes."""
+        """Act on a partition that is another consumer's soon, or already: running handlers may finish, or their scopes
+        cancel them."""
         core = self._core
         if core is not None and self._nursery is not None:
             self._do(core.stop_partition(partition, trio.current_time()))
@@ -462,17 +487,19 @@ class PushConsumer:
             self._do(core.lost_all(trio.current_time()))
 
 
-def _arrived(delivery: Delivery, needs_key: bool) -> Arrived:
+def _arrived(delivery: MessageDelivery, needs_key: bool) -> Arrived:
     item = _Item(delivery)
-    key = decode_attributes(delivery.attributes).key if needs_key else ""
+    key = readable_attributes(delivery.attributes).key if needs_key else ""
     return Arrived(
         delivery.partition, delivery.seq, key, len(delivery.body), delivery.attempts, delivery.deadline_s, item
     )
 
 
-def _result(tell: Tell) -> Result:
-    entry = tell.entry
-    return Result(tell.fate, entry.partition, entry.seq, min(round(entry.delay_s * 1000), 0xFFFF_FFFF), entry.reason)
+def _result(send: SendResult) -> DeliveryResult:
+    entry = send.entry
+    return DeliveryResult(
+        send.fate, entry.partition, entry.seq, min(round(entry.delay_s * 1000), 0xFFFF_FFFF), entry.reason
+    )
 
 
 def _cut(text: str) -> str:

@@ -1,55 +1,40 @@
-"""The engine's clockwork: one task commits, hands out and reads; whatever was said during a commit is in the next."""
+"""The engine's main loop: one task commits, delivers and reads. Changes that come during a commit are in the next
+one."""
 
 import copy
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 import trio
 
+from dep2p.concurrency.contained import run_contained
 from dep2p.errors import Dep2pError, NotOwnerError, ProtocolError, StoreError, StreamClosedError
 from dep2p.protocols.queues.partition_log import Read
 from dep2p.protocols.queues.queue import Queue
 from dep2p.protocols.queues.records import MessageRow, StoreBatch
-from dep2p.protocols.queues.registry import QueueBook
+from dep2p.protocols.queues.registry.registry import QueueRegistry
 from dep2p.queues.access import Rights
 from dep2p.queues.trace_events import TracedQueues
-from dep2p.storage.group_commit import GroupCommit
+from dep2p.storage.queue_commit import QueueCommit
 from dep2p.storage.queue_store import QueueStore
 from dep2p.tracing.event_log import TraceLog
 
-logger = logging.getLogger("dep2p.queues")
+logger: logging.Logger = logging.getLogger("dep2p.queues")
 
 T = TypeVar("T")
 _RETRY_S: Final = 0.5
-"""After a store has failed to read."""
+"""The pause after a store has failed to read."""
 _SWEEP_S: Final = 1.0
 _LOOK_AT_DEADLINES_S: Final = 0.02
 _LOOK_AT_CLOCK_S: Final = 0.001
-"""How often it is looked whether the machine's clock has moved."""
-
-
-class _Commits(GroupCommit):
-    """A store in memory needs no thread."""
-
-    async def _commit(self, batch: StoreBatch) -> None:
-        if self.store.is_durable:
-            await super()._commit(batch)
-        else:
-            self.store.commit(batch)
-            self._before()
-            await trio.lowlevel.checkpoint()
-
-    async def read(self, function: Callable[[], T]) -> T:
-        if self.store.is_durable:
-            return await super().read(function)
-        await trio.lowlevel.checkpoint()
-        return function()
+"""Seconds between two checks whether the machine's clock has moved."""
 
 
 class _Flush:
-    """Somebody who waits until what was said before is durable."""
+    """A caller that waits until earlier changes are durable."""
 
     __slots__ = ("done", "error")
 
@@ -58,55 +43,66 @@ class _Flush:
         self.error: Exception | None = None
 
 
-class QueueCommits:
-    """What `QueueEngine` is built on: a book of queues, its store, and time."""
+class CommitLoop:
+    """A registry of queues, bound to a store and to time.
 
-    def __init__(self, store: QueueStore, book: QueueBook, rights: Rights | None) -> None:
+    Everything but `run` may be called while `run` runs in another task of the same trio thread.
+    """
+
+    def __init__(
+        self,
+        store: QueueStore,
+        registry: QueueRegistry,
+        rights: Rights | None,
+        on_lost: Callable[[Dep2pError], None],
+    ) -> None:
+        """``on_lost`` is called when another node owns the store."""
         self.store = store
-        self.book = book
-        self.commits = _Commits(
-            store, self, before=self._before, after=self._after, is_busy=lambda: bool(book.out or book.awake)
+        self.registry = registry
+        self.commits: QueueCommit = QueueCommit(
+            store, self, before=self._before, after=self._after, is_busy=lambda: bool(registry.out or registry.awake)
         )
         self._rights = rights
-        self.read_problem = ""
-        """Why messages cannot be read now, for people; "" when they can."""
-        self.is_held: Callable[[], bool] = lambda: True
-        """Whether no other node can have the store by now: only then may leases be promised without a commit."""
+        self._on_lost = on_lost
+        self.read_problem: str = ""
+        """The reason why messages cannot be read now, human-readable; "" when they can."""
         self.lost: Dep2pError | None = None
-        """Why this engine is over: another node has the store."""
-        self._nursery: trio.Nursery | None = None
-        self._closing = False
-        self._room = trio.lowlevel.ParkingLot()
+        """The reason why this engine has ended: another node owns the store."""
+        self.nursery: trio.Nursery | None = None
+        """The nursery of its tasks, while it runs."""
+        self.is_closing: bool = False
+        self.room: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
+        """Publishers that wait for room."""
         self._durable: list[Callable[[], None]] = []
-        """To be called when what was said until now is durable."""
+        """Calls for when all changes until now are durable."""
         self._flushes: list[_Flush] = []
         self._waiting_for: dict[int, tuple[list[Callable[[], None]], list[_Flush]]] = {}
-        """By batch that is being written."""
+        """The same calls by the batch that is being written."""
         self._clock_s: Callable[[], float] = trio.current_time
-        self._looked_s = float("-inf")
+        self._checked_s = float("-inf")
         self._offset_s = float("-inf")
         self._timer = trio.CancelScope()
         self._ttl_queues: dict[Queue, None] = {}
 
     def trace_to(self, log: TraceLog | None) -> None:
-        """Give what happens from now on to a trace; None ends that."""
-        self.book.trace = None if log is None else TracedQueues(log)
+        """Write events to this trace from now on; None ends that."""
+        self.registry.trace = None if log is None else TracedQueues(log)
 
     # Life
 
     async def open(self) -> None:
-        """Open the store and know its queues; none is loaded. Raises StoreError."""
+        """Open the store and read the names of its queues; none is loaded. Raises StoreError."""
         definitions = await self.call(self._open)
-        self.book.at(self.wall_us())
+        self.registry.at(self.wall_us())
         try:
-            self.book.restore(definitions)
+            self.registry.restore(definitions)
             if self._rights is not None:
                 self._rights.restore(definitions)
         except (ProtocolError, ValueError) as error:
             await self.call(self.store.close)
             raise StoreError(
-                f"the queues in {self.store.place} are damaged: {error}. Nothing was changed: bring back a backup, or "
-                "move them away to begin with none"
+                f"the queues in {self.store.location} are damaged: {error}. Nothing was changed: "
+                "bring back a backup, or move them away to begin with none"
             ) from error
         if self._rights is not None:
             self._rights.save = self._define
@@ -120,33 +116,33 @@ class QueueCommits:
             raise
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Commit, hand out and read until cancelled."""
+        """Commit, deliver and read until cancelled."""
         try:
             self._clock_s = trio.lowlevel.current_clock().current_time
             async with trio.open_nursery() as nursery:
-                self._nursery = nursery
+                self.nursery = nursery
                 nursery.start_soon(self._commit)
                 task_status.started()
                 await self._keep_time()
         finally:
-            self._nursery = None
-            self._closing = True
+            self.nursery = None
+            self.is_closing = True
 
     async def _commit(self) -> None:
         try:
             await self.commits.run()
         except NotOwnerError as error:
-            self.lose(error)  # before anything is cancelled, so that all are told why
+            self.lose(error)  # before anything is cancelled, so that all waiters get the reason
             raise
 
     async def aclose(self) -> None:
-        """After `run`: write what was taken, and close the store. Idempotent."""
-        self._closing = True
+        """Write the pending changes after `run`, and close the store. Idempotent."""
+        self.is_closing = True
         await self.commits.aclose()
 
     def lose(self, error: Dep2pError) -> None:
-        """Another node has the store. Nothing is written or handed out any more, and whoever waits is told."""
-        self._closing = True
+        """End: another node owns the store. Nothing is written or delivered any more, and all waiters get the error."""
+        self.is_closing = True
         self.lost = error
         for flush in [*self._flushes, *(each for _calls, flushes in self._waiting_for.values() for each in flushes)]:
             flush.error = error
@@ -154,31 +150,33 @@ class QueueCommits:
         self._flushes.clear()
         self._waiting_for.clear()
         self._durable.clear()
-        self.book.out.clear()
-        self.book.refuse(error)
+        self.registry.out.clear()
+        self.registry.refuse(error)
         if self._rights is not None:
             self._rights.save = lambda _key, _value: None
-        self._room.unpark_all()
+        self.room.unpark_all()
+        self._on_lost(error)
 
-    def _require_open(self) -> None:
+    def require_open(self) -> None:
+        """Raises StreamClosedError, or the error that ended the engine."""
         if self.lost is not None:
             raise copy.copy(self.lost)
-        if self._closing:
+        if self.is_closing:
             raise StreamClosedError("the queues are closed")
 
     async def call(self, function: Callable[..., T], *arguments: object) -> T:
-        """Run in the store's thread, after what is under way there."""
+        """Run a function in the store's thread, after the work that is there."""
         return await self.commits.read(lambda: function(*arguments))
 
     def now(self) -> float:
-        """Of deadlines: trio's clock."""
+        """Return the time that deadlines use: trio's clock, in seconds."""
         return trio.current_time()
 
     def wall_us(self) -> int:
         """Unix microseconds that never go back in this process, whatever is done to the machine's clock."""
         now = self._clock_s()
-        if not 0.0 <= now - self._looked_s < _LOOK_AT_CLOCK_S:
-            self._looked_s = now
+        if not 0.0 <= now - self._checked_s < _LOOK_AT_CLOCK_S:
+            self._checked_s = now
             offset_s = time.time() - now
             if offset_s > self._offset_s:
                 self._offset_s = offset_s
@@ -188,15 +186,15 @@ class QueueCommits:
 
     async def _keep_time(self) -> None:
         while True:
-            deadline = self.book.next_deadline()
+            deadline = self.registry.next_deadline()
             if self._ttl_queues:
                 deadline = min(float("inf") if deadline is None else deadline, trio.current_time() + _SWEEP_S)
             with trio.CancelScope(deadline=float("inf") if deadline is None else deadline) as self._timer:
                 await trio.sleep_forever()
             now = trio.current_time()
-            self.book.on_deadline(now, self.wall_us())
+            self.registry.on_deadline(now, self.wall_us())
             self._sweep()
-            if self.book.has_changes or self.book.awake:
+            if self.registry.has_changes or self.registry.awake:
                 self.commits.kick()
             await trio.lowlevel.checkpoint()
 
@@ -207,40 +205,45 @@ class QueueCommits:
             else:
                 self._read_soon(queue.sweep(self.wall_us()))
 
+    def expire(self, queue: Queue) -> None:
+        """Drop messages of a queue when they get too old."""
+        self._ttl_queues[queue] = None
+        self._timer.cancel()
+
     def changed(self) -> None:
-        """There may be something to commit or to hand out."""
+        """Wake the loop: there may be changes to commit or messages to deliver."""
         self.commits.kick()
 
-    # What the group commit asks
+    # For the group commit
 
     def _before(self) -> None:
-        # Here, too, and not only when it is committed: consumers work while the next batch is written.
-        self.book.deliver()
-        reads = self.book.pump(trio.current_time(), self.wall_us())
+        # Here, too, and not only after the commit: consumers work while the next batch is written.
+        self.registry.deliver()
+        reads = self.registry.pump(trio.current_time(), self.wall_us())
         if reads:
             self._read_soon(reads)
-        self._look_at_deadlines()  # here, too: what became deferred by being read needs no commit
+        self._look_at_deadlines()  # here, too: messages that became deferred by being read need no commit
 
     def _look_at_deadlines(self) -> None:
-        # They may have come nearer: looked at soon, not at each of thousands of commits a second.
+        # Deadlines may be earlier now. The loop looks at them soon, not at each of thousands of commits a second.
         soon = trio.current_time() + _LOOK_AT_DEADLINES_S
         if self._timer.deadline > soon:
             self._timer.deadline = soon
 
     def _after(self) -> None:
         self._look_at_deadlines()
-        self.book.freed.clear()
-        if self._room:
-            self._room.unpark_all()
+        self.registry.freed.clear()
+        if self.room:
+            self.room.unpark_all()
 
     @property
     def has_changes(self) -> bool:
         """See `BatchOwner`."""
-        return bool(self._durable or self._flushes or self.book.has_changes)
+        return bool(self._durable or self._flushes or self.registry.has_changes)
 
     def take_changes(self, *, with_publishes: bool = True) -> StoreBatch:
         """See `BatchOwner`."""
-        batch = self.book.take_changes(with_publishes=with_publishes)
+        batch = self.registry.take_changes(with_publishes=with_publishes)
         self._waiting_for[id(batch)] = self._durable, self._flushes
         self._durable, self._flushes = [], []
         return batch
@@ -248,12 +251,15 @@ class QueueCommits:
     def committed(self, batch: StoreBatch) -> None:
         """See `BatchOwner`."""
         durable, flushes = self._waiting_for.pop(id(batch))
-        self.book.committed(batch, hold=True)
+        self.registry.committed(batch, hold=True)
         for call in durable:
-            call()
+            try:
+                call()
+            except Exception:  # an error of one waiter must not end the commits of all queues
+                logger.exception("telling a caller that its results are on disk failed")
         for flush in flushes:
             flush.done.set()
-        if self.book.awake or self.book.out:
+        if self.registry.awake or self.registry.out:
             self.commits.kick()
 
     def failed(self, batch: StoreBatch, error: Exception, *, publishes: Sequence[int] | None = None) -> None:
@@ -266,7 +272,7 @@ class QueueCommits:
             for flush in flushes:
                 flush.error = error
                 flush.done.set()
-        self.book.failed(batch, error, publishes=publishes)
+        self.registry.failed(batch, error, publishes=publishes)
 
     def uncertain(self, batch: StoreBatch, error: Exception) -> None:
         """See `BatchOwner`."""
@@ -276,16 +282,16 @@ class QueueCommits:
             flush.done.set()
         flushes.clear()
         self._flushes.clear()
-        self.book.uncertain(batch, error)
-        self.book.refuse(StoreError(f"nothing was taken of this: before it, {error}"))
+        self.registry.uncertain(batch, error)
+        self.registry.refuse(StoreError(f"nothing was taken of this: before it, {error}"))
 
     def _read_soon(self, reads: Sequence[Read]) -> None:
-        nursery = self._nursery
+        nursery = self.nursery
         for read in reads:
             if nursery is None:
                 self._unread(read)
             else:
-                nursery.start_soon(self._read, read)
+                nursery.start_soon(run_contained, partial(self._read, read), "reading stored messages")
 
     async def _read(self, read: Read) -> None:
         try:
@@ -298,7 +304,7 @@ class QueueCommits:
             self._unread(read)
         else:
             self.read_problem = ""
-            for damage in self.book.loaded(read, rows):
+            for damage in self.registry.loaded(read, rows):
                 logger.error("%s and was dropped: the others are delivered. Check the disk", damage)
         self.commits.kick()
 
@@ -306,8 +312,8 @@ class QueueCommits:
         return self.store.scan(read.partition, read.from_seq, items_max=read.items_max, bytes_max=read.bytes_max)
 
     def _unread(self, read: Read) -> None:
-        """A page did not come: asked for again when its channels are looked at again."""
-        for queue in self.book.queues.values():
+        """Ask again for a page that could not be read, when its channels are looked at next."""
+        for queue in self.registry.queues.values():
             log = queue.logs.get(read.partition)
             if log is not None:
                 log.wanted = 0
@@ -315,11 +321,11 @@ class QueueCommits:
                     channel.wake()
 
     async def flush(self) -> None:
-        """Return when everything that was said until now is durable, but for publishes, whose callers know.
+        """Return when all changes until now are durable, except publishes, whose callers wait themselves.
 
-        Raises StoreError when it cannot be written now; it is tried again then.
+        Raises StoreError when a write fails now; the loop tries it again.
         """
-        self._require_open()
+        self.require_open()
         flush = _Flush()
         self._flushes.append(flush)
         self.commits.kick()
@@ -330,10 +336,10 @@ class QueueCommits:
             raise StoreError(str(flush.error)) from flush.error
 
     def when_durable(self, call: Callable[[], None]) -> None:
-        """Call when everything that was said until now, but for publishes, is durable."""
+        """Call when all changes until now, except publishes, are durable."""
         self._durable.append(call)
         self.commits.kick()
 
     def _define(self, key: str, value: object | None) -> None:
-        self.book.define(key, value)
+        self.registry.define(key, value)
         self.commits.kick()

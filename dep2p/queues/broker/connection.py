@@ -1,17 +1,17 @@
-"""The serving end of a stream of queue frames: what one member publishes, takes and settles here."""
+"""The serving end of a stream of queue frames: a member's publishes, subscriptions and results."""
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol, cast
+from typing import Final, Protocol
 
 import trio
 
+from dep2p.concurrency.contained import run_contained
+from dep2p.encoding.shapes import is_map
 from dep2p.errors import (
     Dep2pError,
-    ErrorCode,
     MessageTooLargeError,
     NotOwnerError,
     OverloadedError,
@@ -23,38 +23,40 @@ from dep2p.errors import (
 )
 from dep2p.host.interface import ByteStream
 from dep2p.limits import Limits
+from dep2p.links.fairness import Fairness
 from dep2p.links.link import Link
-from dep2p.protocols.queues import wire
-from dep2p.protocols.queues import wire_exclusive as fenced
+from dep2p.protocols.queues.admin import AdminRequest, R, ReceiveMessages, operation_of
 from dep2p.protocols.queues.ordering.consumer_group import Lease
-from dep2p.protocols.queues.wire import Delivered, QueueCode, Result, Settled, WireMessage
+from dep2p.protocols.queues.wire import exclusive as fenced
+from dep2p.protocols.queues.wire import frames as wire
+from dep2p.protocols.queues.wire.admin import decode_admin, encode_answer, parse_request
+from dep2p.protocols.queues.wire.frames import Delivered, DeliveryResult, QueueCode, Settle, Settled, WireMessage
 from dep2p.protocols.wire.cbor import decode_bounded
 from dep2p.protocols.wire.frame import Frame, encode_frame
-from dep2p.queues.broker.exclusive_consumer import KeptMember
+from dep2p.queues.broker.exclusive_consumer import BrokerGroupMember
 from dep2p.queues.broker.local_consumer import LocalConsumer
-from dep2p.queues.remote.link import code_of, payload_bytes_max, text_of
+from dep2p.queues.types import SubscribeOptions, message_id
+from dep2p.queues.wire_errors import code_of, payload_bytes_max, text_of
 from dep2p.realm.interface import RealmGate
 from dep2p.types import PeerId
 
-logger = logging.getLogger("dep2p.io")
+logger: logging.Logger = logging.getLogger("dep2p.io")
 
 _DELIVER_ITEMS: Final = 256
 _DELIVER_BYTES: Final = 262_144
-"""About so much goes into one DELIVER."""
+"""About the bytes of one DELIVER frame."""
 _PUBLISHES_MAX: Final = 64
 _PUBLISH_BYTES_MAX: Final = 16_777_216
-"""Of one link, that are not durable yet."""
+"""Bytes of one member's publishes that are not durable yet, at most."""
 _ADMIN_MAX: Final = 16
-_RECEIVING_MAX: Final = 64
-"""Receives that wait."""
-_SUBSCRIPTIONS_MAX: Final = 256
+"""Administrative requests of one member at work, at most."""
 _RETRY_AFTER_MS: Final = 50
 _IN_FLIGHT_MAX: Final = 65_536
 _IN_FLIGHT_BYTES_MAX: Final = 268_435_456
 
 
 class QueueHost(Protocol):
-    """What a link serves: the queues of one realm that this node keeps."""
+    """The queues of one realm that this node stores, as a link serves them."""
 
     def publish_soon(
         self,
@@ -72,19 +74,15 @@ class QueueHost(Protocol):
         peer: PeerId,
         name: str,
         channel: str,
+        options: SubscribeOptions,
         *,
-        max_in_flight: int,
-        bytes_max: int,
-        from_start: bool,
-        filter_text: str,
         member: bytes,
-        of_placed: bool,
     ) -> LocalConsumer:
-        """A consumer for a member; with a name of its own in an exclusive channel."""
+        """Open a consumer for a member; with a ``member`` of its own in an exclusive channel."""
         ...
 
-    async def administer(self, peer: PeerId, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
-        """An administrative request of a member."""
+    async def administer(self, peer: PeerId, request: AdminRequest[R]) -> R:
+        """Carry out an administrative request of a member."""
         ...
 
 
@@ -103,20 +101,24 @@ class ServedQueueLink(Link):
     """The serving end. `serve` runs its writer and the tasks of its subscriptions."""
 
     def __init__(
-        self, stream: ByteStream, gate: RealmGate, limits: Limits, counters: Counter[str], host: QueueHost
+        self,
+        stream: ByteStream,
+        gate: RealmGate,
+        limits: Limits,
+        counters: Counter[str],
+        host: QueueHost,
+        fairness: Fairness,
     ) -> None:
-        super().__init__(stream, gate, limits, counters, payload_bytes_max=payload_bytes_max(limits))
+        """``fairness``: its ledger has what the member holds over all its links: another link gives it no more."""
+        super().__init__(stream, gate, limits, counters, payload_bytes_max=payload_bytes_max(limits), fairness=fairness)
+        self._ledger = fairness.ledger
         self._host = host
         self._subscriptions: dict[int, _Subscription] = {}
-        self._publishes = 0
-        self._publish_bytes = 0
-        self._administering = 0
-        self._receiving = 0
         self._is_draining = False
         self._nursery: trio.Nursery | None = None
 
     async def serve(self) -> None:
-        """Until the link is over; then what its consumers held is given back."""
+        """Serve until the link is over; then release the messages that its consumers held."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             self.start()
@@ -125,11 +127,11 @@ class ServedQueueLink(Link):
 
     @property
     def subscriptions(self) -> int:
-        """How many consumers the peer has here."""
+        """The number of the peer's consumers here."""
         return len(self._subscriptions)
 
     def drain(self) -> None:
-        """Hand out nothing more; results are still taken."""
+        """Deliver nothing more; results still count."""
         self._is_draining = True
         for subscription in self._subscriptions.values():
             if subscription.consumer is not None:
@@ -168,7 +170,7 @@ class ServedQueueLink(Link):
             items, size_bytes = wire.decode_ready(payload)
             subscription = self._subscriptions.get(req_id)
             if subscription is not None and subscription.consumer is not None:
-                del size_bytes  # the bytes of a subscription stay as they were asked for
+                del size_bytes  # the bound in bytes of a subscription stays as it was
                 subscription.consumer.set_ready(0 if self._is_draining else min(items, _IN_FLIGHT_MAX))
         elif kind == wire.SUBSCRIBE:
             self._subscribe(req_id, payload)
@@ -189,18 +191,22 @@ class ServedQueueLink(Link):
     def _publish(self, req_id: int, payload: bytes) -> None:
         batch = wire.decode_publish(payload)
         size = len(payload)
-        if self._publishes >= _PUBLISHES_MAX or self._publish_bytes + size > _PUBLISH_BYTES_MAX:
-            self.counters["publishes_refused_overloaded"] += len(batch.messages)
-            self._refuse(req_id, OverloadedError("too much is waiting to become durable"), _RETRY_AFTER_MS)
-            return
         if any(len(body) > self.limits.message_bytes_max for _, body in batch.messages):
             self._refuse(req_id, MessageTooLargeError(f"a body of more than {self.limits.message_bytes_max} bytes"))
+            return
+        ledger, peer = self._ledger, self.peer
+        if not ledger.acquire(peer, "queue_publish_bytes", size, most=_PUBLISH_BYTES_MAX):
+            self._refuse_publish(req_id, len(batch.messages), f"{_PUBLISH_BYTES_MAX} bytes")
+            return
+        if not ledger.acquire(peer, "queue_publishes", 1, most=_PUBLISHES_MAX):
+            ledger.release(peer, "queue_publish_bytes", size)
+            self._refuse_publish(req_id, len(batch.messages), f"{_PUBLISHES_MAX} publishes")
             return
         publisher = (batch.publisher, batch.first_number) if batch.publisher else None
 
         def on_done(points: Sequence[tuple[int, int]], error: Dep2pError | None) -> None:
-            self._publishes -= 1
-            self._publish_bytes -= size
+            ledger.release(peer, "queue_publishes", 1)
+            ledger.release(peer, "queue_publish_bytes", size)
             if self.error is not None:
                 return
             if error is None:
@@ -208,24 +214,27 @@ class ServedQueueLink(Link):
             else:
                 self._refuse(req_id, error, _RETRY_AFTER_MS if isinstance(error, QueueFullError) else 0)
 
-        self._publishes += 1
-        self._publish_bytes += size
         try:
-            self._host.publish_soon(self.peer, batch.queue, batch.messages, publisher, on_done)
+            self._host.publish_soon(peer, batch.queue, batch.messages, publisher, on_done)
         except (Dep2pError, ValueError) as error:
             on_done((), _public(error))
         else:
             self.counters["messages_published"] += len(batch.messages)
 
+    def _refuse_publish(self, req_id: int, messages: int, most: str) -> None:
+        self.counters["publishes_refused_overloaded"] += messages
+        text = f"{most} of this member wait to become durable, the most allowed: publish more when some are answered"
+        self._refuse(req_id, OverloadedError(text), _RETRY_AFTER_MS)
+
     # Consuming
 
     def _subscribe(self, req_id: int, payload: bytes) -> None:
         fields = decode_bounded(payload, "SUBSCRIBE", depth_max=2, entries_max=16)
-        options = cast(dict[object, object], fields) if isinstance(fields, dict) else {}
+        options: dict[object, object] = fields if is_map(fields) else {}
         queue, channel = options.get("q"), options.get("c")
         items, size_bytes, from_start = options.get("n"), options.get("b"), options.get("s", False)
         filter_text, member = options.get("f", ""), options.get("x", b"")
-        of_placed = options.get("p", False)
+        of_distributed = options.get("p", False)
         if (
             not isinstance(queue, str)
             or not isinstance(channel, str)
@@ -234,7 +243,7 @@ class ServedQueueLink(Link):
             or not isinstance(from_start, bool)
             or not isinstance(filter_text, str)
             or not isinstance(member, bytes)
-            or not isinstance(of_placed, bool)
+            or not isinstance(of_distributed, bool)
             or len(member) not in (0, fenced.MEMBER_BYTES)
             or not 0 <= items <= _IN_FLIGHT_MAX
             or not 0 < size_bytes <= _IN_FLIGHT_BYTES_MAX
@@ -244,57 +253,53 @@ class ServedQueueLink(Link):
         if req_id in self._subscriptions:
             raise ProtocolError(f"SUBSCRIBE with the req_id {req_id} of another one")
         nursery = self._nursery
-        if len(self._subscriptions) >= _SUBSCRIPTIONS_MAX or nursery is None:
-            self._refuse(req_id, OverloadedError(f"{len(self._subscriptions)} subscriptions: no more"), _RETRY_AFTER_MS)
+        if nursery is None:
+            self._refuse(req_id, OverloadedError("the link is about to end"), _RETRY_AFTER_MS)
+            return
+        most = self.limits.queue_consumers_per_peer_max
+        if not self._ledger.acquire(self.peer, "queue_consumers", 1, most=most):
+            text = (
+                f"this member has {most} consumers here, the most allowed (queue_consumers_per_peer_max): "
+                "subscribe again when some are closed"
+            )
+            self._refuse(req_id, OverloadedError(text), _RETRY_AFTER_MS)
             return
         self._subscriptions[req_id] = _Subscription()
-        nursery.start_soon(
+        serve = partial(
             self._serve_subscription,
             req_id,
             queue,
             channel,
-            items,
-            size_bytes,
-            from_start,
-            filter_text,
+            SubscribeOptions(
+                max_in_flight=items,
+                bytes_max=size_bytes,
+                from_start=from_start,
+                filter=filter_text,
+                of_distributed=of_distributed,
+            ),
             member,
-            of_placed,
         )
+        nursery.start_soon(run_contained, serve, f"a subscription of {self.peer}", partial(self._fail, req_id))
+
+    def _fail(self, req_id: int, _error: Exception) -> None:
+        text = "an internal error ended the subscription: the log of the broker has it"
+        self._put(wire.encode_refused(wire.ENDED, req_id, code_of(StreamClosedError(text)), text))
 
     async def _serve_subscription(
-        self,
-        req_id: int,
-        queue: str,
-        channel: str,
-        items: int,
-        size_bytes: int,
-        from_start: bool,
-        filter_text: str,
-        member: bytes,
-        of_placed: bool,
+        self, req_id: int, queue: str, channel: str, options: SubscribeOptions, member: bytes
     ) -> None:
         subscription = self._subscriptions[req_id]
         try:
             with subscription.scope:
                 try:
-                    consumer = await self._host.subscribe(
-                        self.peer,
-                        queue,
-                        channel,
-                        max_in_flight=items,
-                        bytes_max=size_bytes,
-                        from_start=from_start,
-                        filter_text=filter_text,
-                        member=member,
-                        of_placed=of_placed,
-                    )
+                    consumer = await self._host.subscribe(self.peer, queue, channel, options, member=member)
                 except (Dep2pError, ValueError) as error:
                     self._refuse(req_id, _public(error))
                     return
                 async with consumer:
                     subscription.consumer = consumer
-                    if isinstance(consumer, KeptMember):
-                        consumer.on_lease = partial(self._tell, req_id)
+                    if isinstance(consumer, BrokerGroupMember):
+                        consumer.on_lease = partial(self._send_lease, req_id)
                     if self._is_draining:
                         consumer.set_ready(0)
                     self._put(encode_frame(wire.SUBSCRIBED, b"", req_id=req_id))
@@ -303,12 +308,13 @@ class ServedQueueLink(Link):
                     except (QueueConsumerClosedError, NotOwnerError) as error:
                         self._put(wire.encode_refused(wire.ENDED, req_id, code_of(error), text_of(error)))
                     finally:
-                        if isinstance(consumer, KeptMember):
+                        if isinstance(consumer, BrokerGroupMember):
                             consumer.is_leaving = subscription.is_ending
         except StreamClosedError:
             return  # the link is over
         finally:
             self._subscriptions.pop(req_id, None)
+            self._ledger.release(self.peer, "queue_consumers", 1)
 
     async def _deliver_all(self, req_id: int, consumer: LocalConsumer) -> None:
         while True:
@@ -318,6 +324,10 @@ class ServedQueueLink(Link):
             batches: dict[tuple[int, int], list[Delivered]] = {}
             sizes: Counter[tuple[int, int]] = Counter()
             for partition, seq, attempts, published_us, deadline_s, attributes, body, epoch in deliveries:
+                undeliverable = wire.undeliverable_because(attributes)
+                if undeliverable:
+                    self._reject(consumer, (partition, seq), epoch, undeliverable)
+                    continue
                 timeout_ms = max(0, round((deadline_s - now) * 1000))
                 group = (partition, epoch) if epoch else (0, 0)
                 batch = batches.setdefault(group, [])
@@ -330,19 +340,30 @@ class ServedQueueLink(Link):
                 await self._send_batch(req_id, epoch, batch)
             self.counters["messages_delivered"] += len(deliveries)
 
+    def _reject(self, consumer: LocalConsumer, key: tuple[int, int], epoch: int, reason: str) -> None:
+        """Reject a message that no consumer of a member can ever take: delivered again, it would hold up those behind
+        it."""
+        logger.error("message %s of the queue %r %s: it is a dead letter now", message_id(*key), consumer.queue, reason)
+        self.counters["messages_undeliverable"] += 1
+        results = [DeliveryResult(Settle.REJECT, *key, 0, reason)]
+        if epoch and isinstance(consumer, BrokerGroupMember):
+            consumer.apply_fenced(epoch, results)
+        else:
+            consumer.apply(results)
+
     async def _send_batch(self, req_id: int, epoch: int, batch: list[Delivered]) -> None:
         await self._send(
             fenced.encode_fenced_deliver(req_id, epoch, batch) if epoch else wire.encode_deliver(req_id, batch)
         )
 
-    def _tell(self, req_id: int, lease: Lease) -> None:
-        told = fenced.WireLease(lease.beat, round(lease.lease_s * 1000), lease.serial, lease.version, lease.assigned)
-        self._put(fenced.encode_lease(req_id, told))
+    def _send_lease(self, req_id: int, lease: Lease) -> None:
+        frame = fenced.WireLease(lease.beat, round(lease.lease_s * 1000), lease.serial, lease.version, lease.assigned)
+        self._put(fenced.encode_lease(req_id, frame))
 
-    def _member(self, req_id: int) -> KeptMember | None:
+    def _member(self, req_id: int) -> BrokerGroupMember | None:
         subscription = self._subscriptions.get(req_id)
         member = None if subscription is None else subscription.consumer
-        if member is not None and not isinstance(member, KeptMember):
+        if member is not None and not isinstance(member, BrokerGroupMember):
             raise ProtocolError("a frame of exclusive channels for a subscription that shares its channel")
         return member
 
@@ -376,11 +397,11 @@ class ServedQueueLink(Link):
         if subscription is None or subscription.consumer is None:
             self._settled_late(req_id, ticket, results)
             return
-        if isinstance(subscription.consumer, KeptMember):
+        if isinstance(subscription.consumer, BrokerGroupMember):
             raise ProtocolError("SETTLE without an epoch for a subscription of an exclusive channel")
         self._answer_settle(req_id, ticket, subscription.consumer, subscription.consumer.apply(results))
 
-    def _settled_late(self, req_id: int, ticket: int, results: Sequence[Result]) -> None:
+    def _settled_late(self, req_id: int, ticket: int, results: Sequence[DeliveryResult]) -> None:
         self.counters["results_dropped_late"] += len(results)
         if ticket:
             refused = [(each.partition, each.seq, int(QueueCode.NOT_IN_FLIGHT)) for each in results]
@@ -399,34 +420,30 @@ class ServedQueueLink(Link):
         nursery = self._nursery
         if len(payload) > wire.ADMIN_BYTES_MAX:
             raise ProtocolError(f"ADMIN of {len(payload)} bytes")
-        op, fields = decode_admin(payload)
-        is_full = self._receiving >= _RECEIVING_MAX if op == "receive" else self._administering >= _ADMIN_MAX
-        if is_full or nursery is None:
-            self._refuse(req_id, OverloadedError("too many requests of this kind at once"), _RETRY_AFTER_MS)
+        fields = decode_admin(payload)
+        is_receive = fields["op"] == operation_of(ReceiveMessages)
+        quota = "queue_receives" if is_receive else "queue_administration"
+        most = self.limits.queue_receives_per_peer_max if is_receive else _ADMIN_MAX
+        if nursery is None or not self._ledger.acquire(self.peer, quota, 1, most=most):
+            text = f"{most} requests of this kind by this member are at work, the most allowed: ask again in a moment"
+            self._refuse(req_id, OverloadedError(text), _RETRY_AFTER_MS)
             return
-        if op == "receive":
-            self._receiving += 1
-        else:
-            self._administering += 1
-        nursery.start_soon(self._administer, req_id, op, fields)
+        nursery.start_soon(self._administer, req_id, fields, quota)
 
-    async def _administer(self, req_id: int, op: str, fields: Mapping[str, object]) -> None:
+    async def _administer(self, req_id: int, fields: Mapping[str, object], quota: str) -> None:
         try:
-            answer = await self._host.administer(self.peer, op, fields)
-            frame = encode_frame(wire.ANSWER, json.dumps(answer, separators=(",", ":")).encode(), req_id=req_id)
-            await self._send(frame)
+            request = parse_request(fields)
+            reply = await self._host.administer(self.peer, request)
+            await self._send(encode_frame(wire.ANSWER, encode_answer(request, reply), req_id=req_id))
         except StreamClosedError:
             return
         except (Dep2pError, ValueError) as error:
             self._refuse(req_id, _public(error))
         except Exception:
-            logger.exception("an administrative request %r of %s failed", op, self.peer)
+            logger.exception("an administrative request %r of %s failed", fields["op"], self.peer)
             self._refuse(req_id, StreamClosedError("an internal error"))
         finally:
-            if op == "receive":
-                self._receiving -= 1
-            else:
-                self._administering -= 1
+            self._ledger.release(self.peer, quota, 1)
 
     # Sending
 
@@ -435,7 +452,7 @@ class ServedQueueLink(Link):
             self.out.put((frame,), len(frame))
 
     async def _send(self, frame: bytes) -> None:
-        await self.out.room(len(frame))
+        await self.out.wait_for_space(len(frame))
         if self.error is not None:
             raise StreamClosedError("the link is over")
         self.out.put((frame,), len(frame))
@@ -456,21 +473,6 @@ class ServedQueueLink(Link):
 
     def collect_counts(self) -> None:
         pass
-
-
-def decode_admin(payload: bytes) -> tuple[str, Mapping[str, object]]:
-    """The operation and its fields. Raises :class:`ProtocolError`."""
-    try:
-        value: object = json.loads(payload)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"ADMIN is not JSON: {type(error).__name__}", ErrorCode.INVALID_REQUEST) from None
-    if not isinstance(value, dict):
-        raise ProtocolError("ADMIN is no object")
-    fields = cast(dict[str, object], value)
-    op = fields.pop("op", None)
-    if not isinstance(op, str):
-        raise ProtocolError("ADMIN without an operation")
-    return op, fields
 
 
 def _public(error: Exception) -> Dep2pError:

@@ -4,40 +4,53 @@ One engine for a node and all its realms; a namespace is a realm's id, or "" for
 reach.
 """
 
+import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import trio
 
+from dep2p.concurrency.contained import run_contained
 from dep2p.errors import (
     ChannelNotFoundError,
     Dep2pError,
+    ProtocolError,
     QueueExistsError,
     QueueFullError,
-    QueuePlacedError,
+    QueueIsDistributedError,
     StoreError,
     StreamClosedError,
 )
 from dep2p.protocols.queues.channel import Channel
+from dep2p.protocols.queues.consumer import ConsumerWindow
+from dep2p.protocols.queues.deduplication import PendingPublish
 from dep2p.protocols.queues.exclusive_channel import ExclusiveChannel
 from dep2p.protocols.queues.message import NewMessage
 from dep2p.protocols.queues.names import is_ephemeral
 from dep2p.protocols.queues.options import QueueOptions, options_from
-from dep2p.protocols.queues.queue import Publish, Queue
-from dep2p.protocols.queues.registry import QueueBook
-from dep2p.protocols.queues.wire_exclusive import MEMBER_BYTES
+from dep2p.protocols.queues.queue import Queue
+from dep2p.protocols.queues.registry.registry import QueueRegistry
+from dep2p.protocols.queues.wire.exclusive import MEMBER_BYTES
 from dep2p.queues.access import Rights
-from dep2p.queues.broker.exclusive_consumer import KeptMember
-from dep2p.queues.broker.inspector import DeadLetter, QueueReader, StoredMessage
+from dep2p.queues.broker.commit_loop import CommitLoop
+from dep2p.queues.broker.dead_letters import DeadLetters
+from dep2p.queues.broker.exclusive_consumer import BrokerGroupMember
+from dep2p.queues.broker.exclusive_port import LocalPort
+from dep2p.queues.broker.inspector import QueueInspector
+from dep2p.queues.broker.interfaces import AttachedConsumer
 from dep2p.queues.broker.local_consumer import LocalConsumer
-from dep2p.queues.broker.queue_engine_looking import EngineLooking, Pending, WaitedPublish
+from dep2p.queues.broker.pending_publish import Pending, WaitedPublish
 from dep2p.queues.broker.receive import SimpleReceivers
 from dep2p.queues.ordered_consumer import ExclusiveConsumer
-from dep2p.queues.remote.exclusive_port import LocalPort
+from dep2p.queues.types import SubscribeOptions
 from dep2p.storage.queue_store import QueueStore
 
+logger: logging.Logger = logging.getLogger("dep2p.queues")
+
+_DEFAULTS: Final = SubscribeOptions()
 _BYTES_MAX: Final = 67_108_864
 
 OnPublished = Callable[[Sequence[tuple[int, int]], Dep2pError | None], None]
@@ -45,7 +58,8 @@ OnPublished = Callable[[Sequence[tuple[int, int]], Dep2pError | None], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBounds:
-    """What waits to become durable, of all queues together; above it publishers wait, and members are refused."""
+    """Bounds of a queue engine. Above the bounds of pending messages and bytes, those of all queues that wait to become
+    durable, publishers wait, and other members are refused."""
 
     pending_bytes_max: int = 67_108_864
     pending_items_max: int = 65_536
@@ -53,8 +67,9 @@ class EngineBounds:
     consumers_max: int = 10_000
 
 
-class QueueEngine(EngineLooking):
-    """Everything but `run` may be called while `run` runs in another task of the same trio thread.
+class QueueEngine:
+    """The queues of a node. Everything but `run` may be called while `run` runs in another task of the same trio
+    thread.
 
     Raises, as the name says: QueueNotFoundError, ChannelNotFoundError, QueueExistsError, QueueFullError,
     MessageTooLargeError, StoreFullError, StoreError, and ``ValueError`` for malformed names and options.
@@ -67,68 +82,80 @@ class QueueEngine(EngineLooking):
         defaults: QueueOptions | None = None,
         rights: Rights | None = None,
         bounds: EngineBounds | None = None,
-        book: QueueBook | None = None,
+        registry: QueueRegistry | None = None,
     ) -> None:
-        super().__init__(store, book or QueueBook(), rights)
-        self.defaults = defaults or QueueOptions()
-        """For queues whose maker says nothing else."""
+        self.store = store
+        self.registry: QueueRegistry = registry or QueueRegistry()
+        self.defaults: QueueOptions = defaults or QueueOptions()
+        """Options of queues whose maker sets none."""
+        self.is_held: Callable[[], bool] = lambda: True
+        """Whether no other node can have the store by now: only then may leases be promised without a commit."""
         self._bounds = bounds or EngineBounds()
         self._pending = Pending()
         self._consumers: dict[str, LocalConsumer] = {}
         self._consumer_number = 0
         self._loading: dict[Queue, trio.Event] = {}
-        self._reader = QueueReader(self)
-        self.simple = SimpleReceivers(self)
-        """What was received by calls, without a subscription."""
+        loop = self._loop = CommitLoop(store, self.registry, rights, self._stop_consumers)
+        self.commits = loop.commits
+        # The loop's own methods: a call more for each message would be felt.
+        self.now, self.wall_us, self.changed = loop.now, loop.wall_us, loop.changed
+        self.flush, self.call, self.when_durable = loop.flush, loop.call, loop.when_durable
+        self.open, self.run, self.lose, self.trace_to = loop.open, loop.run, loop.lose, loop.trace_to
+        self.inspector: QueueInspector = QueueInspector(self)
+        """Describes queues and messages."""
+        self.dead_letters: DeadLetters = DeadLetters(self, self._pending)
+        self.simple: SimpleReceivers = SimpleReceivers(self)
+        """The receivers: messages that simple consumers hold, without a subscription."""
 
     async def aclose(self) -> None:
-        """Also ends the consumers that are left."""
-        await super().aclose()
+        """After `run`: write what was taken, close the store, and end the consumers that are left. Idempotent."""
+        await self._loop.aclose()
         for consumer in list(self._consumers.values()):
             consumer.stop_because("this node is closed")
 
-    def lose(self, error: Dep2pError) -> None:
-        super().lose(error)
+    def _stop_consumers(self, error: Dep2pError) -> None:
         for consumer in list(self._consumers.values()):
             consumer.stop(error)
 
     @property
-    def consumers_max(self) -> int:
-        """Consumers at once, and askers that receive by calls."""
-        return self._bounds.consumers_max
+    def lost(self) -> Dep2pError | None:
+        """The reason why this engine has ended: another node owns the store."""
+        return self._loop.lost
 
-    # Room
+    @property
+    def consumers_max(self) -> int:
+        """The most consumers and receivers at once."""
+        return self._bounds.consumers_max
 
     # Queues
 
     def queue_names(self, namespace: str) -> list[str]:
-        """Sorted."""
-        return self.book.names(namespace)
+        """List the names of a namespace's queues, sorted."""
+        return self.registry.names(namespace)
 
     def namespaces(self) -> list[str]:
-        """Those with queues."""
-        return sorted({namespace: None for namespace, _name in self.book.queues})
+        """List the namespaces that have queues."""
+        return sorted({namespace: None for namespace, _name in self.registry.queues})
 
     def options_from(self, given: Mapping[str, object]) -> QueueOptions:
-        """Over the node's defaults."""
+        """Make options: the given ones over the node's defaults."""
         return options_from(given, self.defaults)
 
     async def create_queue(
         self, namespace: str, name: str, options: QueueOptions | None = None, made_by: str = ""
     ) -> None:
-        """Durable on return. One that is there with the same options is left as it is."""
-        if len(self.book.queues) >= self._bounds.queues_max:
-            raise QueueFullError(f"this node keeps {len(self.book.queues)} queues: no more")
-        queue = self.book.create(namespace, name, options or self.defaults, made_by)
+        """Make a queue; durable on return. A queue that is there with the same options stays as it is."""
+        if len(self.registry.queues) >= self._bounds.queues_max:
+            raise QueueFullError(f"this node keeps {len(self.registry.queues)} queues: no more")
+        queue = self.registry.create(namespace, name, options or self.defaults, made_by)
         await self.flush()
         if queue.options.ttl_s and not queue.is_deleted:
-            self._ttl_queues[queue] = None
-            self._timer.cancel()
+            self._loop.expire(queue)
 
     async def delete_queue(self, namespace: str, name: str) -> None:
-        """With all that is in it."""
+        """Delete a queue with all its messages."""
         queue = await self.loaded(namespace, name)
-        self.book.delete(queue)
+        self.registry.delete(queue)
         await self.flush()
 
     async def create_channel(
@@ -141,7 +168,7 @@ class QueueEngine(EngineLooking):
         filter_text: str = "",
         exclusive: bool = False,
     ) -> None:
-        """Durable on return. One that is there is left as it is.
+        """Make a channel; durable on return. A channel that is there stays as it is.
 
         Raises ``ValueError`` (name, filter), QueueExistsError when it is there with another filter or strategy.
         """
@@ -150,7 +177,7 @@ class QueueEngine(EngineLooking):
         await self.flush()
 
     async def expand(self, namespace: str, name: str, partitions: int) -> list[int]:
-        """So many partitions in all from now on; returns the ids of the new ones, when they are durable.
+        """Expand a queue to this number of partitions in all. Return the ids of the new ones, when they are durable.
 
         Raises ``ValueError`` when it has more already, or for too many.
         """
@@ -163,37 +190,37 @@ class QueueEngine(EngineLooking):
         return added
 
     async def serve(self, namespace: str, name: str, low: int, high: int) -> int:
-        """The queue is a share of that range of keys of a placed one from now on; gives the last number it has given,
-        when that is durable. Raises ``ValueError`` for more than it has."""
+        """The queue is a shard of that range of keys of a distributed one from now on; gives the last number it has
+        given, when that is durable. Raises ``ValueError`` for more than it has."""
         last_seq = (await self.loaded(namespace, name)).serve(low, high)
         await self.flush()
         return last_seq
 
     async def delete_channel(self, namespace: str, name: str, channel: str) -> None:
-        """With its dead letters."""
+        """Delete a channel with its dead letters."""
         (await self.loaded(namespace, name)).delete_channel(channel)
         await self.flush()
 
     async def pause(self, namespace: str, name: str, channel: str | None = None) -> None:
-        """Deliver nothing, in one channel or in all."""
+        """Pause delivery in one channel or in all."""
         (await self.loaded(namespace, name)).set_paused(True, channel)
         await self.flush()
 
     async def resume(self, namespace: str, name: str, channel: str | None = None) -> None:
-        """Deliver again."""
+        """Resume delivery."""
         (await self.loaded(namespace, name)).set_paused(False, channel)
         await self.flush()
 
     async def empty(self, namespace: str, name: str, channel: str | None = None) -> int:
-        """Drop what waits; gives how many messages."""
+        """Drop the messages that wait; return how many."""
         queue = await self.loaded(namespace, name)
         dropped = queue.empty() if channel is None else queue.channel(channel).skip_all()
         await self.flush()
         return dropped
 
     async def loaded(self, namespace: str, name: str) -> Queue:
-        """The queue, with its state in memory. Raises QueueNotFoundError."""
-        queue = self.book.find(namespace, name)
+        """Return a queue with its state in memory. Raises QueueNotFoundError."""
+        queue = self.registry.find(namespace, name)
         while not queue.is_loaded:
             under_way = self._loading.get(queue)
             if under_way is not None:
@@ -202,14 +229,29 @@ class QueueEngine(EngineLooking):
             done = self._loading[queue] = trio.Event()
             try:
                 records = {each: await self.call(self.store.load_partition, each) for each in queue.partition_ids}
-                self.book.at(self.wall_us())
-                self.book.load(queue, records)
+                self.registry.at(self.wall_us())
+                self.registry.load(queue, records)
                 if queue.options.ttl_s:
-                    self._ttl_queues[queue] = None
+                    self._loop.expire(queue)
             finally:
                 del self._loading[queue]
                 done.set()
         return queue
+
+    def load_soon(self, queues: Sequence[tuple[str, str]]) -> None:
+        """Load queues, by namespace and name, one after the other, beside everything else."""
+        nursery = self._loop.nursery
+        if nursery is not None and queues:
+            nursery.start_soon(run_contained, partial(self._load_each, queues), "loading the queues of a member")
+
+    async def _load_each(self, queues: Sequence[tuple[str, str]]) -> None:
+        for namespace, name in queues:
+            try:
+                await self.loaded(namespace, name)
+            except (
+                Dep2pError
+            ) as error:  # deleted meanwhile, or a store that cannot read now: its own callers hear of it
+                logger.debug("the queue %r was not loaded: %s", name, error)
 
     # Publishing
 
@@ -222,12 +264,12 @@ class QueueEngine(EngineLooking):
         timeout_s: float | None = None,
         publisher: tuple[bytes, int] | None = None,
     ) -> list[tuple[int, int]]:
-        """All or none; returns the ids, as (partition, seq), when all are durable.
+        """Publish all messages or none. Return the ids, as (partition, seq), when all are durable.
 
-        Waits for room, at most ``timeout_s`` seconds (for ever when None; 0 does not wait), then raises QueueFullError.
+        Waits for room, at most ``timeout_s`` seconds (forever when None; 0 does not wait), then raises QueueFullError.
         Cancelled, it may or may not have been taken: with a ``publisher`` it can be repeated without harm.
         """
-        queue = self.book.queues.get((namespace, name))
+        queue = self.registry.queues.get((namespace, name))
         if queue is None or not queue.is_loaded:
             queue = await self.loaded(namespace, name)
         items = len(messages)
@@ -246,7 +288,7 @@ class QueueEngine(EngineLooking):
                 ):
                     raise
                 with trio.move_on_at(deadline):
-                    await self._room.park()
+                    await self._loop.room.park()
                 if queue.is_deleted:
                     queue = await self.loaded(namespace, name)
         return await publish.wait()
@@ -256,12 +298,12 @@ class QueueEngine(EngineLooking):
         queue: Queue,
         messages: Sequence[NewMessage],
         size: int,
-        on_done: Callable[[Publish], None],
+        on_done: Callable[[PendingPublish], None],
         publisher: tuple[bytes, int] | None,
-        publish: Publish | None = None,
+        publish: PendingPublish | None = None,
     ) -> None:
-        if self._closing:
-            self._require_open()
+        if self._loop.is_closing:
+            self._loop.require_open()
         bounds, pending = self._bounds, self._pending
         if pending.items >= bounds.pending_items_max or (
             pending.bytes and pending.bytes + size > bounds.pending_bytes_max
@@ -287,23 +329,23 @@ class QueueEngine(EngineLooking):
         on_done: OnPublished,
     ) -> None:
         """Like `publish` without waiting: raises QueueFullError at once, and calls ``on_done`` when it is durable."""
-        queue = self.book.find(namespace, name)
-        nursery = self._nursery
+        queue = self.registry.find(namespace, name)
+        nursery = self._loop.nursery
         if nursery is None:
-            self._require_open()
+            self._loop.require_open()
             raise StreamClosedError("the queues are closed")
         if not queue.is_loaded:
             nursery.start_soon(self._load_and_publish, namespace, name, messages, publisher, on_done)
             return
         size = sum([len(message.body) for message in messages])
         pending = self._pending
-        is_told = False
+        is_notified = False
 
-        def done(publish: Publish) -> None:
-            nonlocal is_told
-            if is_told:
+        def done(publish: PendingPublish) -> None:
+            nonlocal is_notified
+            if is_notified:
                 return
-            is_told = True
+            is_notified = True
             pending.items -= len(messages)
             pending.bytes -= size
             error = publish.error
@@ -327,6 +369,11 @@ class QueueEngine(EngineLooking):
             self.publish_soon(namespace, name, messages, publisher, on_done)
         except Dep2pError as error:
             on_done((), error)
+        except ValueError as error:
+            on_done((), ProtocolError(str(error)))
+        except Exception:  # of one publisher: the queues of all others go on
+            logger.exception("a publish to %r failed", name)
+            on_done((), StoreError("an internal error: the log of the broker has it"))
 
     # Consuming
 
@@ -335,55 +382,52 @@ class QueueEngine(EngineLooking):
         namespace: str,
         name: str,
         channel: str,
+        options: SubscribeOptions = _DEFAULTS,
         *,
-        max_in_flight: int = 1,
-        bytes_max: int | None = None,
-        from_start: bool = False,
-        filter_text: str = "",
         msg_timeout_s: float | None = None,
         owner: str = "local",
         member: bytes = b"",
-        of_placed: bool = False,
     ) -> LocalConsumer:
-        """A consumer of a channel, which is made when it is new. The caller closes it.
+        """Open a consumer of a channel, which is made when it is new. The caller closes it.
 
-        ``max_in_flight`` may be 0 until `LocalConsumer.set_ready`. ``msg_timeout_s`` is the queue's when None.
-        ``owner`` is for people. With a ``member`` the channel is exclusive, and the consumer (a `KeptMember`) is one
-        link of that member. ``of_placed``: it is of a placed queue, whose home alone makes and deletes channels: one
-        that is not there is none that is new, unless it is ephemeral. Raises ChannelNotFoundError then.
-        Raises QueuePlacedError, ``ValueError`` (name, filter), QueueExistsError when the channel is there with another
-        filter than a given one, or is shared where an exclusive one is wanted, or the other way round.
+        ``options.max_in_flight`` may be 0 until `LocalConsumer.set_ready`. ``msg_timeout_s`` is the queue's when
+        None. ``owner``: human-readable. With a ``member`` the channel is exclusive, and the consumer (a
+        `BrokerGroupMember`) is one link of that member. ``options.of_distributed``: it is of a distributed queue,
+        whose controller alone makes and deletes channels: one that is not there is none that is new, unless it is
+        ephemeral. Raises ChannelNotFoundError then. Raises QueueIsDistributedError, ``ValueError`` (name, filter),
+        QueueExistsError when the channel is there with another filter than a given one, or is shared where an
+        exclusive one is wanted, or the other way round.
         """
         if len(self._consumers) >= self._bounds.consumers_max:
             raise QueueFullError(f"{len(self._consumers)} consumers are connected: no more")
         queue = await self.loaded(namespace, name)
-        if queue.places and not of_placed:
-            raise QueuePlacedError(f"the partitions of the queue {name!r} are on several nodes: consume from those")
+        if queue.locations and not options.of_distributed:
+            raise QueueIsDistributedError(
+                f"the partitions of the queue {name!r} are on several nodes: consume from those"
+            )
         is_new = channel not in queue.channels
-        if is_new and of_placed and not is_ephemeral(channel):
+        if is_new and options.of_distributed and not is_ephemeral(channel):
             queue.channel(channel)
-        found = _channel(queue, channel, from_start, filter_text, exclusive=bool(member))
+        found = _channel(queue, channel, options.from_start, options.filter, exclusive=bool(member))
         if is_new:
             await self.flush()
         timeout_s = queue.options.msg_timeout_s if msg_timeout_s is None else msg_timeout_s
         self._consumer_number += 1
         name = f"{owner} #{self._consumer_number}"
         timeout_s = min(timeout_s, queue.options.msg_timeout_max_s)
-        size = bytes_max or _BYTES_MAX
+        size = options.bytes_max or _BYTES_MAX
         consumer: LocalConsumer
         if isinstance(found, ExclusiveChannel):
-            consumer = KeptMember(
-                self, found, name, member, max_in_flight=max_in_flight, bytes_max=size, msg_timeout_s=timeout_s
+            consumer = BrokerGroupMember(
+                self, found, name, member, ConsumerWindow(options.max_in_flight, size, timeout_s)
             )
         else:
-            consumer = LocalConsumer(
-                self, found, name, max_in_flight=max_in_flight, bytes_max=size, msg_timeout_s=timeout_s
-            )
-        self._require_open()
+            consumer = LocalConsumer(self, found, name, ConsumerWindow(options.max_in_flight, size, timeout_s))
+        self._loop.require_open()
         if queue.is_deleted or queue.channels.get(channel) is not found:
             raise ChannelNotFoundError(f"the channel {channel!r} was deleted just now")
         found.attach(consumer.core)
-        self._consumers[consumer.core.id] = consumer
+        self._consumers[consumer.consumer_id] = consumer
         self.changed()
         return consumer
 
@@ -392,70 +436,59 @@ class QueueEngine(EngineLooking):
         namespace: str,
         name: str,
         channel: str,
-        *,
-        max_in_flight: int = 1,
-        bytes_max: int | None = None,
-        from_start: bool = False,
-        filter_text: str = "",
-        of_placed: bool = False,
+        options: SubscribeOptions = _DEFAULTS,
     ) -> ExclusiveConsumer:
-        """A consumer of an exclusive channel, for a program of this node. The caller closes it."""
+        """Open a consumer of an exclusive channel, for a program of this node. The caller closes it."""
         kept = await self.subscribe(
             namespace,
             name,
             channel,
-            max_in_flight=max_in_flight,
-            bytes_max=bytes_max,
-            from_start=from_start,
-            filter_text=filter_text,
+            options,
             member=secrets.token_bytes(MEMBER_BYTES),
-            of_placed=of_placed,
         )
-        assert isinstance(kept, KeptMember)
-        if self._nursery is None:
+        assert isinstance(kept, BrokerGroupMember)
+        if self._loop.nursery is None:
             await kept.aclose()
             raise StreamClosedError("the queues are closed")
         port = LocalPort(kept, self.when_durable)
-        self._nursery.start_soon(port.run)
+        self._loop.nursery.start_soon(run_contained, port.run, "a consumer of an exclusive channel")
         return port.consumer
 
-    def detach(self, channel: Channel, consumer: LocalConsumer) -> None:
-        """A consumer is gone: what it held goes to others."""
-        self._consumers.pop(consumer.core.id, None)
-        self.book.at(self.wall_us())
+    def detach(self, channel: Channel, consumer: AttachedConsumer) -> None:
+        """Release the messages of a consumer that is gone."""
+        self._consumers.pop(consumer.consumer_id, None)
+        self.registry.at(self.wall_us())
         consumer.detach(trio.current_time())
-        queue = channel.queue
-        if is_ephemeral(channel.name) and not channel.consumers and queue.channels.get(channel.name) is channel:
+        queue = self.registry.queues.get((channel.queue.namespace, channel.queue.name))
+        if queue is not None and is_ephemeral(channel.name) and not channel.consumers and queue.has_channel(channel):
             queue.delete_channel(channel.name)
-            if queue.is_ephemeral and not queue.channels and not queue.is_deleted:
-                self.book.delete(queue)
+            if queue.is_ephemeral and not queue.channels:
+                self.registry.delete(queue)
         self.changed()
 
-    # Telling
+    # Reporting
 
     def statistics(self) -> dict[str, Any]:
         """Counts of all queues, and of the store."""
         store = self.store.statistics()
         return {
-            "queues": len(self.book.queues),
-            "loaded": sum(queue.is_loaded for queue in self.book.queues.values()),
+            "queues": len(self.registry.queues),
+            "loaded": sum(queue.is_loaded for queue in self.registry.queues.values()),
             "consumers": len(self._consumers),
             "pending_items": self._pending.items,
             "pending_bytes": self._pending.bytes,
-            "cached_bytes": self.book.cache.bytes,
+            "cached_bytes": self.registry.cache.bytes,
             "bytes_on_disk": store.bytes_on_disk,
             "commits": store.commits,
             "fsyncs": store.fsyncs,
             "rows_written": store.rows_written,
-            "problem": self.commits.trouble or self.read_problem,
+            "problem": self.commits.error_text or self._loop.read_problem,
         }
 
 
-__all__ = ["DeadLetter", "EngineBounds", "QueueEngine", "StoredMessage"]
-
-
 def _channel(queue: Queue, name: str, from_start: bool, filter_text: str, *, exclusive: bool) -> Channel:
-    """The channel; a filter that is given is the channel's own, or the consumer would get what it did not ask for."""
+    """Return the channel. A filter that is given must be the channel's own, or the consumer would get messages that it
+    did not ask for."""
     found = queue.create_channel(name, from_start=from_start, filter_text=filter_text, exclusive=exclusive)
     if found.is_exclusive != exclusive:
         raise QueueExistsError(

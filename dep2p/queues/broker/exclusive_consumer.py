@@ -1,75 +1,62 @@
-"""A consumer of an exclusive channel at the node that keeps the queue: what it may have, and whose results count."""
+"""A consumer of an exclusive channel at the broker: its partitions, and the results that count."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import trio
 
 from dep2p.errors import LockLostError
-from dep2p.protocols.queues.exclusive_channel import ExclusiveChannel, ExclusiveConsumer
+from dep2p.protocols.queues.consumer import ConsumerWindow
+from dep2p.protocols.queues.exclusive_channel import ExclusiveChannel, ExclusiveChannelConsumer
 from dep2p.protocols.queues.ordering.consumer_group import Lease
-from dep2p.protocols.queues.wire import QueueCode, Result, Settled
+from dep2p.protocols.queues.wire.frames import DeliveryResult, QueueCode, Settled
+from dep2p.queues.broker.interfaces import ConsumerEngine
 from dep2p.queues.broker.local_consumer import LocalConsumer
 from dep2p.queues.consumer import BATCH_ITEMS
-from dep2p.queues.types import Delivery
-
-if TYPE_CHECKING:
-    from dep2p.queues.broker.engine import QueueEngine
+from dep2p.queues.types import MessageDelivery
 
 
-class KeptMember(LocalConsumer):
+class BrokerGroupMember(LocalConsumer):
     """Made by `QueueEngine.subscribe` with a member's name."""
 
     def __init__(
         self,
-        engine: "QueueEngine",
+        engine: ConsumerEngine,
         channel: ExclusiveChannel,
         consumer_id: str,
         member: bytes,
-        *,
-        max_in_flight: int,
-        bytes_max: int,
-        msg_timeout_s: float,
+        window: ConsumerWindow,
     ) -> None:
-        super().__init__(
-            engine,
-            channel,
-            consumer_id,
-            max_in_flight=max_in_flight,
-            bytes_max=bytes_max,
-            msg_timeout_s=msg_timeout_s,
-        )
-        self.core = self.member = ExclusiveConsumer(
+        super().__init__(engine, channel, consumer_id, window)
+        self.core = self.member = ExclusiveChannelConsumer(
             consumer_id,
             member,
-            max_in_flight=max_in_flight,
-            bytes_max=bytes_max,
-            msg_timeout_s=msg_timeout_s,
+            window,
             on_deliver=self._on_deliver,
             on_closed=self.stop_because,
             on_lease=self._on_lease,
         )
         self.on_lease: Callable[[Lease], None] = lambda _lease: None
-        """Set by who tells the consumer."""
+        """Called with each lease for the consumer; its link sets it."""
         self.is_leaving = False
-        """It says itself that it goes: then nothing is in work there, and others need not wait for its lease."""
+        """Whether the consumer has said that it leaves: then it works on nothing, and others need not wait for its
+        lease."""
         self._exclusive = channel
 
     def _on_lease(self, lease: Lease) -> None:
         self.on_lease(lease)
 
-    async def receive(self, items_max: int = BATCH_ITEMS) -> list[Delivery]:
+    async def receive(self, items_max: int = BATCH_ITEMS) -> list[MessageDelivery]:
         inbox, held, epochs = self._inbox, self.member.held, self.member.epochs
         await trio.lowlevel.checkpoint()
         while True:
-            taken: list[Delivery] = []
+            taken: list[MessageDelivery] = []
             while inbox and len(taken) < items_max:
                 partition, message, attempts, deadline, epoch = inbox.popleft()
                 seq = message.seq
-                # Else it has lost the partition since, or the message's time was over.
+                # Otherwise it has lost the partition since, or the message's time was over.
                 if epochs.get(partition) == epoch and (partition, seq) in held:
                     taken.append(
-                        Delivery(
+                        MessageDelivery(
                             partition,
                             seq,
                             attempts,
@@ -84,25 +71,25 @@ class KeptMember(LocalConsumer):
                 return taken
             if self.error is not None:
                 raise self.error.with_traceback(None)
-            await self._wait()
+            await self._waiting.wait()
 
     def heartbeat(self, beat: int, seen: int, held: Sequence[tuple[int, int]]) -> None:
-        """It is there. Raises ``ValueError`` when the channel has too many consumers."""
+        """Take a heartbeat. Raises ``ValueError`` when the channel has too many consumers."""
         engine = self._engine
         if not engine.is_held():
-            return  # an answer would promise a lease that another node may be giving to somebody else
-        engine.book.at(engine.wall_us())
+            return  # an answer would promise a lease that another node may be giving to another consumer
+        engine.registry.at(engine.wall_us())
         self._exclusive.heartbeat(self.member, beat, seen, dict(held), engine.now())
         engine.changed()
 
     def unlock(self, partition: int, epoch: int) -> None:
-        """It hands a partition over."""
-        self._engine.book.at(self._engine.wall_us())
+        """Free a partition that the consumer hands over."""
+        self._engine.registry.at(self._engine.wall_us())
         self._exclusive.unlock(self.member, partition, epoch)
         self._engine.changed()
 
-    def apply_fenced(self, epoch: int, results: Sequence[Result]) -> Settled:
-        """Results for messages of one partition that were delivered under that epoch."""
+    def apply_fenced(self, epoch: int, results: Sequence[DeliveryResult]) -> Settled:
+        """Apply results for messages of one partition that were delivered under that epoch."""
         try:
             holder = self._exclusive.holder(results[0].partition, epoch)
         except LockLostError:

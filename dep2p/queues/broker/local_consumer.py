@@ -1,21 +1,19 @@
-"""A consumer of a queue that this node keeps."""
+"""A consumer of a queue that this node stores."""
 
 import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import trio
 
+from dep2p.concurrency.wait_queue import WaitQueue
 from dep2p.errors import Dep2pError, NotInFlightError, QueueConsumerClosedError
 from dep2p.protocols.queues import consumer as core
 from dep2p.protocols.queues.channel import Channel
-from dep2p.protocols.queues.wire import QueueCode, Result, Settle, Settled
+from dep2p.protocols.queues.wire.frames import DeliveryResult, QueueCode, Settle, Settled
+from dep2p.queues.broker.interfaces import ConsumerEngine
 from dep2p.queues.consumer import BATCH_ITEMS, Consumer
-from dep2p.queues.types import Delivery
-
-if TYPE_CHECKING:
-    from dep2p.queues.broker.engine import QueueEngine
+from dep2p.queues.types import MessageDelivery
 
 _FINISH = int(Settle.FINISH)
 _REQUEUE = int(Settle.REQUEUE)
@@ -30,104 +28,95 @@ _new = tuple[object, ...].__new__
 class LocalConsumer(Consumer):
     """Made by `QueueEngine.subscribe`."""
 
+    max_in_flight: int
+
     def __init__(
         self,
-        engine: "QueueEngine",
+        engine: ConsumerEngine,
         channel: Channel,
         consumer_id: str,
-        *,
-        max_in_flight: int,
-        bytes_max: int,
-        msg_timeout_s: float,
+        window: core.ConsumerWindow,
     ) -> None:
-        self.queue = channel.queue.name
-        self.channel = channel.name
-        self.max_in_flight = max_in_flight
-        self.core: core.Consumer = core.Consumer(
+        self.queue: str = channel.queue.name
+        self.channel: str = channel.name
+        self.max_in_flight = window.max_in_flight
+        self.core: core.ChannelConsumer = core.ChannelConsumer(
             consumer_id,
-            max_in_flight=max_in_flight,
-            bytes_max=bytes_max,
-            msg_timeout_s=msg_timeout_s,
+            window,
             on_deliver=self._on_deliver,
             on_closed=self.stop_because,
         )
         self.error: Dep2pError | None = None
         self._engine = engine
         self._channel = channel
-        self._inbox: deque[core.Delivery] = deque()
-        self._waiting: deque[trio.lowlevel.Task] = deque()
-        """Who waits in `receive`: a parking lot costs as much as all the rest of it."""
+        self._inbox: deque[core.ChannelDelivery] = deque()
+        self._waiting = WaitQueue()
+        """The tasks in `receive`."""
+
+    @property
+    def consumer_id(self) -> str:
+        """Unique in its engine."""
+        return self.core.id
 
     @property
     def msg_timeout_s(self) -> float:
-        """How long a message is held at most."""
+        """The longest time that a message is held, in seconds."""
         return self.core.msg_timeout_s
 
-    def _on_deliver(self, deliveries: list[core.Delivery]) -> None:
+    def _on_deliver(self, deliveries: list[core.ChannelDelivery]) -> None:
         self._inbox.extend(deliveries)
         if self._waiting:
-            trio.lowlevel.reschedule(self._waiting.popleft())
+            self._waiting.wake()
 
     def stop_because(self, reason: str) -> None:
-        """Nothing more comes."""
+        """End the consumer for a reason: nothing more comes."""
         self.stop(QueueConsumerClosedError(f"the consumer of {self.queue!r} is over: {reason}"))
 
     def stop(self, error: Dep2pError) -> None:
-        """The same, and this is told."""
+        """End the consumer with an error for the caller."""
         if self.error is None:
             self.error = error
             self._inbox.clear()
-            while self._waiting:
-                trio.lowlevel.reschedule(self._waiting.popleft())
+            self._waiting.wake_all()
             if self.on_lost is not None:
                 self.on_lost()
 
-    async def receive(self, items_max: int = BATCH_ITEMS) -> list[Delivery]:
+    async def receive(self, items_max: int = BATCH_ITEMS) -> list[MessageDelivery]:
         inbox, held = self._inbox, self.core.held
-        if inbox or self.error is not None:  # else it waits anyway
+        if inbox or self.error is not None:  # otherwise it waits anyway
             await trio.lowlevel.checkpoint()
         while True:
-            taken: list[Delivery] = []
+            taken: list[MessageDelivery] = []
             while inbox and len(taken) < items_max:
                 partition, message, attempts, deadline, _epoch = inbox.popleft()
                 seq = message[0]
                 now_held = held.get((partition, seq))
-                if now_held is not None and now_held.attempts == attempts:  # else its time was over before it was taken
+                if now_held is not None and now_held.attempts == attempts:  # otherwise its time was over
                     fields = (partition, seq, attempts, message[1], deadline, message[6], message[7], 0)
-                    taken.append(_new(Delivery, fields))
+                    taken.append(_new(MessageDelivery, fields))
             if taken:
-                if inbox and self._waiting:  # somebody else takes the rest
-                    trio.lowlevel.reschedule(self._waiting.popleft())
+                if inbox and self._waiting:  # another waiter takes the rest
+                    self._waiting.wake()
                 return taken
             if self.error is not None:
                 raise self.error.with_traceback(None)
-            await self._wait()
+            await self._waiting.wait()
 
-    async def _wait(self) -> None:
-        task = trio.lowlevel.current_task()
-        self._waiting.append(task)
-
-        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-            self._waiting.remove(task)
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
-
-    def settle(self, results: Sequence[Result]) -> list[tuple[int, int, int]]:
+    def settle(self, results: Sequence[DeliveryResult]) -> list[tuple[int, int, int]]:
         return self.apply(results).refused
 
     def finish(self, keys: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Many at once, by (partition, seq); gives those that it does not hold."""
+        """Finish many messages at once, by (partition, seq); return those that it does not hold."""
         refused = self._channel.finish(self.core, keys)
         self._engine.changed()
         return refused
 
-    def apply(self, results: Sequence[Result]) -> Settled:
-        """`settle`, with the new times of what was touched."""
+    def apply(self, results: Sequence[DeliveryResult]) -> Settled:
+        """Settle messages; return those refused, and the new times of touched ones."""
         return self.apply_for(self.core, results)
 
-    def apply_for(self, consumer: core.Consumer, results: Sequence[Result]) -> Settled:
-        """The same for what ``consumer`` holds."""
+    def apply_for(self, consumer: core.ChannelConsumer, results: Sequence[DeliveryResult]) -> Settled:
+        """Settle messages that ``consumer`` holds."""
         channel = self._channel
         finished: list[tuple[int, int]] = []
         refused: list[tuple[int, int, int]] = []
@@ -155,7 +144,7 @@ class LocalConsumer(Consumer):
         self._engine.changed()
         return Settled(0, refused, touched)
 
-    async def confirm(self, results: Sequence[Result]) -> Settled:
+    async def confirm(self, results: Sequence[DeliveryResult]) -> Settled:
         settled = self.apply(results)
         if any(result.kind != Settle.TOUCH for result in results) and len(settled.refused) < len(results):
             await self._engine.flush()
@@ -164,7 +153,7 @@ class LocalConsumer(Consumer):
         return settled
 
     def when_durable(self, call: Callable[[], None]) -> None:
-        """Call when everything that was said until now is durable; never, when the engine is over before that."""
+        """Call when all changes until now are durable; never, when the engine ends before that."""
         self._engine.when_durable(call)
 
     def holds(self, partition: int, seq: int, epoch: int = 0) -> bool:
@@ -176,12 +165,12 @@ class LocalConsumer(Consumer):
         self._engine.changed()
 
     def detach(self, now: float) -> None:
-        """From its channel: what it holds goes to others."""
+        """Leave the channel: its messages go to others."""
         self._channel.detach(self.core, now)
 
     async def aclose(self) -> None:
         if self.error is None:
-            # What was delivered but never received was not tried: the last one first, so that their order stays.
+            # Messages that were never received have had no attempt: the last one first, so that their order stays.
             for delivery in reversed(self._inbox):
                 with contextlib.suppress(NotInFlightError):
                     self._channel.release(self.core, (delivery.partition, delivery.message.seq))

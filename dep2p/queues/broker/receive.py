@@ -1,12 +1,12 @@
-"""The keeper's side of simple consumers: receive, ack and change_invisible_duration as calls of their own.
+"""The broker's side of simple consumers: receive, ack and change_invisible as calls of their own.
 
-What was received belongs to its asker (a member, or this node's programs) for its invisible duration, whatever becomes
-of the asker's connection; then it is delivered again. Seed 004's 'simple consumer'; nothing here tries anything again.
+Received messages belong to their asker (a member, or this node's programs) for their invisible duration, even when the
+asker's connection is lost; then they are delivered again. RocketMQ calls it a simple consumer; nothing here is retried.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import trio
 
@@ -15,30 +15,28 @@ from dep2p.protocols.queues import consumer as core
 from dep2p.protocols.queues.channel import Channel
 from dep2p.protocols.queues.consumer import Held
 from dep2p.protocols.queues.names import is_ephemeral
+from dep2p.queues.broker.interfaces import EngineCore, ReceivingEngine
 from dep2p.queues.types import message_id, parse_message_id
-
-if TYPE_CHECKING:
-    from dep2p.queues.broker.engine import QueueEngine
 
 ITEMS_MAX: Final = 32
 """Messages of one receive, as RocketMQ's."""
 WAIT_MAX_S: Final = 20.0
 _WAIT_MIN_S: Final = 0.05
-"""A delivery takes a commit: also a receive that does not wait gives it that time."""
+"""The least time of a receive, also of one that does not wait: a delivery takes a commit."""
 BODIES_BYTES: Final = 524_288
-"""About so much goes into one answer."""
+"""About the bytes of the bodies in one reply."""
 HELD_ITEMS_MAX: Final = 16_384
 HELD_BYTES_MAX: Final = 67_108_864
-"""What one asker may have received from a channel without having acknowledged it: all of that is in memory."""
+"""Bytes that one receiver may hold of a channel without an acknowledgement: all of them are in memory."""
 _ATTEMPTS_REMEMBERED: Final = 512
 
 Key = tuple[int, int]
 
 
-class Received(NamedTuple):
+class ReceivedDelivery(NamedTuple):
     """A message that was received."""
 
-    delivery: core.Delivery
+    delivery: core.ChannelDelivery
     handle: str
     invisible_s: float
 
@@ -52,7 +50,7 @@ class _Waiter:
         self.items = items
         self.attempt_id = attempt_id
         self.size = 0
-        self.got: list[core.Delivery] = []
+        self.got: list[core.ChannelDelivery] = []
         self.arrived = trio.Event()
 
     @property
@@ -61,39 +59,37 @@ class _Waiter:
 
 
 class Receiver:
-    """What one asker has received from one channel."""
+    """The messages that one simple consumer has received from one channel and holds."""
 
-    def __init__(self, engine: "QueueEngine", channel: Channel, name: str) -> None:
+    def __init__(self, engine: EngineCore, channel: Channel, name: str) -> None:
         self.channel = channel
-        self.closed = ""
-        self.core = core.Consumer(
+        self.closed: str = ""
+        self.core: core.ChannelConsumer = core.ChannelConsumer(
             name,
-            max_in_flight=0,
-            bytes_max=HELD_BYTES_MAX,
-            msg_timeout_s=channel.queue.options.msg_timeout_s,
+            core.ConsumerWindow(0, HELD_BYTES_MAX, channel.queue.options.msg_timeout_s),
             on_deliver=self._on_deliver,
             on_closed=self._on_closed,
         )
         self._engine = engine
         self._waiters: deque[_Waiter] = deque()
         self._spare: list[Key] = []
-        """Came for nobody: given back untried."""
+        """Messages that came when no receive waited: to release."""
         self._attempts: OrderedDict[str, list[tuple[Key, int]]] = OrderedDict()
         self._ended: OrderedDict[str, None] = OrderedDict()
-        """Attempts that get nothing, whenever they come."""
+        """Ids of attempts that were given up: they get no messages, whenever they come."""
         channel.attach(self.core)
 
     @property
     def waiting(self) -> int:
-        """Receives that wait."""
+        """The number of receives that wait."""
         return len(self._waiters)
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is held, and nobody waits."""
+        """Whether it holds nothing, and no receive waits."""
         return not self.core.held and not self._waiters
 
-    def _on_deliver(self, deliveries: list[core.Delivery]) -> None:
+    def _on_deliver(self, deliveries: list[core.ChannelDelivery]) -> None:
         for delivery in deliveries:
             while self._waiters and not self._waiters[0].has_room:
                 self._waiters.popleft()
@@ -107,7 +103,7 @@ class Receiver:
         while self._waiters and self._waiters[0].got:
             self._waiters.popleft()
         if self._spare:
-            trio.lowlevel.current_trio_token().run_sync_soon(self._give_back_spare)
+            trio.lowlevel.current_trio_token().run_sync_soon(self._release_spare)
 
     def _on_closed(self, reason: str) -> None:
         self.closed = reason
@@ -115,7 +111,7 @@ class Receiver:
             waiter.arrived.set()
         self._waiters.clear()
 
-    def _give_back_spare(self) -> None:
+    def _release_spare(self) -> None:
         spare, self._spare = self._spare, []
         for key in sorted(spare, reverse=True):
             if key in self.core.held:
@@ -130,8 +126,9 @@ class Receiver:
 
     async def receive(
         self, items: int, wait_s: float, invisible_s: float, attempt_id: str, *, only_again: bool = False
-    ) -> list[Received]:
-        """What is there, at least one unless ``wait_s`` is over. ``only_again``: nothing that is new.
+    ) -> list[ReceivedDelivery]:
+        """Return the messages that are there, at least one unless ``wait_s`` is over. ``only_again``: only those that
+        this attempt received before.
 
         Raises QueueFullError: too much is unacknowledged.
         """
@@ -153,7 +150,7 @@ class Receiver:
             with trio.move_on_after(max(_WAIT_MIN_S, wait_s)):
                 await waiter.arrived.wait()
         except BaseException:
-            self._give_back(waiter)
+            self._release(waiter)
             raise
         finally:
             if waiter in self._waiters:
@@ -163,7 +160,7 @@ class Receiver:
         if self.closed and not waiter.got:
             raise QueueConsumerClosedError(f"nothing more can be received: {self.closed}")
         if attempt_id in self._ended:
-            self._give_back(waiter)
+            self._release(waiter)
             return []
         received = [each for each in (self._hold(delivery, invisible_s) for delivery in waiter.got) if each]
         if attempt_id and received:
@@ -174,12 +171,12 @@ class Receiver:
                 self._attempts.popitem(last=False)
         return received
 
-    def _give_back(self, waiter: _Waiter) -> None:
+    def _release(self, waiter: _Waiter) -> None:
         self._spare += [(each.partition, each.message.seq) for each in waiter.got]
-        self._give_back_spare()
+        self._release_spare()
 
     def end(self, attempt_id: str) -> None:
-        """Nobody waits for that receive any more: what it got, or gets yet, is given back untried."""
+        """Give up a receive: release the messages that it got, or gets yet."""
         self._ended[attempt_id] = None
         if len(self._ended) > _ATTEMPTS_REMEMBERED:
             self._ended.popitem(last=False)
@@ -190,25 +187,25 @@ class Receiver:
             held = self.core.held.get(key)
             if held is not None and held.attempts == attempts:
                 self._spare.append(key)
-        self._give_back_spare()
+        self._release_spare()
 
-    def _received_before(self, attempt_id: str, invisible_s: float) -> list[Received]:
-        """The same receive, asked again since its answer was lost: the same messages."""
-        found: list[Received] = []
+    def _received_before(self, attempt_id: str, invisible_s: float) -> list[ReceivedDelivery]:
+        """Return the messages of an earlier receive that is asked again since its answer was lost."""
+        found: list[ReceivedDelivery] = []
         for key, attempts in self._attempts.get(attempt_id, ()) if attempt_id else ():
             held = self.core.held.get(key)
             if held is not None and held.attempts == attempts:
-                received = self._hold(core.Delivery(key[0], held.message, attempts, held.deadline), invisible_s)
+                received = self._hold(core.ChannelDelivery(key[0], held.message, attempts, held.deadline), invisible_s)
                 found += [received] if received is not None else []
         return found
 
-    def _hold(self, delivery: core.Delivery, invisible_s: float) -> Received | None:
+    def _hold(self, delivery: core.ChannelDelivery, invisible_s: float) -> ReceivedDelivery | None:
         key = (delivery.partition, delivery.message.seq)
         held = self.core.held.get(key)
         if held is None:
             return None
         left_s = self._hold_for(key, held, invisible_s)
-        return Received(delivery, f"{message_id(*key)}-{delivery.attempts}", left_s)
+        return ReceivedDelivery(delivery, f"{message_id(*key)}-{delivery.attempts}", left_s)
 
     def _hold_for(self, key: Key, held: Held, invisible_s: float) -> float:
         now = self._engine.now()
@@ -220,20 +217,22 @@ class Receiver:
     def _held(self, handle: str) -> tuple[Key, Held] | None:
         key, attempts = parse_handle(handle)
         partitions = self.channel.queue.partition_ids
-        if not key[0] and len(partitions) == 1:  # of a share, whose own number the members of its queue do not know
+        if not key[0] and len(partitions) == 1:  # of a shard, whose number members do not know
             key = (partitions[0], key[1])
         held = self.core.held.get(key)
         return (key, held) if held is not None and held.attempts == attempts else None
 
     def ack(self, handles: Sequence[str]) -> list[str]:
-        """These are done. Gives those that are not held any more. Raises ``ValueError`` for what is no handle."""
+        """Acknowledge messages. Return the handles that are not held any more. Raises ``ValueError`` for a malformed
+        handle."""
         found = {handle: self._held(handle) for handle in handles}
         self.channel.finish(self.core, [each[0] for each in found.values() if each is not None])
         self._engine.changed()
         return [handle for handle, each in found.items() if each is None]
 
     def change_invisible(self, handle: str, invisible_s: float) -> float:
-        """Deliver it again after ``invisible_s`` from now, unless it is acknowledged before; gives how long that is.
+        """Deliver a message again after ``invisible_s`` from now, unless it is acknowledged before; return the time
+        that it got.
 
         Raises NotInFlightError, ``ValueError``.
         """
@@ -253,7 +252,7 @@ class Receiver:
 class SimpleReceivers:
     """All receivers of an engine, by channel and asker."""
 
-    def __init__(self, engine: "QueueEngine") -> None:
+    def __init__(self, engine: ReceivingEngine) -> None:
         self._engine = engine
         self._receivers: dict[tuple[int, str], Receiver] = {}
         self._number = 0
@@ -263,17 +262,18 @@ class SimpleReceivers:
 
     @property
     def waiting(self) -> int:
-        """Receives that wait."""
+        """The number of receives that wait."""
         return sum(each.waiting for each in self._receivers.values())
 
     async def receiver(
-        self, namespace: str, name: str, channel: str, owner: str, *, from_start: bool, of_placed: bool = False
+        self, namespace: str, name: str, channel: str, owner: str, *, from_start: bool, of_distributed: bool = False
     ) -> Receiver:
-        """That of a channel and an asker. The channel is made if it is new; not one ``of_placed``: the home of a placed
-        queue makes it in all partitions. Raises ChannelNotFoundError then, ``ValueError`` for an ephemeral one."""
+        """Return the receiver of a channel and an asker. The channel is made if it is new, except one
+        ``of_distributed``: the controller of a distributed queue makes it in all partitions. Raises
+        ChannelNotFoundError then, ``ValueError`` for an ephemeral one."""
         require_lasting(channel)
         queue = await self._engine.loaded(namespace, name)
-        if queue.channels.get(channel) is None and not of_placed:
+        if queue.channels.get(channel) is None and not of_distributed:
             await self._engine.create_channel(namespace, name, channel, from_start=from_start)
         found = queue.channel(channel)
         known = self._receivers.get((found.id, owner))
@@ -286,7 +286,7 @@ class SimpleReceivers:
         return known
 
     async def known(self, namespace: str, name: str, channel: str, owner: str) -> Receiver | None:
-        """The same, if something was received."""
+        """Return the receiver of a channel and an asker, if it has received anything."""
         queue = await self._engine.loaded(namespace, name)
         return self._receivers.get((queue.channel(channel).id, owner))
 
@@ -306,7 +306,7 @@ def require_lasting(channel: str) -> None:
 
 
 def parse_handle(handle: str) -> tuple[Key, int]:
-    """The message and the attempt of a receipt handle. Raises ``ValueError``."""
+    """Parse a receipt handle: the message and the attempt. Raises ``ValueError``."""
     text, _, attempts = handle.partition("-")
     try:
         if not attempts.isascii() or not attempts.isdigit() or len(attempts) > 10:

@@ -1,8 +1,8 @@
-"""A consumer of a queue whose partitions are on several nodes: a consumer of each share, as one.
+"""A consumer of a queue whose partitions are on several nodes: a consumer of each shard, as one.
 
-In an exclusive channel the home says which partitions are this consumer's. A share's own lock decides who gets its
-messages, so a wrong or old answer of the home costs time, never order: who is to hand a share over finishes what is in
-work there, then leaves it, and the next one, which waits there already, has it at once.
+In an exclusive channel the controller says which partitions are this consumer's. A shard's own lock decides who gets
+its messages, so a wrong or old answer of the controller costs time, never order. A consumer that hands a shard over
+finishes its work there and leaves; the next one waits there already, and has the shard at once.
 """
 
 import logging
@@ -13,35 +13,35 @@ from typing import Final
 import trio
 
 from dep2p.errors import ChannelNotFoundError, Dep2pError, QueueConsumerClosedError, QueueNotFoundError
-from dep2p.protocols.queues.wire import QueueCode, Result, Settle, Settled
+from dep2p.protocols.queues.wire.frames import DeliveryResult, QueueCode, Settle, Settled
+from dep2p.protocols.timing.backoff import Backoff
 from dep2p.queues.client_metrics import Handovers
 from dep2p.queues.consumer import BATCH_ITEMS, Consumer
 from dep2p.queues.ordered_consumer import ExclusiveConsumer, PartitionHold
-from dep2p.queues.types import Delivery
+from dep2p.queues.types import MessageDelivery
 
-logger = logging.getLogger("dep2p.queues")
+logger: logging.Logger = logging.getLogger("dep2p.queues")
 
-_RETRY_FIRST_S: Final = 0.1
-_RETRY_MAX_S: Final = 5.0
-_LOOK_S: Final = 5.0
+_BACKOFF: Final = Backoff(first_s=0.1, max_s=5.0)
+_CHECK_S: Final = 5.0
 """How often a shared channel's consumer asks for partitions that were added."""
 
 
-class _Share:
-    """One partition, on its node."""
+class _ShardSubscription:
+    """The subscription to one partition, on its node."""
 
-    def __init__(self, owner: "PlacedConsumer", partition: int) -> None:
+    def __init__(self, owner: "DistributedConsumer", partition: int) -> None:
         self.partition = partition
         self.consumer: Consumer | None = None
-        self.is_retiring = False
+        self.is_retiring: bool = False
         self.inbox = 0
-        """What of it waits in the owner's inbox."""
-        self.taken = trio.Event()
+        """Messages of this partition that wait in the owner's inbox."""
+        self.taken: trio.Event = trio.Event()
         self._scope = trio.CancelScope()
         self._owner = owner
         self._local = 0
         self._began_s: float | None = trio.current_time()
-        self.retired_s = 0.0
+        self.retired_s: float = 0.0
 
     def _until_retired(self) -> trio.CancelScope:
         self._scope = trio.CancelScope()
@@ -49,26 +49,26 @@ class _Share:
             self._scope.cancel()
         return self._scope
 
-    def local(self, delivery: Delivery) -> Delivery:
-        """As the share's consumer knows it."""
+    def local(self, delivery: MessageDelivery) -> MessageDelivery:
+        """Return a delivery with the number that the shard's node gives to the partition."""
         return delivery._replace(partition=self._local)
 
     @property
     def local_partition(self) -> int:
-        """Of the share on its node; 0 until something came from it."""
+        """The number that the shard's node gives to the partition; 0 until a message came from it."""
         return self._local
 
-    async def run(self, open_share: Callable[[int, int], Awaitable[Consumer]]) -> None:
-        """Until it is handed over."""
-        retry_s = _RETRY_FIRST_S
+    async def run(self, open_shard: Callable[[int, int], Awaitable[Consumer]]) -> None:
+        """Consume the partition until it is handed over."""
+        failures = 0
         while not self.is_retiring:
             consumer: Consumer | None = None
             try:
                 with self._until_retired():
-                    consumer = await open_share(self.partition, self._owner.ready_each())
+                    consumer = await open_shard(self.partition, self._owner.ready_each())
                 if consumer is None:
                     return
-                retry_s = _RETRY_FIRST_S
+                failures = 0
                 async with consumer:
                     self.consumer = consumer
                     consumer.on_revoke = self._on_revoke
@@ -81,18 +81,18 @@ class _Share:
                         await consumer.drain()
             except ChannelNotFoundError as error:  # channels are made in all partitions before the first consumer comes
                 self._owner.ended(f"its channel was deleted ({error})")
-            except (Dep2pError, ValueError) as error:  # whatever its node does: it is one partition's trouble
-                self._owner.counters["shares_lost"] += 1
+            except (Dep2pError, ValueError) as error:  # an error of one node stops one partition only
+                self._owner.counters["shards_lost"] += 1
                 logger.info("partition %d of %r: %s", self.partition, self._owner.queue, error)
             finally:
                 self.consumer = None
                 if isinstance(consumer, ExclusiveConsumer):
                     self._owner.counters.update(consumer.counters)
             if not self.is_retiring:
-                self._owner.revoked(self, told=True)
+                self._owner.revoked(self, notified=True)
+                failures += 1
                 with self._until_retired():
-                    await trio.sleep(retry_s)
-                retry_s = min(2 * retry_s, _RETRY_MAX_S)
+                    await trio.sleep(_BACKOFF.after(failures))
 
     async def _receive(self, consumer: Consumer) -> None:
         while True:
@@ -104,7 +104,7 @@ class _Share:
                 await self.taken.wait()
 
     def _on_revoke(self, _partition: int) -> None:
-        self._owner.revoked(self, told=True)
+        self._owner.revoked(self, notified=True)
 
     def _on_assigned(self) -> None:
         consumer = self.consumer
@@ -113,18 +113,20 @@ class _Share:
             self._began_s = None
 
     def retire(self) -> None:
-        """It is to be handed over: nothing more is taken from it."""
+        """Begin to hand the partition over: take nothing more from it."""
         self.is_retiring = True
         self.retired_s = trio.current_time()
-        self._owner.revoked(self, told=True)
+        self._owner.revoked(self, notified=True)
         self._scope.cancel()
 
 
-class PlacedConsumer(Consumer):
-    """Made by `PlacedQueue.open_consumer`; `run` keeps it at work.
+class DistributedConsumer(Consumer):
+    """Made by `DistributedQueue.open_consumer`; `run` keeps it at work.
 
     ``max_in_flight`` is divided among the partitions that it has, and each may have one message at least.
     """
+
+    max_in_flight: int
 
     def __init__(
         self,
@@ -132,22 +134,22 @@ class PlacedConsumer(Consumer):
         channel: str,
         max_in_flight: int,
         token: Consumer,
-        open_share: Callable[[int, int], Awaitable[Consumer]],
+        open_shard: Callable[[int, int], Awaitable[Consumer]],
         partitions: Callable[[], Awaitable[tuple[int, ...]]],
     ) -> None:
         self.queue = queue
         self.channel = channel
         self.max_in_flight = max_in_flight
-        self.is_exclusive = isinstance(token, ExclusiveConsumer)
+        self.is_exclusive: bool = isinstance(token, ExclusiveConsumer)
         self.error: Dep2pError | None = None
         self.counters: Counter[str] = Counter()
-        self.handovers = Handovers()
+        self.handovers: Handovers = Handovers()
         self._token = token
-        self._open_share = open_share
+        self._open_shard = open_shard
         self._partitions = partitions
-        self._shares: dict[int, _Share] = {}
-        self._running: dict[_Share, None] = {}
-        self._inbox: deque[tuple[_Share, Delivery]] = deque()
+        self._shards: dict[int, _ShardSubscription] = {}
+        self._running: dict[_ShardSubscription, None] = {}
+        self._inbox: deque[tuple[_ShardSubscription, MessageDelivery]] = deque()
         self._arrived = trio.lowlevel.ParkingLot()
         self._wake = trio.Event()
         self._scope = trio.CancelScope()
@@ -155,7 +157,7 @@ class PlacedConsumer(Consumer):
     # Life
 
     async def run(self) -> None:
-        """Until it is closed, or its queue or channel is deleted."""
+        """Run until it is closed, or its queue or channel is deleted."""
         token = self._token
         try:
             with self._scope:
@@ -166,7 +168,7 @@ class PlacedConsumer(Consumer):
                     while self.error is None:
                         self._wake = trio.Event()
                         await self._follow(nursery)
-                        with trio.move_on_after(float("inf") if self.is_exclusive else _LOOK_S):
+                        with trio.move_on_after(float("inf") if self.is_exclusive else _CHECK_S):
                             await self._wake.wait()
         finally:
             self._close(QueueConsumerClosedError("the consumer was closed"))
@@ -174,7 +176,7 @@ class PlacedConsumer(Consumer):
                 await token.aclose()
 
     async def _watch(self, token: Consumer) -> None:
-        """The home sends no messages; it may end the consumer."""
+        """Watch the subscription at the controller, which sends no messages and may end the consumer."""
         try:
             while True:
                 await token.receive()
@@ -185,7 +187,7 @@ class PlacedConsumer(Consumer):
         self._wake.set()
 
     async def _follow(self, nursery: trio.Nursery) -> None:
-        """Begin with what is new, and hand over what is somebody else's."""
+        """Begin with new partitions, and hand over those of other consumers."""
         token = self._token
         if isinstance(token, ExclusiveConsumer):
             if not token.core.is_joined:
@@ -198,47 +200,47 @@ class PlacedConsumer(Consumer):
                 self.ended(str(error))
                 return
             except Dep2pError as error:
-                self.counters["looks_failed"] += 1
+                self.counters["owner_checks_failed"] += 1
                 logger.info("the partitions of %r are not known: %s", self.queue, error)
-                wanted = tuple(self._shares)
-            if any(each not in wanted for each in self._shares):  # a queue only gets more of them
+                wanted = tuple(self._shards)
+            if any(each not in wanted for each in self._shards):  # a queue never loses partitions
                 self.ended("the queue was deleted, and made anew")
                 return
-        for partition in [each for each in self._shares if each not in wanted]:
-            self._shares.pop(partition).retire()
+        for partition in [each for each in self._shards if each not in wanted]:
+            self._shards.pop(partition).retire()
         for partition in wanted:
             is_leaving = any(each.partition == partition for each in self._running)
-            if partition not in self._shares and not is_leaving:
-                share = self._shares[partition] = _Share(self, partition)
-                self._running[share] = None
-                nursery.start_soon(self._run_share, share)
+            if partition not in self._shards and not is_leaving:
+                shard = self._shards[partition] = _ShardSubscription(self, partition)
+                self._running[shard] = None
+                nursery.start_soon(self._run_shard, shard)
         self.set_ready(self.max_in_flight)
 
-    async def _run_share(self, share: _Share) -> None:
+    async def _run_shard(self, shard: _ShardSubscription) -> None:
         try:
-            await share.run(self._open_share)
+            await shard.run(self._open_shard)
         finally:
-            del self._running[share]
+            del self._running[shard]
             self._wake.set()
-            if share.retired_s and self.is_exclusive:
-                self.handovers.given.add(trio.current_time() - share.retired_s)
+            if shard.retired_s and self.is_exclusive:
+                self.handovers.given.add(trio.current_time() - shard.retired_s)
 
     async def aclose(self) -> None:
-        """What is held goes to others at once: nobody may work on it any more."""
+        """Close. Messages that were not settled go to other consumers at once: no handler may work on them any more."""
         if self.error is None:
             while self._inbox:
                 self._release(*self._inbox.popleft())
             self._close(QueueConsumerClosedError("the consumer was closed"))
-            for share in list(self._running):
-                share.is_retiring = True
-                if share.consumer is not None:
-                    await share.consumer.aclose()
+            for shard in list(self._running):
+                shard.is_retiring = True
+                if shard.consumer is not None:
+                    await shard.consumer.aclose()
             await self._token.aclose()
             self._scope.cancel()
         await trio.lowlevel.checkpoint()
 
     def ended(self, why: str) -> None:
-        """Nothing more can come: queue or channel are gone."""
+        """End: queue or channel are gone."""
         self._close(QueueConsumerClosedError(f"the consumer of {self.queue!r} is over: {why}"))
 
     def _close(self, error: Dep2pError) -> None:
@@ -252,143 +254,146 @@ class PlacedConsumer(Consumer):
             if self.on_lost is not None:
                 self.on_lost()
 
-    # From the shares
+    # From the shards
 
     def ready_each(self) -> int:
-        """How many messages of one share may be held."""
-        return max(1, self.max_in_flight // max(1, len(self._shares))) if self.max_in_flight else 0
+        """The number of messages that each shard may give without a result."""
+        return max(1, self.max_in_flight // max(1, len(self._shards))) if self.max_in_flight else 0
 
-    def arrived(self, share: _Share, deliveries: Sequence[Delivery]) -> None:
-        """Messages."""
-        share.inbox += len(deliveries)
-        self._inbox.extend((share, each._replace(partition=share.partition)) for each in deliveries)
+    def arrived(self, shard: _ShardSubscription, deliveries: Sequence[MessageDelivery]) -> None:
+        """Take messages of a shard."""
+        shard.inbox += len(deliveries)
+        self._inbox.extend((shard, each._replace(partition=shard.partition)) for each in deliveries)
         self._arrived.unpark_all()
 
-    def revoked(self, share: _Share, *, told: bool) -> None:
-        """Start nothing more of it; what nobody has seen is given back untried."""
-        kept: deque[tuple[_Share, Delivery]] = deque()
+    def revoked(self, shard: _ShardSubscription, *, notified: bool) -> None:
+        """Act on a revoked partition: start nothing more of it, and release messages that the app has not seen."""
+        kept: deque[tuple[_ShardSubscription, MessageDelivery]] = deque()
         for each in self._inbox:
-            if each[0] is share:
+            if each[0] is shard:
                 self._release(*each)
             else:
                 kept.append(each)
         self._inbox = kept
-        if told and self.on_revoke is not None and self.error is None:
+        if notified and self.on_revoke is not None and self.error is None:
             try:
-                self.on_revoke(share.partition)
+                self.on_revoke(shard.partition)
             except Exception:
                 logger.exception("on_revoke of the consumer of %r failed", self.queue)
 
-    def _release(self, share: _Share, delivery: Delivery) -> None:
-        self._left(share)
-        if share.consumer is not None:
-            share.consumer.settle([Result(Settle.RELEASE, share.local_partition, delivery.seq)])
+    def _release(self, shard: _ShardSubscription, delivery: MessageDelivery) -> None:
+        self._left(shard)
+        if shard.consumer is not None:
+            shard.consumer.settle([DeliveryResult(Settle.RELEASE, shard.local_partition, delivery.seq)])
 
-    def _left(self, share: _Share) -> None:
-        share.inbox -= 1
-        if not share.inbox:
-            share.taken.set()
+    def _left(self, shard: _ShardSubscription) -> None:
+        shard.inbox -= 1
+        if not shard.inbox:
+            shard.taken.set()
 
     # For the app
 
-    async def receive(self, items_max: int = BATCH_ITEMS) -> list[Delivery]:
+    async def receive(self, items_max: int = BATCH_ITEMS) -> list[MessageDelivery]:
         await trio.lowlevel.checkpoint()
         while True:
-            found: list[Delivery] = []
+            found: list[MessageDelivery] = []
             while self._inbox and len(found) < items_max:
-                share, delivery = self._inbox.popleft()
-                self._left(share)
-                local = share.local(delivery)
-                if share.consumer is not None and share.consumer.holds(local.partition, local.seq, local.epoch):
+                shard, delivery = self._inbox.popleft()
+                self._left(shard)
+                local = shard.local(delivery)
+                if shard.consumer is not None and shard.consumer.holds(local.partition, local.seq, local.epoch):
                     found.append(delivery)
-                elif share.consumer is not None:
-                    share.consumer.drop(local)
+                elif shard.consumer is not None:
+                    shard.consumer.drop(local)
             if found:
                 return found
             if self.error is not None:
                 raise self.error.with_traceback(None)
             await self._arrived.park()
 
-    def _of(self, partition: int) -> _Share | None:
-        """Whose messages of that partition are in work: the one that hands over comes before the one that takes."""
-        for share in self._running:
-            if share.partition == partition and share.consumer is not None:
-                return share
+    def _of(self, partition: int) -> _ShardSubscription | None:
+        """Return the subscription that works on messages of a partition: the old one, while it hands over, before the
+        new one."""
+        for shard in self._running:
+            if shard.partition == partition and shard.consumer is not None:
+                return shard
         return None
 
-    def _sorted(self, results: Sequence[Result]) -> tuple[dict[_Share, list[Result]], list[tuple[int, int, int]]]:
-        found: dict[_Share, list[Result]] = {}
+    def _sorted(
+        self, results: Sequence[DeliveryResult]
+    ) -> tuple[dict[_ShardSubscription, list[DeliveryResult]], list[tuple[int, int, int]]]:
+        found: dict[_ShardSubscription, list[DeliveryResult]] = {}
         refused: list[tuple[int, int, int]] = []
         for result in results:
-            share = self._of(result.partition)
-            if share is None:
+            shard = self._of(result.partition)
+            if shard is None:
                 refused.append((result.partition, result.seq, int(QueueCode.NOT_IN_FLIGHT)))
             else:
-                found.setdefault(share, []).append(result._replace(partition=share.local_partition))
+                found.setdefault(shard, []).append(result._replace(partition=shard.local_partition))
         return found, refused
 
-    def settle(self, results: Sequence[Result]) -> list[tuple[int, int, int]]:
-        by_share, refused = self._sorted(results)
-        for share, each in by_share.items():
-            assert share.consumer is not None
-            refused += [(share.partition, seq, code) for _local, seq, code in share.consumer.settle(each)]
+    def settle(self, results: Sequence[DeliveryResult]) -> list[tuple[int, int, int]]:
+        by_shard, refused = self._sorted(results)
+        for shard, each in by_shard.items():
+            assert shard.consumer is not None
+            refused += [(shard.partition, seq, code) for _local, seq, code in shard.consumer.settle(each)]
         return refused
 
-    async def confirm(self, results: Sequence[Result]) -> Settled:
-        by_share, refused = self._sorted(results)
+    async def confirm(self, results: Sequence[DeliveryResult]) -> Settled:
+        by_shard, refused = self._sorted(results)
         touched: list[tuple[int, int, int]] = []
         errors: list[Dep2pError] = []
 
-        async def confirm(share: _Share, each: list[Result]) -> None:
-            assert share.consumer is not None
+        async def confirm(shard: _ShardSubscription, each: list[DeliveryResult]) -> None:
+            assert shard.consumer is not None
             try:
-                settled = await share.consumer.confirm(each)
+                settled = await shard.consumer.confirm(each)
             except Dep2pError as error:
                 errors.append(error)
                 return
-            refused.extend((share.partition, seq, code) for _local, seq, code in settled.refused)
-            touched.extend((share.partition, seq, left_ms) for _local, seq, left_ms in settled.touched)
+            refused.extend((shard.partition, seq, code) for _local, seq, code in settled.refused)
+            touched.extend((shard.partition, seq, left_ms) for _local, seq, left_ms in settled.touched)
 
         async with trio.open_nursery() as nursery:
-            for share, each in by_share.items():
-                nursery.start_soon(confirm, share, each)
+            for shard, each in by_shard.items():
+                nursery.start_soon(confirm, shard, each)
         if errors:
             raise errors[0]
         return Settled(0, refused, touched)
 
     def holds(self, partition: int, seq: int, epoch: int = 0) -> bool:
-        share = self._of(partition)
+        shard = self._of(partition)
         return (
-            share is not None and share.consumer is not None and share.consumer.holds(share.local_partition, seq, epoch)
+            shard is not None and shard.consumer is not None and shard.consumer.holds(shard.local_partition, seq, epoch)
         )
 
-    def scope(self, delivery: Delivery) -> trio.CancelScope:
-        share = self._of(delivery.partition)
-        if share is None or share.consumer is None:
+    def scope(self, delivery: MessageDelivery) -> trio.CancelScope:
+        shard = self._of(delivery.partition)
+        if shard is None or shard.consumer is None:
             scope = trio.CancelScope()
             scope.cancel()
             return scope
-        return share.consumer.scope(share.local(delivery))
+        return shard.consumer.scope(shard.local(delivery))
 
-    def limit_s(self, delivery: Delivery) -> float:
-        share = self._of(delivery.partition)
-        if share is None or share.consumer is None:
+    def limit_s(self, delivery: MessageDelivery) -> float:
+        shard = self._of(delivery.partition)
+        if shard is None or shard.consumer is None:
             return float("-inf")
-        return share.consumer.limit_s(share.local(delivery))
+        return shard.consumer.limit_s(shard.local(delivery))
 
-    def drop(self, delivery: Delivery) -> None:
-        share = self._of(delivery.partition)
-        if share is not None and share.consumer is not None:
-            share.consumer.drop(share.local(delivery))
+    def drop(self, delivery: MessageDelivery) -> None:
+        shard = self._of(delivery.partition)
+        if shard is not None and shard.consumer is not None:
+            shard.consumer.drop(shard.local(delivery))
 
     def partitions(self) -> dict[int, PartitionHold]:
-        """What it has now, in an exclusive channel."""
+        """Return the partitions that it holds now, in an exclusive channel."""
         found: dict[int, PartitionHold] = {}
-        for share in self._running:
-            if isinstance(share.consumer, ExclusiveConsumer):
-                for hold in share.consumer.partitions().values():
-                    found[share.partition] = hold._replace(
-                        partition=share.partition, is_draining=hold.is_draining or share.is_retiring
+        for shard in self._running:
+            if isinstance(shard.consumer, ExclusiveConsumer):
+                for hold in shard.consumer.partitions().values():
+                    found[shard.partition] = hold._replace(
+                        partition=shard.partition, is_draining=hold.is_draining or shard.is_retiring
                     )
         return found
 
@@ -396,24 +401,24 @@ class PlacedConsumer(Consumer):
 
     @property
     def is_over(self) -> bool:
-        """Nothing more comes."""
+        """Whether nothing more comes."""
         return self.error is not None
 
     def flow_counts(self) -> dict[str, int]:
-        """Since it began."""
+        """Return its counts since it began."""
         total = Counter(self.counters)
-        for share in self._running:
-            if isinstance(share.consumer, ExclusiveConsumer):
-                total.update(share.consumer.counters)
+        for shard in self._running:
+            if isinstance(shard.consumer, ExclusiveConsumer):
+                total.update(shard.consumer.counters)
         return dict(total)
 
     def flow_values(self) -> dict[str, float]:
-        """Of this moment."""
+        """Return the gauges of this moment: the number of partitions."""
         return {"partitions": len(self.partitions())}
 
     def set_ready(self, max_in_flight: int) -> None:
         self.max_in_flight = max_in_flight
         ready = self.ready_each()
-        for share in self._running:
-            if share.consumer is not None and not share.is_retiring and share.consumer.max_in_flight != ready:
-                share.consumer.set_ready(ready)
+        for shard in self._running:
+            if shard.consumer is not None and not shard.is_retiring and shard.consumer.max_in_flight != ready:
+                shard.consumer.set_ready(ready)

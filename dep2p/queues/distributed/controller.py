@@ -1,132 +1,181 @@
-"""The home of queues whose partitions are on several nodes: it makes and expands them, and says who may read what.
+"""The controller of queues whose partitions are on several nodes: it makes and expands them, and assigns partitions to
+consumers.
 
-A partition is a queue of its own on its node (a share), so that messages never pass through the home. The home keeps
-the route table, and its exclusive channel allocates partitions to consumers; locks and epochs are the shares' own.
+A partition is a queue of its own on its node (a shard), so that messages never pass through the controller. The
+controller keeps the route table, and its exclusive channel assigns partitions to consumers; locks and epochs are the
+shards' own.
 """
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, cast
+from typing import Final, Protocol, cast
 
 import trio
+from msgspec.structs import replace
 
+from dep2p.concurrency.exception_groups import first_error
 from dep2p.errors import (
     Dep2pError,
     NotOwnerError,
     QueueExistsError,
+    QueueIsDistributedError,
     QueueNotFoundError,
-    QueuePlacedError,
+)
+from dep2p.protocols.queues.admin import (
+    NODES_MAX,
+    AccessChange,
+    AdminReply,
+    AdminRequest,
+    CreateChannel,
+    CreateQueue,
+    DeleteChannel,
+    DeleteDeadLetters,
+    DeleteQueue,
+    DescribeQueue,
+    DescribeRoute,
+    Done,
+    EmptyQueue,
+    ExpandQueue,
+    ExportMessages,
+    ListConsumers,
+    ListDeadLetters,
+    ListLocks,
+    MessageCount,
+    PauseQueue,
+    PeekMessages,
+    PendingDeletion,
+    QueueDeleted,
+    QueueExpanded,
+    QueueInfo,
+    QueueRequest,
+    R,
+    ReplayDeadLetters,
+    ResumeQueue,
+    ServeRange,
+    ShardInfo,
+    operation_of,
 )
 from dep2p.protocols.queues.names import is_ephemeral
-from dep2p.protocols.queues.options import options_as_dict
-from dep2p.protocols.queues.ordering.placement import Place, narrowed_by, nodes_for, ranges_of, share_name
+from dep2p.protocols.queues.ordering.placement import ShardLocation, narrowed_by, nodes_for, ranges_of, shard_name
 from dep2p.protocols.queues.queue import Queue
 from dep2p.queues.access import Rights, parse_access
+from dep2p.queues.broker.admin import expanded
 from dep2p.queues.broker.engine import QueueEngine
-from dep2p.queues.broker.ownership import Keeping
-from dep2p.queues.distributed.controller_inspector import HomeLooking
-from dep2p.queues.distributed.controller_messages import HomeMessages
-from dep2p.queues.distributed.failover_sync import SetTold, nodes_of_set, who_of
-from dep2p.queues.distributed.pending_deletions import Left
-from dep2p.queues.distributed.shard_client import Asker, Shares, all_places, no_fields, whole
+from dep2p.queues.broker.ownership import StoreOwnership
+from dep2p.queues.distributed.controller_inspector import ControllerInspector
+from dep2p.queues.distributed.controller_messages import ControllerMessages
+from dep2p.queues.distributed.failover_sync import FailoverGroupSync, create_shard, nodes_of_set, who_of
+from dep2p.queues.distributed.interfaces import Asker
+from dep2p.queues.distributed.pending_deletions import PendingDeletions
+from dep2p.queues.distributed.shard_client import ShardClient, all_locations
 from dep2p.types import PeerId, RealmId, parse_peer_id
 
-logger = logging.getLogger("dep2p.queues")
+logger: logging.Logger = logging.getLogger("dep2p.queues")
 
-_NODES_MAX: Final = 1_024
 _POLL_S: Final = 0.25
-"""While a range waits behind its barrier, or a creation or an expansion is not complete."""
+"""Seconds between two looks while a range waits behind its barrier, or a creation or an expansion is not complete."""
 
 
-class QueueHome:
-    """Of the placed queues of one realm that this node is the home of."""
+class QueueController:
+    """The controller of those distributed queues of one realm that this node made."""
 
     def __init__(
-        self, keeping: Keeping, rights: Rights, realm_id: RealmId, own: PeerId, at: Callable[[str], Asker]
+        self, ownership: StoreOwnership, rights: Rights, realm_id: RealmId, own: PeerId, at: Callable[[str], Asker]
     ) -> None:
-        self._keeping = keeping
+        self._ownership = ownership
         self._rights = rights
         self._realm_id = realm_id
         self._own = own
-        self._shares = Shares(at)
-        self._looking = HomeLooking(self._shares)
-        self._set_told = SetTold(keeping, realm_id, own, self._shares, self._alone, self._access)
-        self._messages = HomeMessages(self._shares)
-        self._left = Left(keeping, realm_id, self._shares, self._alone)
+        self._shards = ShardClient(at)
+        self._inspector = ControllerInspector(self._shards)
+        self._failover_sync = FailoverGroupSync(ownership, realm_id, own, self._shards, self._alone, self._access)
+        self._messages = ControllerMessages(self._shards)
+        self._pending_deletions = PendingDeletions(ownership, realm_id, self._shards, self._alone)
         self._wake = trio.Event()
         self._steps: dict[tuple[str, str], None] = {}
-        """Queues that are followed, each by its own task: a node that hangs holds up no queue without it."""
+        """Queues with an open step, each followed by its own task: a node that hangs holds up no queue without it."""
         self._locks: dict[str, trio.Lock] = {}
-        """By the name of a queue: what changes it is done one after another."""
-        self._told: dict[tuple[str, str], str] = {}
-        """Why a queue's step failed the last time, which was said."""
+        """One lock by queue name: changes of a queue are made one after another."""
+        self._reported: dict[tuple[str, str], str] = {}
+        """The last error of each queue's step, which was logged."""
 
     @property
     def _engine(self) -> QueueEngine:
-        """Raises NotOwnerError while another node keeps the queues."""
-        return self._keeping.engine
+        """The engine. Raises NotOwnerError while another node is the broker of the queues."""
+        return self._ownership.engine
 
     # Requests
 
-    def handles(self, op: str, fields: Mapping[str, object]) -> bool:
-        """Whether a request is about a placed queue, or makes one."""
-        name = fields.get("queue")
-        if not isinstance(name, str):
+    def handles(self, request: AdminRequest[AdminReply]) -> bool:
+        """Whether a request is about a distributed queue, or makes one."""
+        if not isinstance(request, QueueRequest):
             return False
-        found = self._engine.book.queues.get((self._realm_id, name))
-        if op == "create":
-            return bool(fields.get("nodes")) or (found is not None and bool(found.places))
-        return found is not None and bool(found.places)
+        found = self._engine.registry.queues.get((self._realm_id, request.queue))
+        is_distributed = found is not None and bool(found.locations)
+        return is_distributed or (isinstance(request, CreateQueue) and bool(request.nodes))
 
     async def perform(
-        self, op: str, fields: Mapping[str, object], plain: "Plain", asker: PeerId | None = None
-    ) -> dict[str, Any]:
-        """Do it. ``plain`` does the same with a queue of this node alone; ``asker``: None for this node itself.
+        self, request: AdminRequest[R], perform_locally: "PerformLocally", asker: PeerId | None = None
+    ) -> R:
+        """Carry out a request that this controller `handles`. ``perform_locally`` does the same with a queue of this
+        node alone; ``asker``: None for this node itself.
 
-        Raises QueuePlacedError for what is done with one partition at a time, and what ``plain`` and the nodes raise.
+        Raises QueueIsDistributedError for a request that takes one partition at a time, and what ``perform_locally``
+        and the nodes raise.
         """
-        name = str(fields.get("queue"))
-        if op == "create":
-            async with self._alone(name):
-                return await self._create(name, fields, plain, asker)
-        queue = await self._engine.loaded(self._realm_id, name)
-        if op == "route":
-            if _is_being_made(queue):
-                async with self._alone(name):
-                    pass
-                if queue.is_deleted or _is_being_made(queue):
-                    raise QueueNotFoundError(f"the queue {name!r} is being made: one of its nodes is away")
-            return await self._looking.route(queue, is_brief=bool(fields.get("brief")), answer=await plain(op, fields))
-        if op == "info":
-            return {**await plain(op, fields), "placed": [_shown(*each) for each in sorted(queue.places.items())]}
-        if op in ("consumers", "locks"):
-            return await self._looking.group(queue, fields, await plain(op, fields))
-        if op in HomeMessages.OPS:
-            return await self._messages.perform(op, queue, fields)
-        name_of_channel = fields.get("channel")
-        if op == "create_channel" and isinstance(name_of_channel, str) and name_of_channel in queue.channels:
-            return await plain(op, fields)  # the same channel, or refused by what differs; the shares have it
-        if op == "expand":
-            fields = {**fields, "asker": asker}
-        change = {
-            "expand": self._expand,
-            "delete": self._delete,
-            "create_channel": self._create_channel,
-            "delete_channel": self._change,
-            "pause": self._change,
-            "resume": self._change,
-            "empty": self._change,
-        }.get(op)
-        if change is not None:
-            async with self._alone(name):
-                queue = await self._engine.loaded(self._realm_id, name)
-                # Another queue of that name may be there since.
-                return await (change(op, queue, fields, plain) if queue.places else plain(op, fields))
-        raise QueuePlacedError(
-            f"the queue {queue.name!r} is on several nodes; {op} works with one partition: "
-            + ", ".join(f"{place.share} at {place.node}" for place in list(queue.places.values())[:4])
-        )
+        assert isinstance(request, QueueRequest)
+        return cast(R, await self._perform(cast("QueueRequest[AdminReply]", request), perform_locally, asker))
+
+    async def _perform(
+        self, request: QueueRequest[AdminReply], perform_locally: "PerformLocally", asker: PeerId | None
+    ) -> AdminReply:
+        if isinstance(request, CreateQueue):
+            async with self._alone(request.queue):
+                return await self._create(request, perform_locally, asker)
+        queue = await self._engine.loaded(self._realm_id, request.queue)
+        match request:
+            case DescribeRoute():
+                await self._require_made(queue)
+                return await self._inspector.route(queue, await perform_locally(request), is_brief=request.brief)
+            case DescribeQueue():
+                return replace(await perform_locally(request), shards=_shards(queue.locations))
+            case ListConsumers():
+                return await self._inspector.consumers(queue, request.channel, await perform_locally(request))
+            case ListLocks():
+                return await self._inspector.locks(queue, request.channel, await perform_locally(request))
+            case PeekMessages():
+                return await self._messages.peek(queue, request)
+            case ExportMessages():
+                return await self._messages.export(queue, request)
+            case ListDeadLetters():
+                return await self._messages.dead_letters(queue, request)
+            case ReplayDeadLetters() | DeleteDeadLetters():
+                return await self._messages.act(queue, request)
+            case CreateChannel() if request.channel in queue.channels:
+                # The same channel, or it is refused since it differs; the shards have it.
+                return await perform_locally(request)
+            case _ if isinstance(request, _CHANGES):
+                async with self._alone(request.queue):
+                    # Another queue may have that name since.
+                    queue = await self._engine.loaded(self._realm_id, request.queue)
+                    if not queue.locations:
+                        return await perform_locally(request)
+                    return await self._change(queue, request, perform_locally, asker)
+            case _:
+                raise QueueIsDistributedError(
+                    f"the queue {queue.name!r} is on several nodes; {operation_of(request)} works with one partition: "
+                    + ", ".join(
+                        f"{location.shard} at {location.node}" for location in list(queue.locations.values())[:4]
+                    )
+                )
+
+    async def _require_made(self, queue: Queue) -> None:
+        if _is_being_made(queue):
+            async with self._alone(queue.name):
+                pass
+            if queue.is_deleted or _is_being_made(queue):
+                raise QueueNotFoundError(f"the queue {queue.name!r} is being made: one of its nodes is away")
 
     @asynccontextmanager
     async def _alone(self, name: str) -> AsyncGenerator[None, None]:
@@ -140,53 +189,51 @@ class QueueHome:
 
     # Making and removing
 
-    async def _create(
-        self, name: str, fields: Mapping[str, object], plain: "Plain", asker: PeerId | None
-    ) -> dict[str, Any]:
-        nodes = self._nodes(fields)
-        book, key = self._engine.book, (self._realm_id, name)
-        options = dict(cast(Mapping[str, object], fields.get("options") or {}))
+    async def _create(self, request: CreateQueue, perform_locally: "PerformLocally", asker: PeerId | None) -> QueueInfo:
+        name, nodes = request.queue, self._nodes(request.nodes)
+        registry, key = self._engine.registry, (self._realm_id, request.queue)
+        options = dict(request.options)
         if nodes:
             options.setdefault("partitions", len(nodes))
-        found = book.queues.get(key)
+        local = replace(request, options=options, nodes=())
+        found = registry.queues.get(key)
         if found is not None:
-            return await self._create_again(found, nodes, {**fields, "options": options}, plain)
-        share_name(name, 1, self._own)
+            return await self._create_again(found, nodes, local, perform_locally)
+        shard_name(name, 1, self._own)
         count = options.get("partitions")
-        if not isinstance(count, int) or not nodes or not len(dict.fromkeys(nodes)) <= count <= _NODES_MAX:
+        if not isinstance(count, int) or not nodes or not len(dict.fromkeys(nodes)) <= count <= NODES_MAX:
             raise ValueError(f"{count} partitions for {len(dict.fromkeys(nodes))} nodes: every node gets one at least")
         wanted = self._engine.options_from(options)
-        given = fields.get("access")
-        access = None if given is None else parse_access(given, self._rights.of(*key))
-        # Each node can do it: known before anything is made here.
-        await self._shares.may_create({node: share_name(name, 0, self._own) for node in nodes}, asker)
-        if key in book.queues:
+        access = None if request.access is None else parse_access(request.access, self._rights.of(*key))
+        # Nothing is made before each node has said that it can make its shards.
+        await self._shards.may_create({node: shard_name(name, 0, self._own) for node in nodes}, asker)
+        if key in registry.queues:
             raise QueueExistsError(f"the queue {name!r} was made just now")
         # All at once, so that nothing is ever published to it as to a queue of this node alone.
-        queue = book.create(*key, wanted)
-        places = {
-            partition: Place(node, share_name(name, partition, self._own))
+        queue = registry.create(*key, wanted)
+        locations = {
+            partition: ShardLocation(node, shard_name(name, partition, self._own))
             for partition, node in zip(queue.partition_ids, nodes_for(count, nodes), strict=True)
         }
-        queue.place(places)
-        queue.plan_growth(places)
+        queue.set_locations(locations)
+        queue.plan_expansion(locations)
         if access is not None:
             self._rights.set(*key, access)
         try:
-            answer = await plain("create", {**fields, "options": options})
-            await self._grow(queue)
+            reply = await perform_locally(local)
+            await self._complete_expansion(queue)
         except Exception as error:
-            await self._undo(queue, error, plain)
+            await self._undo(queue, error, perform_locally)
             raise
         finally:
-            self._wake.set()  # if it was cancelled, it is ended like after a crash
-        return {**answer, "placed": [_shown(*each) for each in sorted(places.items())]}
+            self._wake.set()  # a cancelled creation is completed as after a crash
+        return replace(reply, shards=_shards(locations))
 
     async def _create_again(
-        self, found: Queue, nodes: list[str], fields: Mapping[str, object], plain: "Plain"
-    ) -> dict[str, Any]:
-        """The same queue with the access that is given now, or refused by what differs."""
-        there = {place.node: None for place in found.places.values()}
+        self, found: Queue, nodes: Sequence[str], request: CreateQueue, perform_locally: "PerformLocally"
+    ) -> QueueInfo:
+        """The same queue with the access that is given now; it is refused if it differs in anything else."""
+        there = {location.node: None for location in found.locations.values()}
         if not there:
             raise QueueExistsError(
                 f"the queue {found.name!r} is there already, on this node alone: its partitions cannot move to others; "
@@ -199,180 +246,188 @@ class QueueHome:
                 "new ones can be added there (expand)"
             )
         queue = await self._engine.loaded(self._realm_id, found.name)
-        answer = await plain("create", fields)
-        await self._grow(queue)
-        if fields.get("access") is not None:
-            options = {**options_as_dict(queue.options), "partitions": 1}
-            await self._shares.ask_all(
-                queue,
-                "create",
-                lambda place: {
-                    "options": options,
-                    "access": self._access(queue, place.node),
-                },
+        reply = await perform_locally(request)
+        await self._complete_expansion(queue)
+        if request.access is not None:
+            await self._shards.ask_all(
+                queue, lambda location: create_shard(queue, location, self._access(queue, location.node))
             )
-        return {**answer, "placed": [_shown(*each) for each in sorted(queue.places.items())]}
+        return replace(reply, shards=_shards(queue.locations))
 
-    async def _undo(self, queue: Queue, why: Exception, plain: "Plain") -> None:
+    async def _undo(self, queue: Queue, why: Exception, perform_locally: "PerformLocally") -> None:
         with trio.CancelScope(shield=True):
-            found = await self._shares.ask_all(queue, "delete", no_fields, is_needed=False)
-            left = [place for partition, place in all_places(queue).items() if partition not in found]
-            for place in left:
+            found = await self._delete_shards(queue, is_needed=False)
+            unreached = [location for partition, location in all_locations(queue).items() if partition not in found]
+            for location in unreached:
                 logger.warning(
-                    "the queue %r could not be made (%s); its share %r at %s is removed when that node is back",
+                    "the queue %r could not be made (%s); its shard %r at %s is removed when that node is back",
                     queue.name,
                     why,
-                    place.share,
-                    place.node,
+                    location.shard,
+                    location.node,
                 )
-            self._left.remember(left)
+            self._pending_deletions.remember(unreached)
             if not queue.is_deleted:
-                await plain("delete", {"queue": queue.name})
+                await perform_locally(DeleteQueue(queue=queue.name))
 
-    async def _delete(self, op: str, queue: Queue, fields: Mapping[str, object], plain: "Plain") -> dict[str, Any]:
-        is_forced = fields.get("force", False)
-        if not isinstance(is_forced, bool):
-            raise ValueError("force is not true or false")
-        if not is_forced:
-            # All or nothing, as far as that is known before.
-            await self._reach_others({place.node: place.share for place in all_places(queue).values()})
-        found = await self._shares.ask_all(queue, op, no_fields, is_needed=not is_forced)
-        left = [place for partition, place in all_places(queue).items() if partition not in found]
-        for place in left:
+    async def _delete_shards(self, queue: Queue, *, is_needed: bool) -> dict[int, QueueDeleted]:
+        return await self._shards.ask_all(
+            queue, lambda location: DeleteQueue(queue=location.shard), gone=QueueDeleted(), is_needed=is_needed
+        )
+
+    async def _delete(self, queue: Queue, request: DeleteQueue, perform_locally: "PerformLocally") -> QueueDeleted:
+        if not request.force:
+            # All nodes or none, as far as that is known before.
+            await self._reach_others({location.node: location.shard for location in all_locations(queue).values()})
+        found = await self._delete_shards(queue, is_needed=not request.force)
+        unreached = [location for partition, location in all_locations(queue).items() if partition not in found]
+        for location in unreached:
             logger.warning(
-                "the share %r at %s of a queue that was deleted by force is removed when that node is back",
-                place.share,
-                place.node,
+                "the shard %r at %s of a queue that was deleted by force is removed when that node is back",
+                location.shard,
+                location.node,
             )
-        self._left.remember(left)
-        answer = await plain(op, {"queue": queue.name})
-        return {**answer, "left": [place._asdict() for place in left]} if is_forced else answer
+        self._pending_deletions.remember(unreached)
+        reply = await perform_locally(DeleteQueue(queue=queue.name))
+        if not request.force:
+            return reply
+        pending = tuple(PendingDeletion(node=location.node, shard=location.shard) for location in unreached)
+        return replace(reply, pending_deletions=pending)
 
-    async def _create_channel(
-        self, op: str, queue: Queue, fields: Mapping[str, object], plain: "Plain"
-    ) -> dict[str, Any]:
-        """First in all shares: where it begins later, messages would be skipped. Those of ephemeral channels begin
-        when a consumer comes there."""
-        name = fields.get("channel")
-        if not isinstance(name, str):
-            raise ValueError("channel is missing or not a text")
+    async def _create_channel(self, queue: Queue, request: CreateChannel, perform_locally: "PerformLocally") -> Done:
+        """Make a channel, first in all shards: messages would be skipped where it begins later. Ephemeral channels
+        begin when a consumer comes."""
+        name = request.channel
+
+        def of_shard(location: ShardLocation) -> CreateChannel:
+            return replace(request, queue=location.shard)
+
         if is_ephemeral(name):
-            answer = await plain(op, fields)
-            await self._shares.ask_all(queue, op, lambda _place: fields, is_needed=False)
-            return answer
-        await self._reach_others({place.node: place.share for place in queue.places.values()})
-        self._left.forget(all_places(queue).values(), name)
+            reply = await perform_locally(request)
+            await self._shards.ask_all(queue, of_shard, is_needed=False)
+            return reply
+        await self._reach_others({location.node: location.shard for location in queue.locations.values()})
+        self._pending_deletions.forget(all_locations(queue).values(), name)
         try:
-            await self._shares.ask_all(queue, op, lambda _place: fields)
-            return await plain(op, fields)
+            await self._shards.ask_all(queue, of_shard, gone=Done())
+            return await perform_locally(request)
         except Exception:
             if name not in queue.channels:
-                # It would keep messages for nobody.
-                found = await self._shares.ask_all(
-                    queue, "delete_channel", lambda _place: {"channel": name}, is_needed=False
+                # It would keep messages that no consumer takes.
+                found = await self._shards.ask_all(
+                    queue,
+                    lambda location: DeleteChannel(queue=location.shard, channel=name),
+                    gone=Done(),
+                    is_needed=False,
                 )
-                self._left.remember(
-                    [place for partition, place in all_places(queue).items() if partition not in found], name
+                self._pending_deletions.remember(
+                    [location for partition, location in all_locations(queue).items() if partition not in found], name
                 )
             raise
 
-    async def _change(self, op: str, queue: Queue, fields: Mapping[str, object], plain: "Plain") -> dict[str, Any]:
-        found = await self._shares.ask_all(queue, op, lambda _place: fields)
-        answer = await plain(op, fields)
-        if op == "empty":
-            answer["messages"] = sum(whole(each, "messages") for each in found.values())
-        return answer
+    async def _change(
+        self, queue: Queue, request: "_Change", perform_locally: "PerformLocally", asker: PeerId | None
+    ) -> AdminReply:
+        if isinstance(request, ExpandQueue):
+            return await self._expand(queue, request, perform_locally, asker)
+        if isinstance(request, DeleteQueue):
+            return await self._delete(queue, request, perform_locally)
+        if isinstance(request, CreateChannel):
+            return await self._create_channel(queue, request, perform_locally)
+        if isinstance(request, EmptyQueue):
+            dropped = await self._shards.ask_all(
+                queue, lambda location: replace(request, queue=location.shard), gone=MessageCount(messages=0)
+            )
+            await perform_locally(request)
+            return MessageCount(messages=sum(each.messages for each in dropped.values()))
+        await self._shards.ask_all(queue, lambda location: replace(request, queue=location.shard), gone=Done())
+        return await perform_locally(request)
 
-    def _nodes(self, fields: Mapping[str, object]) -> list[str]:
-        given: object = fields.get("nodes") or cast(list[object], [])
-        if not isinstance(given, list) or not all(isinstance(each, str) for each in cast(list[object], given)):
-            raise ValueError("nodes is not a list of peer ids (or 'home')")
-        nodes = cast(list[str], given)
-        if len(nodes) > _NODES_MAX:
-            raise ValueError(f"{len(nodes)} nodes: at most {_NODES_MAX}")
-        return [self._own if each == "home" else str(parse_peer_id(each)) for each in nodes]
+    def _nodes(self, given: Sequence[str]) -> list[str]:
+        return [self._own if each == "home" else str(parse_peer_id(each)) for each in given]
 
-    async def _reach_others(self, shares: Mapping[str, str]) -> None:
-        await self._shares.reach({node: share for node, share in shares.items() if node not in self._set})
+    async def _reach_others(self, shards: Mapping[str, str]) -> None:
+        await self._shards.reach({node: shard for node, shard in shards.items() if node not in self._set})
 
-    async def _make_share(self, queue: Queue, place: Place, low: int, high: int) -> None:
-        options = {**options_as_dict(queue.options), "partitions": 1}
-        access = self._access(queue, place.node)
-        await self._shares.ask(place.node, "create", {"queue": place.share, "options": options, "access": access})
-        await self._shares.ask(place.node, "serve", {"queue": place.share, "low": low, "high": high})
+    async def _make_shard(self, queue: Queue, location: ShardLocation, low: int, high: int) -> None:
+        access = self._access(queue, location.node)
+        await self._shards.ask(location.node, create_shard(queue, location, access))
+        await self._shards.ask(location.node, ServeRange(queue=location.shard, low=low, high=high))
 
-    def _access(self, queue: Queue, node: str) -> dict[str, object]:
+    def _access(self, queue: Queue, node: str) -> AccessChange:
         access = self._rights.of(self._realm_id, queue.name)
-        return {
-            "publish": who_of(access.publish, self._set),
-            "consume": who_of(access.consume, self._set),
-            # Its home alone makes it smaller, and deletes it.
-            "administer": self._set,
-        }
+        return AccessChange(
+            publish=who_of(access.publish, self._set),
+            consume=who_of(access.consume, self._set),
+            # Only the shard's controller makes it smaller, and deletes it.
+            administer=tuple(self._set),
+        )
 
     @property
     def _set(self) -> list[str]:
-        """This node, and those that may be the home instead of it, since they share its store."""
-        return nodes_of_set(self._keeping, self._own)
+        """List this node, and the nodes that share its store: any of them may be the controller."""
+        return nodes_of_set(self._ownership, self._own)
 
     # Expansion
 
-    async def _expand(self, op: str, queue: Queue, fields: Mapping[str, object], plain: "Plain") -> dict[str, Any]:
-        await self._grow(queue)  # what a crash has interrupted
-        count = fields.get("partitions")
-        there = len(queue.partition_ids)
-        if not isinstance(count, int) or isinstance(count, bool) or count > _NODES_MAX or count < there:
+    async def _expand(
+        self, queue: Queue, request: ExpandQueue, perform_locally: "PerformLocally", asker: PeerId | None
+    ) -> QueueExpanded:
+        await self._complete_expansion(queue)  # an expansion that a crash has interrupted
+        count, there = request.partitions, len(queue.partition_ids)
+        if count < there:
             raise ValueError(f"the queue {queue.name!r} has {there} partitions: it can only get more, not {count}")
         added: list[int] = []
         if count > there:
-            nodes = self._nodes(fields) or list(dict.fromkeys(queue.places[each].node for each in sorted(queue.places)))
-            ids = self._engine.book.new_partition_ids(count - there)
+            nodes = self._nodes(request.nodes) or list(
+                dict.fromkeys(queue.locations[each].node for each in sorted(queue.locations))
+            )
+            ids = self._engine.registry.new_partition_ids(count - there)
             planned = {
-                each: Place(node, share_name(queue.name, each, self._own))
+                each: ShardLocation(node, shard_name(queue.name, each, self._own))
                 for each, node in zip(ids, nodes_for(len(ids), nodes), strict=True)
             }
             changed, _origin = narrowed_by(queue.routes, ids)
-            # While a node is away nothing is begun: no key may be left without a partition.
-            touched = [planned.get(each) or queue.places[each] for each in changed]
-            await self._reach_others({place.node: place.share for place in touched})
-            asker = cast(PeerId | None, fields.get("asker"))
-            await self._shares.may_create({place.node: place.share for place in planned.values()}, asker)
+            # Nothing begins while a node is away: no key may be left without a partition.
+            touched = [planned.get(each) or queue.locations[each] for each in changed]
+            await self._reach_others({location.node: location.shard for location in touched})
+            await self._shards.may_create({location.node: location.shard for location in planned.values()}, asker)
             _require_there(queue)
-            queue.plan_growth(planned)
+            queue.plan_expansion(planned)
             self._engine.changed()
             try:
                 await self._engine.flush()
-                added = await self._grow(queue)
+                added = await self._complete_expansion(queue)
             finally:
                 self._wake.set()  # what failed in the middle goes on without being asked
-        route = await self._looking.route(queue, is_brief=True, answer=await plain("route", {"queue": queue.name}))
-        return {"queue": queue.name, "added": added, **route}
+        local = await perform_locally(DescribeRoute(queue=queue.name))
+        return expanded(queue.name, added, await self._inspector.route(queue, local, is_brief=True))
 
-    async def _grow(self, queue: Queue) -> list[int]:
-        """End a creation or an expansion. Every step may be repeated. The table is told last: until then new keys of
-        what moves are refused."""
-        if not queue.growing:
+    async def _complete_expansion(self, queue: Queue) -> list[int]:
+        """Complete a creation or an expansion. Every step may be repeated. The table is stored last: until then shards
+        refuse new messages of moved keys."""
+        if not queue.pending_expansion:
             return []
         if _is_being_made(queue):
             for partition, (low, high) in ranges_of(queue.routes).items():
-                await self._make_share(queue, queue.places[partition], low, high)
+                await self._make_shard(queue, queue.locations[partition], low, high)
             _require_there(queue)
-            queue.plan_growth({})
+            queue.plan_expansion({})
             self._engine.changed()
             await self._engine.flush()
             return []
-        planned = dict(queue.growing)
+        planned = dict(queue.pending_expansion)
         changed, _origin = narrowed_by(queue.routes, list(planned))
         last_seq: dict[int, int] = {}
-        for partition, place in planned.items():
-            await self._make_share(queue, place, *changed[partition])
+        for partition, location in planned.items():
+            await self._make_shard(queue, location, *changed[partition])
             if queue.is_paused:
-                await self._shares.ask(place.node, "pause", {"queue": place.share})
+                await self._shards.ask(location.node, PauseQueue(queue=location.shard, all_channels=True))
         for partition, (low, high) in changed.items():
             if partition not in planned:
-                place = queue.places[partition]
-                answer = await self._shares.ask(place.node, "serve", {"queue": place.share, "low": low, "high": high})
-                last_seq[partition] = whole(answer, "last_seq")
+                location = queue.locations[partition]
+                served = await self._shards.ask(location.node, ServeRange(queue=location.shard, low=low, high=high))
+                last_seq[partition] = served.last_seq
         made: dict[tuple[int, str], None] = {}
         while missing := [
             (partition, name) for partition in planned for name in queue.channels if (partition, name) not in made
@@ -381,60 +436,69 @@ class QueueHome:
                 made[partition, name] = None
                 await self._make_channel(queue, planned[partition], name)
         _require_there(queue)
-        added = queue.grow(last_seq)
+        added = queue.complete_expansion(last_seq)
         self._engine.changed()
         await self._engine.flush()
         self._wake.set()
         return added
 
-    async def _make_channel(self, queue: Queue, place: Place, name: str) -> None:
+    async def _make_channel(self, queue: Queue, location: ShardLocation, name: str) -> None:
         channel = queue.channels.get(name)
         if channel is None:
             return
-        wanted: dict[str, object] = {"queue": place.share, "channel": name, "from_start": True}
-        if channel.filter is not None:
-            wanted["filter"] = channel.filter.text
-        if channel.is_exclusive:
-            wanted["exclusive"] = True
-        await self._shares.ask(place.node, "create_channel", wanted)
+        await self._shards.ask(
+            location.node,
+            CreateChannel(
+                queue=location.shard,
+                channel=name,
+                from_start=True,
+                filter="" if channel.filter is None else channel.filter.text,
+                exclusive=channel.is_exclusive,
+            ),
+        )
         if channel.is_paused:
-            await self._shares.ask(place.node, "pause", {"queue": place.share, "channel": name})
+            await self._shards.ask(location.node, PauseQueue(queue=location.shard, channel=name))
 
     def values(self) -> dict[str, int]:
-        """See `HomeLooking.values`; nothing while another node keeps the queues."""
-        engine = self._keeping.engine_if_here
+        """See `ControllerInspector.values`; empty while another node is the broker of the queues."""
+        engine = self._ownership.engine_if_here
         if engine is None:
-            return self._looking.values([], 0)
-        queues = [each for key, each in engine.book.queues.items() if key[0] == self._realm_id and each.places]
-        return self._looking.values(queues, self._left.items)
+            return self._inspector.values([], 0)
+        queues = [each for key, each in engine.registry.queues.items() if key[0] == self._realm_id and each.locations]
+        return self._inspector.values(queues, self._pending_deletions.items)
 
     # Barriers
 
     async def run(self) -> None:
-        """End what a crash interrupted, and let consumers into ranges whose barrier their channel has passed.
+        """Complete steps that a crash interrupted, and let consumers into ranges whose barrier their channel has
+        passed.
 
-        Whatever a node answers, and whatever is deleted meanwhile, does not end it.
+        No answer of a node, and no deletion meanwhile, ends it.
         """
         while True:
-            await self._keeping.here()
+            await self._ownership.here()
             try:
-                with self._keeping.term():
-                    await self._keep()
+                with self._ownership.during_term():
+                    await self._run_term()
             except* NotOwnerError as gone:
-                logger.info("placed queues are another node's now: %s", gone.exceptions[0])
+                logger.info("distributed queues are another node's now: %s", first_error(gone))
 
-    async def _keep(self) -> None:
-        """In one term."""
+    async def _run_term(self) -> None:
+        """Do the same in one term."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._left.run)
-            if self._keeping.is_shared:
-                nursery.start_soon(self._set_told.run)
+            nursery.start_soon(self._pending_deletions.run)
+            if self._ownership.is_shared:
+                nursery.start_soon(self._failover_sync.run)
             while True:
                 self._wake = trio.Event()
-                placed = [key for key, found in self._engine.book.queues.items() if found.places]
-                self._told = {key: why for key, why in self._told.items() if key in placed}
-                for key in placed:
-                    if key[0] == self._realm_id and key not in self._steps and _is_open(self._engine.book.queues[key]):
+                distributed = [key for key, found in self._engine.registry.queues.items() if found.locations]
+                self._reported = {key: why for key, why in self._reported.items() if key in distributed}
+                for key in distributed:
+                    if (
+                        key[0] == self._realm_id
+                        and key not in self._steps
+                        and _is_open(self._engine.registry.queues[key])
+                    ):
                         self._steps[key] = None
                         nursery.start_soon(self._follow, key)
                 await self._wake.wait()
@@ -447,58 +511,73 @@ class QueueHome:
             del self._steps[key]
 
     async def _try_step(self, key: tuple[str, str]) -> bool:
-        """Whether there is more to do. Never raises but Cancelled; what is wrong is said once."""
+        """Do one step of a queue. Returns whether there is more to do. Raises nothing but Cancelled; it logs an error
+        once."""
         try:
             queue = await self._engine.loaded(*key)
-            if not queue.places or not _is_open(queue):
-                self._told.pop(key, None)
+            if not queue.locations or not _is_open(queue):
+                self._reported.pop(key, None)
                 return False
             await self._step(queue)
         except Exception as error:
-            if key not in self._engine.book.queues:
+            if key not in self._engine.registry.queues:
                 return False  # deleted meanwhile
             why = type(error).__name__
-            if self._told.get(key) != why:
-                self._told[key] = why
+            if self._reported.get(key) != why:
+                self._reported[key] = why
                 if isinstance(error, Dep2pError):
                     logger.info("the queue %r waits for one of its nodes: %s", key[1], error)
                 else:
                     logger.exception("the queue %r cannot go on; it is tried again", key[1])
         else:
-            self._told.pop(key, None)
+            self._reported.pop(key, None)
         return True
 
     async def _step(self, queue: Queue) -> None:
-        if queue.growing:
+        if queue.pending_expansion:
             async with self._alone(queue.name):
                 _require_there(queue)
-                await self._grow(queue)
-        floors = await self._looking.floors(queue)
+                await self._complete_expansion(queue)
+        ack_floors = await self._inspector.ack_floors(queue)
         _require_there(queue)
-        self._engine.book.at(self._engine.wall_us())
-        queue.passed({name: _floor(each) for name, each in floors.items()})
+        self._engine.registry.at(self._engine.wall_us())
+        queue.passed({name: _ack_floor(each) for name, each in ack_floors.items()})
         self._engine.changed()
 
 
-Plain = Callable[[str, Mapping[str, object]], Awaitable[dict[str, Any]]]
+class PerformLocally(Protocol):
+    """Carries out a request with a queue of this node alone."""
+
+    async def __call__(self, request: AdminRequest[R]) -> R:
+        """See `BrokerAdmin.perform`."""
+        ...
 
 
-def _floor(known: Mapping[int, int]) -> Callable[[int], int]:
+_Change = ExpandQueue | DeleteQueue | CreateChannel | DeleteChannel | PauseQueue | ResumeQueue | EmptyQueue
+_CHANGES: Final = (ExpandQueue, DeleteQueue, CreateChannel, DeleteChannel, PauseQueue, ResumeQueue, EmptyQueue)
+"""Requests that change a queue: they run one after another."""
+
+
+def _ack_floor(known: Mapping[int, int]) -> Callable[[int], int]:
     return lambda partition: known.get(partition, 0)
 
 
-def _shown(partition: int, place: Place) -> dict[str, object]:
-    return {"partition": partition, "node": place.node, "share": place.share}
+def _shards(locations: Mapping[int, ShardLocation]) -> tuple[ShardInfo, ...]:
+    return tuple(
+        ShardInfo(partition=partition, node=location.node, shard=location.shard)
+        for partition, location in sorted(locations.items())
+    )
 
 
 def _is_being_made(queue: Queue) -> bool:
-    """Its shares are not all there yet: they are planned like those of an expansion, and are in the table already."""
-    return bool(queue.growing) and all(partition in queue.places for partition in queue.growing)
+    """Whether the queue's shards are not all made yet. They are planned like those of an expansion, and are in the
+    table already."""
+    return bool(queue.pending_expansion) and all(partition in queue.locations for partition in queue.pending_expansion)
 
 
 def _is_open(queue: Queue) -> bool:
-    """A creation or an expansion is not complete, or a range waits behind its barrier."""
-    return bool(queue.growing) or queue.routes.has_barriers
+    """Whether a creation or an expansion is not complete, or a range waits behind its barrier."""
+    return bool(queue.pending_expansion) or queue.routes.has_barriers
 
 
 def _require_there(queue: Queue) -> None:

@@ -1,168 +1,159 @@
-"""Messages and dead letters of a placed queue, looked at by its own name: its home asks the nodes of its partitions.
+"""Messages and dead letters of a distributed queue, looked at by its own name: its controller asks the nodes of its
+partitions.
 
-What is told has the partition's number as the home gives it, and its node. When a node is away, the request fails and
-names it, so that nobody takes a part for the whole; the other partitions can be looked at by their own names.
+A reply has the controller's number of the partition, and its node. When a node is away, the request fails and names it,
+so that a part is not taken for the whole; the other partitions can be read by their shards' names.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeVar
 
 import trio
+from msgspec.structs import replace
 
 from dep2p.errors import Dep2pError, ProtocolError, QueueMessageNotFoundError
-from dep2p.protocols.queues.ordering.placement import Place
+from dep2p.protocols.queues.admin import (
+    ANSWER_BYTES,
+    COUNT_MAX,
+    BrowsedMessage,
+    DeadLetterInfo,
+    DeadLetterPage,
+    DeleteDeadLetters,
+    ExportMessages,
+    ExportPage,
+    ListDeadLetters,
+    MessageCount,
+    MessageInfo,
+    MessageList,
+    PeekMessages,
+    QueueRequest,
+    R,
+    ReplayDeadLetters,
+)
+from dep2p.protocols.queues.ordering.placement import ShardLocation
 from dep2p.protocols.queues.queue import Queue
-from dep2p.queues.broker.admin import ANSWER_BYTES, COUNT_MAX
-from dep2p.queues.distributed.shard_client import AWAY, Shares, whole
-from dep2p.queues.types import message_id, parse_message_id
+from dep2p.queues.distributed.shard_client import ShardClient
+from dep2p.queues.types import UNREACHABLE_ERRORS, message_id, parse_message_id
 
 _ASKS: Final = 16
-"""Partitions that are asked at once: so much is held of their answers, besides what will be told."""
+"""Partitions that are asked at once: the controller holds so many of their replies besides its own."""
 _INDEX_BITS: Final = 10
-"""Of a dead letter's id: which partition it is of, among all in their order. New ones come behind the others."""
+"""Low bits of a dead letter's id that say its partition: the index among the queue's partitions in rising order.
+Partitions that an expansion adds come last."""
 _INDEX_MASK: Final = (1 << _INDEX_BITS) - 1
-_IDS_MAX: Final = 10_000
 
-Row = dict[str, Any]
+M = TypeVar("M", bound=BrowsedMessage)
 
 
-class HomeMessages:
-    """Of the placed queues of one realm."""
+class ControllerMessages:
+    """Messages and dead letters of the distributed queues of one realm. All methods raise QueueMessageNotFoundError,
+    and what the nodes raise."""
 
-    def __init__(self, shares: Shares) -> None:
-        self._shares = shares
+    def __init__(self, shards: ShardClient) -> None:
+        self._shards = shards
 
-    async def perform(self, op: str, queue: Queue, fields: Mapping[str, object]) -> dict[str, Any]:
-        """One of `OPS`. Raises ``ValueError``, QueueMessageNotFoundError, and what the nodes raise."""
-        return await {
-            "peek": self._peek,
-            "export": self._export,
-            "dead": self._dead,
-            "replay": self._act,
-            "forget_dead": self._act,
-        }[op](op, queue, fields)
+    async def peek(self, queue: Queue, request: PeekMessages) -> MessageList:
+        """The oldest messages of all partitions."""
+        found: list[MessageInfo] = []
 
-    OPS: Final = ("peek", "export", "dead", "replay", "forget_dead")
+        def take(partition: int, reply: MessageList) -> None:
+            found.extend(_messages(reply.messages, partition, queue.locations[partition]))
+            found.sort(key=lambda message: (message.published_s, message.id))
+            _cut(found, request.count)
 
-    async def _peek(self, op: str, queue: Queue, fields: Mapping[str, object]) -> dict[str, Any]:
-        count = _count(fields, 10)
-        found: list[Row] = []
+        await self._ask(queue, dict.fromkeys(queue.locations, request), take)
+        return MessageList(messages=tuple(found))
 
-        def take(partition: int, answer: Mapping[str, Any]) -> None:
-            found.extend(_rows(answer, "messages", partition, queue.places[partition]))
-            found.sort(key=lambda row: (row["published_s"], row["id"]))
-            _cut(found, count)
-
-        await self._ask(queue, op, dict.fromkeys(queue.places, _named(fields, count=count)), take)
-        return {"messages": found}
-
-    async def _export(self, op: str, queue: Queue, fields: Mapping[str, object]) -> dict[str, Any]:
-        after = fields.get("after")
-        if not isinstance(after, str):
-            raise ValueError("after is missing or not a text")
-        at, seq = parse_message_id(after) if after else (0, 0)
-        if after and at not in queue.places:
+    async def export(self, queue: Queue, request: ExportMessages) -> ExportPage:
+        """A part of the log, partition by partition. Raises ``ValueError`` for a position of another queue."""
+        at, seq = parse_message_id(request.after) if request.after else (0, 0)
+        if request.after and at not in queue.locations:
             raise ValueError("that position is of another queue")
-        found: list[Row] = []
+        found: list[MessageInfo] = []
 
-        def take(partition: int, answer: Mapping[str, Any]) -> None:
-            found.extend(_rows(answer, "messages", partition, queue.places[partition]))
+        def take(partition: int, reply: ExportPage) -> None:
+            found.extend(_messages(reply.messages, partition, queue.locations[partition]))
 
-        for partition in sorted(queue.places):
+        for partition in sorted(queue.locations):
             if partition < at:
                 continue
-            position = seq if partition == at else 0
-            asked = _named(fields, count=_count(fields, 100), after="", after_seq=position)
-            await self._ask(queue, op, {partition: asked}, take)
+            of_shard = replace(request, after="", after_seq=seq if partition == at else 0)
+            await self._ask(queue, {partition: of_shard}, take)
             if found:
                 break
-        return {"messages": found, "after": found[-1]["id"] if found else ""}
+        return ExportPage(messages=tuple(found), after=found[-1].id if found else "")
 
-    async def _dead(self, op: str, queue: Queue, fields: Mapping[str, object]) -> dict[str, Any]:
-        count = max(1, _count(fields, 100))
-        after = fields.get("after", 0)
-        if not isinstance(after, int) or isinstance(after, bool) or not 0 <= after <= 10**17:
-            raise ValueError("after is not a whole number from 0 to 10**17")
-        index = {partition: at for at, partition in enumerate(sorted(queue.places))}
-        found: list[Row] = []
+    async def dead_letters(self, queue: Queue, request: ListDeadLetters) -> DeadLetterPage:
+        """Dead letters of all partitions, by their ids."""
+        index = {partition: at for at, partition in enumerate(sorted(queue.locations))}
+        found: list[DeadLetterInfo] = []
         complete_to = 1 << 63
-        """Behind it a partition may have others, which it did not tell yet."""
+        """The id behind which a partition may have dead letters that its reply does not hold."""
+        more = False
 
-        def take(partition: int, answer: Mapping[str, Any]) -> None:
-            nonlocal complete_to
-            rows = _rows(answer, "dead", partition, queue.places[partition])
-            for row in rows:
-                row["id"] = (whole(row, "id") << _INDEX_BITS) | index[partition]
-            if answer.get("more") and rows:
-                complete_to = min(complete_to, rows[-1]["id"])
-            found.extend(rows)
-            found.sort(key=lambda row: row["id"])
-            _cut(found, count)
+        def take(partition: int, reply: DeadLetterPage) -> None:
+            nonlocal complete_to, more
+            letters = _dead_letters(reply.dead_letters, partition, index[partition], queue.locations[partition])
+            if reply.more and letters:
+                complete_to = min(complete_to, letters[-1].id)
+                more = True
+            found.extend(letters)
+            found.sort(key=lambda letter: letter.id)
+            more = _cut(found, request.count) or more
 
         asked = {
-            partition: _named(fields, count=count, after=max(0, (after - at) >> _INDEX_BITS))
+            partition: replace(request, after=max(0, (request.after - at) >> _INDEX_BITS))
             for partition, at in index.items()
         }
-        await self._ask(queue, op, asked, take)
-        return {"dead": [row for row in found if row["id"] <= complete_to]}
+        await self._ask(queue, asked, take)
+        return DeadLetterPage(dead_letters=tuple(each for each in found if each.id <= complete_to), more=more)
 
-    async def _act(self, op: str, queue: Queue, fields: Mapping[str, object]) -> dict[str, Any]:
-        """With all dead letters, or those with these ids: at the partitions that have them."""
-        ids: object = fields.get("ids")
-        chosen: dict[int, list[int]] | None = None
-        if ids is not None:
-            if not isinstance(ids, list) or len(cast(list[object], ids)) > _IDS_MAX:
-                raise ValueError(f"ids is not a list of at most {_IDS_MAX} whole numbers")
-            partitions = sorted(queue.places)
-            chosen = {}
-            for each in cast(list[object], ids):
-                if not isinstance(each, int) or isinstance(each, bool):
-                    raise ValueError("ids is not a list of whole numbers")
-                if 0 < each and each & _INDEX_MASK < len(partitions):
+    async def act(self, queue: Queue, request: ReplayDeadLetters | DeleteDeadLetters) -> MessageCount:
+        """Replay or delete dead letters, all or those with these ids, at the partitions that have them."""
+        asked: dict[int, QueueRequest[MessageCount]] = dict.fromkeys(queue.locations, request)
+        if request.ids is not None:
+            partitions = sorted(queue.locations)
+            chosen: dict[int, list[int]] = {}
+            for each in request.ids:
+                if each and each & _INDEX_MASK < len(partitions):
                     chosen.setdefault(partitions[each & _INDEX_MASK], []).append(each >> _INDEX_BITS)
+            asked = {partition: replace(request, ids=tuple(ids)) for partition, ids in chosen.items()}
         done = 0
 
-        def take(_partition: int, answer: Mapping[str, Any]) -> None:
+        def take(_partition: int, reply: MessageCount) -> None:
             nonlocal done
-            done += whole(answer, "messages")
+            done += reply.messages
 
-        if chosen is None:
-            asked = dict.fromkeys(queue.places, _named(fields))
-        else:
-            asked = {partition: _named(fields, ids=each) for partition, each in chosen.items()}
-        await self._ask(queue, op, asked, take)
-        if chosen is not None and not done:
-            raise QueueMessageNotFoundError(f"channel {fields.get('channel')!r} has none of these dead letters")
-        return {"messages": done}
+        await self._ask(queue, asked, take)
+        if request.ids is not None and not done:
+            raise QueueMessageNotFoundError(f"channel {request.channel!r} has none of these dead letters")
+        return MessageCount(messages=done)
 
-    async def _ask(
-        self,
-        queue: Queue,
-        op: str,
-        fields: Mapping[int, Mapping[str, object]],
-        take: Callable[[int, Mapping[str, Any]], None],
-    ) -> None:
-        """Ask these partitions, a few at a time. Raises what the first one raised, when all that were begun have
-        answered."""
+    async def _ask(self, queue: Queue, requests: Mapping[int, QueueRequest[R]], take: Callable[[int, R], None]) -> None:
+        """Ask these partitions, a few at a time. Raises the first error, after all requests that were begun have
+        ended."""
         limiter = trio.CapacityLimiter(_ASKS)
         errors: list[Exception] = []
 
-        async def ask(partition: int, place: Place) -> None:
+        async def ask(partition: int, location: ShardLocation) -> None:
             async with limiter:
                 if errors:
                     return
                 try:
-                    take(partition, await self._shares.ask(place.node, op, {**fields[partition], "queue": place.share}))
+                    take(
+                        partition,
+                        await self._shards.ask(location.node, replace(requests[partition], queue=location.shard)),
+                    )
                 except QueueMessageNotFoundError:
-                    pass  # others may have them
-                except AWAY as error:
+                    pass  # other partitions may have them
+                except UNREACHABLE_ERRORS as error:
                     errors.append(_away(error, queue, partition))
                 except (Dep2pError, ValueError) as error:  # raised as it is, not in the nursery's group
                     errors.append(error)
 
         async with trio.open_nursery() as nursery:
-            for partition in sorted(fields):
-                nursery.start_soon(ask, partition, queue.places[partition])
+            for partition in sorted(requests):
+                nursery.start_soon(ask, partition, queue.locations[partition])
         if errors:
             raise errors[0]
 
@@ -174,42 +165,50 @@ def _away(error: Dep2pError, queue: Queue, partition: int) -> Dep2pError:
     )
 
 
-def _named(fields: Mapping[str, object], **more: object) -> Mapping[str, object]:
-    channel = fields.get("channel")
-    return {**({} if channel is None else {"channel": channel}), **more}
+def _messages(given: Sequence[MessageInfo], partition: int, location: ShardLocation) -> list[MessageInfo]:
+    """Convert a node's messages to the controller's number of their partition. Raises ProtocolError."""
+    _require_count(given, location)
+    return [
+        replace(each, id=_renumbered(each.id, partition, location), partition=partition, node=location.node)
+        for each in given
+    ]
 
 
-def _count(fields: Mapping[str, object], default: int) -> int:
-    count = fields.get("count", default)
-    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= COUNT_MAX:
-        raise ValueError(f"count is not a whole number from 0 to {COUNT_MAX}")
-    return count
+def _dead_letters(
+    given: Sequence[DeadLetterInfo], partition: int, index: int, location: ShardLocation
+) -> list[DeadLetterInfo]:
+    """Convert a node's dead letters. Raises ProtocolError."""
+    _require_count(given, location)
+    return [
+        replace(
+            each,
+            id=(each.id << _INDEX_BITS) | index,
+            message_id=_renumbered(each.message_id, partition, location),
+            partition=partition,
+            node=location.node,
+        )
+        for each in given
+    ]
 
 
-def _rows(answer: Mapping[str, Any], name: str, partition: int, place: Place) -> list[Row]:
-    """Messages as their node told them, under the home's number of their partition. Raises ProtocolError."""
-    given = answer.get(name)
-    key = "message_id" if name == "dead" else "id"
-    if not isinstance(given, list) or len(cast(list[object], given)) > COUNT_MAX:
-        raise ProtocolError(f"the node {place.node} answered without {name}")
-    rows: list[Row] = []
-    for each in cast(list[object], given):
-        row = cast(Row, each) if isinstance(each, dict) else {}
-        if not isinstance(row.get("published_s"), int | float) or not isinstance(row.get("data"), str):
-            raise ProtocolError(f"the node {place.node} answered with {name} that are none")
-        try:
-            seq = parse_message_id(str(row.get(key)))[1]
-        except ValueError as error:
-            raise ProtocolError(f"the node {place.node}: {error}") from None
-        rows.append({**row, key: message_id(partition, seq), "partition": partition, "node": place.node})
-    return rows
+def _require_count(given: Sequence[BrowsedMessage], location: ShardLocation) -> None:
+    if len(given) > COUNT_MAX:
+        raise ProtocolError(f"the node {location.node} answered with {len(given)} messages: at most {COUNT_MAX}")
 
 
-def _cut(rows: list[Row], count: int) -> None:
-    """The first ones, as far as they fit into an answer."""
+def _renumbered(text: str, partition: int, location: ShardLocation) -> str:
+    try:
+        return message_id(partition, parse_message_id(text)[1])
+    except ValueError as error:
+        raise ProtocolError(f"the node {location.node}: {error}") from None
+
+
+def _cut(messages: list[M], count: int) -> bool:
+    """Keep the first messages that fit into a reply; return whether others are dropped."""
     size = 0
-    for at, row in enumerate(rows):
-        size += len(row["data"]) * 3 // 4
+    for at, message in enumerate(messages):
+        size += len(message.body)
         if at >= count or (at and size > ANSWER_BYTES):
-            del rows[at:]
-            return
+            del messages[at:]
+            return True
+    return False

@@ -1,73 +1,81 @@
-"""The home of placed queues as one of several nodes on a store: any of them may be it, as the shares' nodes know."""
+"""Several nodes on one store as the controller of distributed queues: the shards' nodes know that any of them may act
+as it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 import trio
 
+from dep2p.protocols.queues.admin import AccessChange, CreateQueue
 from dep2p.protocols.queues.options import options_as_dict
-from dep2p.protocols.queues.ordering.placement import Place
+from dep2p.protocols.queues.ordering.placement import ShardLocation
 from dep2p.protocols.queues.queue import Queue
 from dep2p.queues.access import Who
-from dep2p.queues.broker.ownership import Keeping
-from dep2p.queues.distributed.shard_client import Shares
+from dep2p.queues.broker.ownership import StoreOwnership
+from dep2p.queues.distributed.shard_client import ShardClient
 from dep2p.types import PeerId, RealmId
 
-_LOOK_S: Final = 5.0
-"""Between two looks whether there is another node on the store, or a node of a share is back."""
+_CHECK_S: Final = 5.0
+"""Seconds between two looks for another node on the store, or for a shard's node that is back."""
 
 
-def nodes_of_set(keeping: Keeping, own: PeerId) -> list[str]:
-    """This node, and those that may be the home instead of it."""
-    return [*dict.fromkeys([own, *keeping.nodes])]
+def nodes_of_set(ownership: StoreOwnership, own: PeerId) -> list[str]:
+    """List this node, and the nodes that may be the controller instead of it."""
+    return [*dict.fromkeys([own, *ownership.nodes])]
 
 
-def who_of(who: Who, nodes: list[str]) -> object:
-    """The same people, seen from the node of a share; ``nodes``: those of the set."""
+def who_of(who: Who, nodes: Sequence[str]) -> str | tuple[str, ...]:
+    """Return the same members, as the node of a shard names them; ``nodes``: those of the failover group."""
     if who == "members":
-        return who
-    return nodes if isinstance(who, str) else [*dict.fromkeys([*nodes, *who])]
+        return "members"
+    return tuple(nodes) if isinstance(who, str) else tuple(dict.fromkeys([*nodes, *who]))
 
 
-class SetTold:
-    """Which queues' shares know the nodes of the set."""
+def create_shard(queue: Queue, location: ShardLocation, access: AccessChange) -> CreateQueue:
+    """Return the request that makes a shard of a queue, or sets the access of one that is there."""
+    options = {**options_as_dict(queue.options), "partitions": 1}
+    return CreateQueue(queue=location.shard, options=options, access=access)
+
+
+class FailoverGroupSync:
+    """Tells the shards of each queue which nodes may be its controller."""
 
     def __init__(
         self,
-        keeping: Keeping,
+        ownership: StoreOwnership,
         realm_id: RealmId,
         own: PeerId,
-        shares: Shares,
+        shards: ShardClient,
         alone: Callable[[str], AbstractAsyncContextManager[None]],
-        access: Callable[[Queue, str], dict[str, object]],
+        access: Callable[[Queue, str], AccessChange],
     ) -> None:
-        """``alone``: nothing else changes the queue of that name meanwhile. ``access``: of its share at a node."""
-        self._keeping = keeping
+        """``alone``: makes a block in which nothing else changes the queue of that name. ``access``: the access of its
+        shard at a node."""
+        self._ownership = ownership
         self._realm_id = realm_id
         self._own = own
-        self._shares = shares
+        self._shards = shards
         self._alone = alone
         self._access = access
 
     async def run(self) -> None:
-        """Tell them again when there is another node; in one term."""
-        told: dict[str, list[str]] = {}
+        """Report changes of the failover group to the shards, in one term."""
+        notified: dict[str, list[str]] = {}
         while True:
-            nodes = nodes_of_set(self._keeping, self._own)
-            book = self._keeping.engine.book
-            for (realm_id, name), queue in list(book.queues.items()):
-                if realm_id == self._realm_id and queue.places and told.get(name) != nodes:
+            nodes = nodes_of_set(self._ownership, self._own)
+            registry = self._ownership.engine.registry
+            for (realm_id, name), queue in list(registry.queues.items()):
+                if realm_id == self._realm_id and queue.locations and notified.get(name) != nodes:
                     async with self._alone(name):
-                        if not queue.is_deleted and not queue.growing and await self._tell(queue, nodes):
-                            told[name] = nodes
-            await trio.sleep(_LOOK_S)
+                        if not queue.is_deleted and not queue.pending_expansion and await self._notify(queue, nodes):
+                            notified[name] = nodes
+            await trio.sleep(_CHECK_S)
 
-    async def _tell(self, queue: Queue, nodes: list[str]) -> bool:
-        options = {**options_as_dict(queue.options), "partitions": 1}
-
-        def fields(place: Place) -> Mapping[str, object]:
-            return {"options": options, "access": self._access(queue, place.node)}
-
-        found = await self._shares.ask_all(queue, "create", fields, is_needed=False)
-        return all(each in found for each, place in queue.places.items() if place.node not in nodes)
+    async def _notify(self, queue: Queue, nodes: list[str]) -> bool:
+        found = await self._shards.ask_all(
+            queue,
+            lambda location: create_shard(queue, location, self._access(queue, location.node)),
+            is_needed=False,
+        )
+        return all(each in found for each, location in queue.locations.items() if location.node not in nodes)

@@ -1,133 +1,135 @@
 """Queues whose partitions are on several nodes, as their publishers and consumers see them.
 
 A message goes straight to its partition's node, by a table that is kept here and asked for anew when that node says
-that a key has moved. So the home may be away while messages are published and consumed.
+that a key has moved. So the controller may be away while messages are published and consumed.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 import trio
+from msgspec import UNSET
 
+from dep2p.concurrency.exception_groups import open_nursery_unwrapped
 from dep2p.errors import (
     Dep2pError,
-    QueueMovedError,
+    PartitionMovedError,
     QueueNotFoundError,
     QueuePartlyPublishedError,
     RequestTimeoutError,
 )
+from dep2p.protocols.queues.admin import AdminRequest, CreateChannel, DescribeRoute, R
 from dep2p.protocols.queues.ordering.key_queues import key_of
-from dep2p.protocols.queues.ordering.placement import Place, Placement
-from dep2p.protocols.queues.wire import WireMessage
+from dep2p.protocols.queues.ordering.placement import Placement, ShardLocation
+from dep2p.protocols.queues.wire.frames import WireMessage
+from dep2p.protocols.timing.backoff import Backoff
 from dep2p.queues.consumer import Consumer
-from dep2p.queues.distributed.consumer import PlacedConsumer
-from dep2p.queues.distributed.queue_placed_rows import away
-from dep2p.queues.distributed.shard_client import AWAY
-from dep2p.queues.distributed.simple_consumer import PlacedSimple
+from dep2p.queues.distributed.consumer import DistributedConsumer
+from dep2p.queues.distributed.interfaces import MemberQueues
+from dep2p.queues.distributed.shard_client import away
+from dep2p.queues.distributed.simple_consumer import DistributedSimpleConsumer
 from dep2p.queues.remote.abandoned_receives import Receivings, Start
-from dep2p.queues.types import message_id
+from dep2p.queues.types import UNREACHABLE_ERRORS, SubscribeOptions, message_id
 
-if TYPE_CHECKING:
-    from dep2p.queues.service.realm_queues import RealmQueues
+logger: logging.Logger = logging.getLogger("dep2p.queues")
 
-logger = logging.getLogger("dep2p.queues")
-
-_ELSEWHERE_AFTER_S: Final = 2.0
-"""So long a best-effort message is offered to its own node, before it goes to another one."""
+_OFF_PARTITION_AFTER_S: Final = 2.0
+"""The time for which a best-effort message is offered to its own node, before it goes to another one."""
 _LATE_S: Final = 0.5
-"""What is not taken by then waits, and that is said."""
+"""After this time messages that are not taken count as waiting, and the log says so."""
 _AWAY_S: Final = 5.0
-"""A node that failed is not tried first again for so long."""
+"""The time for which a failed node is not tried first again."""
 _NOWHERE: Final = (0, 0)
-_RETRY_FIRST_S: Final = 0.05
-_RETRY_MAX_S: Final = 1.0
+_BACKOFF: Final = Backoff(first_s=0.05, max_s=1.0)
 
 
-class HomeQueues(Protocol):
-    """The queues of the home."""
+@dataclass(frozen=True, slots=True)
+class QueueNodes:
+    """Access of a distributed queue to its nodes."""
 
-    async def ask(self, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
-        """An administrative request."""
-        ...
-
-    async def open_subscription(
-        self,
-        name: str,
-        channel: str,
-        *,
-        max_in_flight: int,
-        from_start: bool,
-        bytes_max: int | None,
-        filter_text: str,
-        exclusive: bool,
-        of_placed: bool,
-    ) -> Consumer:
-        """A consumer of that queue itself."""
-        ...
+    controllers: Callable[[], Sequence[str]]
+    """Return the nodes that may be the controller, the present one first."""
+    controller: MemberQueues
+    at: Callable[[str], MemberQueues]
+    """Return the queues of a node, by its id."""
+    is_up: Callable[[str], bool]
+    """Whether a node is connected."""
 
 
-class PlacedQueue:
-    """One such queue. Made by `QueueService.placed`."""
+@dataclass(slots=True)
+class _PublishRound:
+    """One try to publish messages, by one table."""
+
+    used: Placement
+    messages: Sequence[WireMessage]
+    points: list[tuple[int, int]]
+    """For each message its partition and its place there, or `_NOWHERE`; shared by all rounds."""
+    deadline: float
+    moved: list[int] = field(default_factory=list[int])
+    """Indices of messages whose keys have moved to another partition."""
+    errors: list[Exception] = field(default_factory=list[Exception])
+
+
+class DistributedQueue:
+    """A queue whose partitions are on several nodes. Made by `QueueService.distributed`."""
 
     def __init__(
         self,
         name: str,
-        homes: Callable[[], Sequence[str]],
-        home: HomeQueues,
-        at: Callable[[str], "RealmQueues"],
-        is_up: Callable[[str], bool],
+        nodes: QueueNodes,
         counters: Counter[str],
         receivings: Receivings,
         start: Start,
     ) -> None:
         self.name = name
-        self.simple = PlacedSimple(self, at, receivings, start)
-        self.waiting = 0
-        """Messages in line for nodes that are away."""
-        self._homes = homes
-        self._home = home
-        self._at = at
-        self._is_up = is_up
+        self.simple: DistributedSimpleConsumer = DistributedSimpleConsumer(self, nodes.at, receivings, start)
+        self.waiting: int = 0
+        """Messages in key queues for nodes that are away."""
+        self._controllers = nodes.controllers
+        self._controller = nodes.controller
+        self._at = nodes.at
+        self._is_up = nodes.is_up
         self._counters = counters
         self._start = start
         self._placement: Placement | None = None
         self._refreshing = trio.Lock()
         self._turn = 0
         self._away_until: dict[str, float] = {}
-        self._told_away: dict[str, None] = {}
+        self._reported_away: dict[str, None] = {}
 
     async def placement(self, other_than: Placement | None = None) -> Placement:
-        """What is known, or what the home says when that is still ``other_than``.
+        """Return the known placement, or ask the controller when that is still ``other_than``.
 
-        Raises QueueNotFoundError when the home has it no more, or as a plain queue; ProtocolError for a table that
-        cannot be.
+        Raises QueueNotFoundError when the controller has it no more, or as a local queue; ProtocolError for a table
+        that cannot be.
         """
         if self._placement is not None and self._placement is not other_than:
-            return self._placement  # also while the home, which somebody else asks, does not answer
+            return self._placement  # also while another caller waits for the controller
         async with self._refreshing:
             if self._placement is None or self._placement is other_than:
-                answer = await self._home.ask("route", {"queue": self.name, "brief": True})
-                if "placement" not in answer:
+                placement = (await self._controller.ask(DescribeRoute(queue=self.name, brief=True))).placement
+                if placement is UNSET:
                     raise QueueNotFoundError(f"the queue {self.name!r} is on several nodes no more: it was made anew")
                 # One request at a time: a lower version is of a queue that was made anew.
-                self._placement = Placement.of_home(answer["placement"], self.name, *self._homes())
+                self._placement = Placement.of_controller(placement, self.name, *self._controllers())
             return self._placement
 
-    async def ask_home(self, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
-        """An administrative request."""
-        return await self._home.ask(op, fields)
+    async def ask_controller(self, request: AdminRequest[R]) -> R:
+        """Carry out an administrative request at the controller."""
+        return await self._controller.ask(request)
 
-    def is_elsewhere(self, key: str, partition: int) -> bool:
+    def is_off_partition(self, key: str, partition: int) -> bool:
         """Whether a message that was published to that partition belongs to another one."""
-        return self._placement is not None and self._placement.is_elsewhere(key, partition)
+        return self._placement is not None and self._placement.is_off_partition(key, partition)
 
     # Publishing
 
     async def publish_batch(self, messages: Sequence[WireMessage], timeout_s: float | None) -> list[tuple[int, int]]:
-        """Returns the ids when all are durable. All messages without a key go to one partition, and those of a key do,
-        too: each of these groups is taken as a whole or not at all.
+        """Publish messages; return the ids when all are durable. All messages without a key go to one partition, and so
+        do those of one key: each group is taken as a whole or not at all.
 
         Raises QueuePartlyPublishedError when some were taken, and others not.
         """
@@ -148,35 +150,34 @@ class PlacedQueue:
         self, messages: Sequence[WireMessage], timeout_s: float | None, points: list[tuple[int, int]]
     ) -> None:
         deadline = float("inf") if timeout_s is None else trio.current_time() + timeout_s
-        errors: list[Exception] = []
         todo = list(range(len(messages)))
         used = await self.placement()
-        retry_s = _RETRY_FIRST_S
+        tries = 0
         while True:
-            moved: list[int] = []
+            publish_round = _PublishRound(used, messages, points, deadline)
             async with trio.open_nursery() as nursery:
                 for candidates, group in self._groups(used, messages, todo).items():
-                    nursery.start_soon(
-                        self._publish_group, used, candidates, messages, group, points, moved, errors, deadline
-                    )
-            if errors:
-                raise errors[0]
-            if not moved:
+                    nursery.start_soon(self._publish_group, publish_round, candidates, group)
+            if publish_round.errors:
+                raise publish_round.errors[0]
+            if not publish_round.moved:
                 return
-            todo = sorted(moved)
+            todo = sorted(publish_round.moved)
             before, used = used, await self.placement(used)
             if used.version == before.version:  # an expansion is under way: its table is stored last
+                tries += 1
+                retry_s = _BACKOFF.after(tries)
                 if trio.current_time() + retry_s >= deadline:
                     raise RequestTimeoutError(
                         f"the queue {self.name!r} is being expanded, and one of its nodes is away"
                     )
                 await trio.sleep(retry_s)
-                retry_s = min(2 * retry_s, _RETRY_MAX_S)
 
     def _groups(
         self, used: Placement, messages: Sequence[WireMessage], todo: Sequence[int]
     ) -> dict[tuple[int, ...], list[int]]:
-        """What goes together: all of a key do, in their order."""
+        """Group the indices of messages that have the same candidate partitions. The messages of one key stay together,
+        in their order."""
         self._turn += 1
         groups: dict[tuple[int, ...], list[int]] = {}
         for index in todo:
@@ -188,78 +189,71 @@ class PlacedQueue:
         return not self._is_up(node) and trio.current_time() < self._away_until.get(node, 0.0)
 
     async def _publish_group(
-        self,
-        used: Placement,
-        candidates: Sequence[int],
-        messages: Sequence[WireMessage],
-        group: Sequence[int],
-        points: list[tuple[int, int]],
-        moved: list[int],
-        errors: list[Exception],
-        deadline: float,
+        self, publish_round: _PublishRound, candidates: Sequence[int], group: Sequence[int]
     ) -> None:
+        used, messages, deadline = publish_round.used, publish_round.messages, publish_round.deadline
         bodies = [messages[index] for index in group]
         for tried, partition in enumerate(candidates, 1):
-            place = used.places[partition]
+            location = used.locations[partition]
             left_s = deadline - trio.current_time()
             is_last = tried == len(candidates)
             patience_s = None if deadline == float("inf") else max(0.0, left_s)
             if not is_last:
-                patience_s = min(_ELSEWHERE_AFTER_S, max(0.0, left_s))
+                patience_s = min(_OFF_PARTITION_AFTER_S, max(0.0, left_s))
             try:
-                if self._is_up(place.node):
-                    # A share is a plain queue: never a table of its own, which could lead back here.
-                    found = await self._at(place.node).publish_plain(place.share, bodies, patience_s)
+                if self._is_up(location.node):
+                    # A shard is a local queue: never a table of its own, which could lead back here.
+                    found = await self._at(location.node).publish_to_broker(location.shard, bodies, patience_s)
                 else:
-                    found = await self._publish_late(place, partition, bodies, patience_s, is_strict=used.is_strict)
-            except QueueMovedError:
-                moved.extend(group)
+                    found = await self._publish_late(location, partition, bodies, patience_s, is_strict=used.is_strict)
+            except PartitionMovedError:
+                publish_round.moved.extend(group)
                 return
-            except AWAY as error:
+            except UNREACHABLE_ERRORS as error:
                 if is_last:
-                    errors.append(away(error, self.name, partition, place.node))
+                    publish_round.errors.append(away(error, self.name, partition, location.node))
                     return
-                self._away_until[place.node] = trio.current_time() + _AWAY_S
+                self._away_until[location.node] = trio.current_time() + _AWAY_S
                 continue
             except (Dep2pError, ValueError) as error:
-                errors.append(error)
+                publish_round.errors.append(error)
                 return
-            if self._told_away.pop(place.node, 0) is None:
-                logger.info("the node %s of the queue %r is back", place.node, self.name)
+            if self._reported_away.pop(location.node, 0) is None:
+                logger.info("the node %s of the queue %r is back", location.node, self.name)
             for index, (_local, seq) in zip(group, found, strict=True):
-                points[index] = (partition, seq)
-                if used.is_elsewhere(key_of(messages[index].attributes), partition):
-                    self._counters["placed_sent_elsewhere"] += 1
+                publish_round.points[index] = (partition, seq)
+                if used.is_off_partition(key_of(messages[index].attributes), partition):
+                    self._counters["distributed_sent_off_partition"] += 1
             return
 
     async def _publish_late(
-        self, place: Place, partition: int, bodies: Sequence[WireMessage], timeout_s: float | None, *, is_strict: bool
+        self,
+        location: ShardLocation,
+        partition: int,
+        bodies: Sequence[WireMessage],
+        timeout_s: float | None,
+        *,
+        is_strict: bool,
     ) -> list[tuple[int, int]]:
-        """To a node without a connection: it may take a moment, or until the node is back."""
+        """Publish to a node without a connection: it may take a moment, or until the node is back."""
         found: list[tuple[int, int]] = []
-        errors: list[Exception] = []
         self.waiting += len(bodies)
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._tell, place.node, partition, len(bodies), is_strict)
-                try:
-                    found = await self._at(place.node).publish_plain(place.share, bodies, timeout_s)
-                except Exception as error:  # raised as it is, not in the nursery's group
-                    errors.append(error)
+            async with open_nursery_unwrapped() as nursery:
+                nursery.start_soon(self._report_away, location.node, partition, len(bodies), is_strict)
+                found = await self._at(location.node).publish_to_broker(location.shard, bodies, timeout_s)
                 nursery.cancel_scope.cancel()
         finally:
             self.waiting -= len(bodies)
-        if errors:
-            raise errors[0]
         return found
 
-    async def _tell(self, node: str, partition: int, items: int, is_strict: bool) -> None:
+    async def _report_away(self, node: str, partition: int, items: int, is_strict: bool) -> None:
         await trio.sleep(_LATE_S)
         if is_strict:
-            self._counters["placed_waited_in_line"] += items
-        if node not in self._told_away:
-            self._told_away[node] = None
-            what = "wait in line" if is_strict else "go to other nodes"
+            self._counters["distributed_waited_in_key_queue"] += items
+        if node not in self._reported_away:
+            self._reported_away[node] = None
+            what = "wait in their key queues" if is_strict else "go to other nodes"
             logger.warning(
                 "the node %s of partition %d of the queue %r cannot be reached: messages %s",
                 node,
@@ -271,36 +265,36 @@ class PlacedQueue:
     # Publishing under numbers
 
     async def destinations(self, messages: Sequence[WireMessage], *, is_stale: bool) -> list[str]:
-        """Where each message is to be published with `publish_numbered`, as a text that may be kept.
+        """Return the destination of each message for `publish_sequenced`, as a text that may be kept.
 
-        All messages of a key have one destination, and those without a key have one, too. ``is_stale``: the table that
-        is known here is old, since a destination that it gave did not take a message.
+        All messages of a key have one destination, and those without a key have one, too. ``is_stale``: the known table
+        is old, since a destination from it did not take a message.
         """
         used = await self.placement(self._placement if is_stale else None)
         self._turn += 1
         found: list[str] = []
         for message in messages:
             partition = used.candidates(key_of(message.attributes), self._turn, self._is_away)[0]
-            found.append(" ".join((str(partition), *used.places[partition])))
+            found.append(" ".join((str(partition), *used.locations[partition])))
         return found
 
-    async def publish_numbered(
+    async def publish_sequenced(
         self, destination: str, messages: Sequence[WireMessage], publisher: tuple[bytes, int]
     ) -> list[tuple[int, int]]:
-        """To one of `destinations`, and nowhere else: only there its numbers are known. All or none.
+        """Publish all messages or none to one of `destinations`: only that node knows the producer's numbers.
 
-        Raises QueueMovedError when a key has moved, and nothing was taken; ``ValueError`` for no destination.
+        Raises PartitionMovedError when a key has moved, and nothing was taken; ``ValueError`` for a bad destination.
         """
-        partition, place = _parse_destination(destination)
+        partition, location = _parse_destination(destination)
         try:
-            found = await self._at(place.node).publish_numbered(place.share, messages, publisher)
-        except AWAY as error:
-            self._away_until[place.node] = trio.current_time() + _AWAY_S
-            raise away(error, self.name, partition, place.node) from error
-        if self._placement is not None and partition in self._placement.places:
+            found = await self._at(location.node).publish_sequenced(location.shard, messages, publisher)
+        except UNREACHABLE_ERRORS as error:
+            self._away_until[location.node] = trio.current_time() + _AWAY_S
+            raise away(error, self.name, partition, location.node) from error
+        if self._placement is not None and partition in self._placement.locations:
             used = self._placement
-            self._counters["placed_sent_elsewhere"] += sum(
-                used.is_elsewhere(key_of(message.attributes), partition) for message in messages
+            self._counters["distributed_sent_off_partition"] += sum(
+                used.is_off_partition(key_of(message.attributes), partition) for message in messages
             )
         return [(partition, seq) for _local, seq in found]
 
@@ -309,60 +303,47 @@ class PlacedQueue:
     async def open_consumer(
         self,
         channel: str,
-        *,
-        max_in_flight: int,
-        from_start: bool,
-        bytes_max: int | None,
-        filter_text: str,
-        exclusive: bool,
+        options: SubscribeOptions,
     ) -> Consumer:
-        """A consumer of all partitions, or of those that the home allocates to it."""
+        """Open a consumer of all partitions, or of those that the controller assigns to it."""
         await self.placement()
-        wanted: dict[str, object] = {"queue": self.name, "channel": channel, "from_start": from_start}
-        if filter_text:
-            wanted["filter"] = filter_text
-        if exclusive:
-            wanted["exclusive"] = True
-        await self._home.ask("create_channel", wanted)
-        token = await self._home.open_subscription(
-            self.name,
-            channel,
-            max_in_flight=1,
-            from_start=from_start,
-            bytes_max=None,
-            filter_text=filter_text,
-            exclusive=exclusive,
-            of_placed=True,
+        await self._controller.ask(
+            CreateChannel(
+                queue=self.name,
+                channel=channel,
+                from_start=options.from_start,
+                filter=options.filter,
+                exclusive=options.exclusive,
+            )
+        )
+        of_distributed = replace(options, of_distributed=True)
+        token = await self._controller.open_subscription(
+            self.name, channel, replace(of_distributed, max_in_flight=1, bytes_max=None)
         )
 
-        async def open_share(partition: int, ready: int) -> Consumer:
+        async def open_shard(partition: int, ready: int) -> Consumer:
             used = await self.placement()
-            if partition not in used.places:
+            if partition not in used.locations:
                 used = await self.placement(used)
-            place = used.places.get(partition)
-            if place is None:
-                raise QueueMovedError(f"the home of {self.name!r} has told nothing of the partition {partition} yet")
-            return await self._at(place.node).open_subscription(
-                place.share,
-                channel,
-                max_in_flight=ready,
-                from_start=from_start,
-                bytes_max=bytes_max,
-                filter_text=filter_text,
-                exclusive=exclusive,
-                of_placed=True,
+            location = used.locations.get(partition)
+            if location is None:
+                raise PartitionMovedError(
+                    f"the controller of {self.name!r} has said nothing of the partition {partition} yet"
+                )
+            return await self._at(location.node).open_subscription(
+                location.shard, channel, replace(of_distributed, max_in_flight=ready)
             )
 
         async def partitions() -> tuple[int, ...]:
             return (await self.placement(self._placement)).partitions
 
-        consumer = PlacedConsumer(self.name, channel, max_in_flight, token, open_share, partitions)
+        consumer = DistributedConsumer(self.name, channel, options.max_in_flight, token, open_shard, partitions)
         self._start(consumer.run)
         return consumer
 
 
-def _parse_destination(text: str) -> tuple[int, Place]:
-    partition, *place = text.split(" ")
-    if not (partition.isascii() and partition.isdigit()) or len(place) != 2:
+def _parse_destination(text: str) -> tuple[int, ShardLocation]:
+    partition, *location = text.split(" ")
+    if not (partition.isascii() and partition.isdigit()) or len(location) != 2:
         raise ValueError(f"{text[:80]!r} is no destination of a queue on several nodes")
-    return int(partition), Place(*place)
+    return int(partition), ShardLocation(*location)

@@ -1,15 +1,15 @@
 """One receive from a queue whose partitions are on several nodes.
 
-First what is there, in turn and never more than is wanted; then it waits on all partitions, and takes what comes first.
-What another one gives then, or gives too late, is given back at its node untried: it is neither kept here, where nobody
-may ask for it again, nor hidden from others for its invisible duration.
+First it takes messages that are there, in turn and never more than wanted. Then it waits on all partitions, and takes
+the first messages that come. Messages that others give then, or give too late, are released at their nodes without an
+attempt. Kept here they might never be asked for, and would be hidden from others for their invisible duration.
 """
 
 from collections import deque
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
+from msgspec.structs import replace
 
 from dep2p.errors import (
     ChannelNotFoundError,
@@ -21,48 +21,69 @@ from dep2p.errors import (
     QueueFullError,
     QueueNotFoundError,
 )
-from dep2p.protocols.queues.ordering.placement import Place, Placement
-from dep2p.queues.broker.admin import ReceiveAsked
-from dep2p.queues.broker.receive import BODIES_BYTES
-from dep2p.queues.distributed.queue_placed_rows import Row, away, received_rows, size_of
-from dep2p.queues.distributed.shard_client import AWAY
+from dep2p.protocols.queues.admin import ReceivedMessage, ReceivedMessages, ReceiveMessages
+from dep2p.protocols.queues.ordering.placement import Placement, ShardLocation
+from dep2p.queues.broker.receive import BODIES_BYTES, parse_handle
+from dep2p.queues.distributed.interfaces import ReceiveOwner
+from dep2p.queues.distributed.shard_client import away
 from dep2p.queues.remote.abandoned_receives import Ask
-
-if TYPE_CHECKING:
-    from dep2p.queues.distributed.simple_consumer import PlacedSimple
+from dep2p.queues.types import UNREACHABLE_ERRORS, message_id
 
 _FIRST_S: Final = 0.5
-"""So long partitions are asked in turn for what is there; then all at once, and what is too much goes back."""
+"""The time for which partitions are asked in turn; then all are asked at once, and surplus messages are released."""
 _ANSWER_S: Final = 2.0
-"""A node that does not answer within it holds up nobody who has an answer of another one."""
+"""A receive that has an answer of one node waits no longer than this for another."""
 _LATE_S: Final = 1.0
-"""For answers behind the time that a receive may wait."""
+"""Seconds for answers after the time that a receive may wait."""
 _RETRY_S: Final = 1.0
 _WAITS_PER_NODE: Final = 16
-"""Partitions of a node that one receive waits on at once, since its link takes 64; on more of them in turn."""
+"""Partitions of one node on which a receive waits at once, in turns when there are more: a link takes 64."""
 _TURN_S: Final = 1.0
-LOOK_S: Final = 5.0
-"""How often a queue in use is looked at for partitions that were added."""
+INSPECT_S: Final = 5.0
+"""Seconds between two looks for partitions that were added to a queue in use."""
 
 
-class Taken:
-    """An answer with messages."""
+class ShardAnswer:
+    """An answer of one partition, with messages."""
 
-    def __init__(self, partition: int, ask: Ask, fields: Mapping[str, object]) -> None:
+    def __init__(self, partition: int, ask: Ask, request: ReceiveMessages) -> None:
         self.partition = partition
         self.ask = ask
-        self.fields = fields
+        self.request = request
 
 
-class Receiving:
+def renumbered(reply: ReceivedMessages, partition: int, node: str, items_max: int) -> list[ReceivedMessage]:
+    """Convert messages to the queue's own number of the partition. Raises ProtocolError, which names the node."""
+    if len(reply.messages) > items_max:
+        raise ProtocolError(f"the node {node} answered a receive with {len(reply.messages)} messages, not {items_max}")
+    try:
+        return [_renumbered(each, partition) for each in reply.messages]
+    except ValueError as error:
+        raise ProtocolError(f"the node {node}: {error}") from None
+
+
+def _renumbered(message: ReceivedMessage, partition: int) -> ReceivedMessage:
+    (_local, seq), attempts = parse_handle(message.handle)
+    named = message_id(partition, seq)
+    return replace(message, id=named, handle=f"{named}-{attempts}")
+
+
+class ShardReceive:
     """One receive."""
 
     def __init__(
-        self, owner: "PlacedSimple", used: Placement, asked: ReceiveAsked, deadline_s: float, *, is_last: bool
+        self,
+        owner: ReceiveOwner,
+        used: Placement,
+        asked: ReceiveMessages,
+        deadline_s: float,
+        *,
+        is_last: bool,
     ) -> None:
-        """``is_last``: a partition that is not there is one that cannot be asked; else the table is looked at anew."""
-        self.rows: list[Row] = []
-        self.taken: list[Taken] = []
+        """``is_last``: a partition that does not exist counts as one that cannot be asked; otherwise the table is
+        refreshed."""
+        self.messages: list[ReceivedMessage] = []
+        self.taken: list[ShardAnswer] = []
         self._owner = owner
         self._asked = asked
         self._deadline_s = deadline_s
@@ -71,24 +92,25 @@ class Receiving:
         self._answered: dict[int, None] = {}
         self._failed: dict[int, Exception] = {}
         self._error: Dep2pError | None = None
-        """Why nothing more comes of any partition."""
+        """The error that ended it for all partitions."""
         self._scope = trio.CancelScope()
         self._used = used
         self._waiting: dict[str, deque[int]] = {}
         self._workers: dict[str, int] = {}
 
-    async def run(self) -> list[Row]:
-        """Raises what ends it, unless messages came: then those are given. Cancelled, nothing is held of it."""
+    async def run(self) -> list[ReceivedMessage]:
+        """Run it and return the messages. It raises its error only when no message came. When it is cancelled, it holds
+        no message."""
         try:
             await self._take_in_turn()
-            if not self.rows and self._error is None and not self._is_nobody_there:
+            if not self.messages and self._error is None and not self._are_all_away:
                 await self._wait()
         except BaseException:
             for each in self.taken:
-                self._owner.receivings.end_soon(each.ask, each.fields)
+                self._owner.receivings.end_soon(each.ask, each.request)
             raise
-        if self.rows:
-            return self.rows
+        if self.messages:
+            return self.messages
         if self._error is not None:
             raise self._error
         failures = list(self._failed.values())
@@ -98,17 +120,17 @@ class Receiving:
         return []
 
     @property
-    def _is_nobody_there(self) -> bool:
+    def _are_all_away(self) -> bool:
         return not self._answered and len(self._failed) >= len(self._used.partitions)
 
     @property
     def _left(self) -> int:
-        return self._asked.items - len(self.rows) if self._size < BODIES_BYTES else 0
+        return self._asked.count - len(self.messages) if self._size < BODIES_BYTES else 0
 
     async def _take_in_turn(self) -> None:
-        """What is there, without waiting: the messages that are wanted are divided among the partitions that are asked
-        at once, so that never more are taken. When some have come, only partitions that gave all they were asked for
-        are asked for more."""
+        """Take messages that are there, without waiting. The wanted number is divided among the partitions that are
+        asked at once, so that they never give more in all. When some have come, only partitions that gave all they were
+        asked for are asked for more."""
         used = self._used
         others = deque(self._owner.rotated(used))
         full: deque[int] = deque()
@@ -116,44 +138,44 @@ class Receiving:
 
         async def take(partition: int, items: int) -> None:
             with trio.move_on_after(_ANSWER_S) as scope:
-                if await self._take(partition, used.places[partition], items, 0.0) == items:
+                if await self._take(partition, used.locations[partition], items, 0.0) == items:
                     full.append(partition)
             if scope.cancelled_caught:
-                self._owner.failed(used.places[partition].node)
+                self._owner.failed(used.locations[partition].node)
 
         while self._left > 0 and self._error is None:
-            source = full if self.rows else others
+            source = full if self.messages else others
             batch = [source.popleft() for _ in range(min(self._left, len(source)))]
             if not batch or trio.current_time() >= until_s:
                 return
-            share = self._left // len(batch)
+            shard = self._left // len(batch)
             async with trio.open_nursery() as nursery:
                 for partition in batch:
-                    nursery.start_soon(take, partition, share)
+                    nursery.start_soon(take, partition, shard)
 
-    async def _take(self, partition: int, place: Place, items: int, wait_s: float) -> int:
-        """Ask one partition; gives how many messages were taken."""
+    async def _take(self, partition: int, location: ShardLocation, items: int, wait_s: float) -> int:
+        """Ask one partition; return the number of messages taken."""
         owner, asked = self._owner, self._asked
-        ask = owner.at(place)
-        fields: dict[str, object] = {
-            "queue": place.share,
-            "channel": asked.channel,
-            "count": items,
-            "wait_s": wait_s,
-            "invisible_s": asked.invisible_s,
-            "attempt_id": owner.receivings.new_attempt_id(),
-            "of_placed": True,
-        }
+        ask = owner.at(location)
+        request = ReceiveMessages(
+            queue=location.shard,
+            channel=asked.channel,
+            count=items,
+            wait_s=wait_s,
+            invisible_s=asked.invisible_s,
+            attempt_id=owner.receivings.new_attempt_id(),
+            of_distributed=True,
+        )
         try:
-            answer = await owner.receivings.receive(ask, fields)
+            reply = await owner.receivings.receive(ask, request)
             try:
-                rows = received_rows(answer, partition, place.node, items)
+                messages = renumbered(reply, partition, location.node, items)
             except ProtocolError:
-                owner.receivings.end_soon(ask, fields)
+                owner.receivings.end_soon(ask, request)
                 raise
-        except (*AWAY, OverloadedError) as error:
-            owner.failed(place.node)
-            self._fail(partition, away(error, owner.queue.name, partition, place.node))
+        except (*UNREACHABLE_ERRORS, OverloadedError) as error:
+            owner.failed(location.node)
+            self._fail(partition, away(error, owner.queue.name, partition, location.node))
         except (ChannelNotFoundError, QueueExistsError, QueueConsumerClosedError) as error:
             self._end(error)
         except QueueNotFoundError as error:
@@ -163,18 +185,18 @@ class Receiving:
         except (Dep2pError, ValueError) as error:
             self._fail(partition, error)
         else:
-            owner.worked(place.node)
+            owner.worked(location.node)
             self._failed.pop(partition, None)
             self._answered[partition] = None
-            # Whoever has not answered yet is not waited for.
+            # It does not wait for the others.
             self._scope.deadline = max(trio.current_time(), self._deadline_s) + _LATE_S
-            if rows and len(rows) <= self._left:
-                self.rows += rows
-                self._size += size_of(rows)
-                self.taken.append(Taken(partition, ask, fields))
-                return len(rows)
-            if rows:
-                owner.receivings.end_soon(ask, fields)
+            if messages and len(messages) <= self._left:
+                self.messages += messages
+                self._size += sum(len(each.body) for each in messages)
+                self.taken.append(ShardAnswer(partition, ask, request))
+                return len(messages)
+            if messages:
+                owner.receivings.end_soon(ask, request)
         return 0
 
     def _fail(self, partition: int, error: Exception) -> None:
@@ -187,12 +209,13 @@ class Receiving:
     # Waiting
 
     async def _wait(self) -> None:
-        """On all partitions, until something comes from one. Without time, those are asked that were not yet."""
+        """Wait on all partitions, until messages come from one. Without time left, ask those that were not asked
+        yet."""
         has_time = trio.current_time() < self._deadline_s
         first = self._owner.rotated(self._used)
         for partition in dict.fromkeys([*first, *self._used.partitions]):
             if has_time or (partition in first and partition not in self._answered and partition not in self._failed):
-                self._waiting.setdefault(self._used.places[partition].node, deque()).append(partition)
+                self._waiting.setdefault(self._used.locations[partition].node, deque()).append(partition)
         if not self._waiting:
             return
         if self._answered:
@@ -215,9 +238,9 @@ class Receiving:
             wait_s = max(0.0, self._deadline_s - trio.current_time())
             if queued:
                 wait_s = min(wait_s, _TURN_S)
-            items = max(1, self._asked.items // len(self._used.partitions))
-            await self._take(partition, self._used.places[partition], items, wait_s)
-            if self.rows or self._is_nobody_there:
+            items = max(1, self._asked.count // len(self._used.partitions))
+            await self._take(partition, self._used.locations[partition], items, wait_s)
+            if self.messages or self._are_all_away:
                 self._scope.cancel()
             left_s = self._deadline_s - trio.current_time()
             if left_s > 0:
@@ -229,16 +252,16 @@ class Receiving:
             self._scope.cancel()
 
     async def _watch(self, nursery: trio.Nursery) -> None:
-        """Partitions that are added are waited on, too."""
+        """Wait on partitions that are added, too."""
         while True:
             changed = self._owner.changed
-            self._owner.look_soon()
-            with trio.move_on_after(LOOK_S):
+            self._owner.check_soon()
+            with trio.move_on_after(INSPECT_S):
                 await changed.wait()
             before, now = self._used, await self._owner.queue.placement()
-            added = [each for each in now.partitions if each not in before.places]
-            if added and all(each in now.places for each in before.places):
+            added = [each for each in now.partitions if each not in before.locations]
+            if added and all(each in now.locations for each in before.locations):
                 self._used = now
                 for partition in added:
-                    self._waiting.setdefault(now.places[partition].node, deque()).append(partition)
+                    self._waiting.setdefault(now.locations[partition].node, deque()).append(partition)
                 self._start_workers(nursery)

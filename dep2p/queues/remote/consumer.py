@@ -11,48 +11,49 @@ from dep2p.errors import (
     Dep2pError,
     NotMemberError,
     NotOwnerError,
+    OverloadedError,
     ProtocolError,
     ProtocolNotSupportedError,
     QueueAccessError,
     QueueConsumerClosedError,
     QueueExistsError,
+    QueueIsDistributedError,
     QueueNotFoundError,
-    QueuePlacedError,
     StreamClosedError,
 )
 from dep2p.limits import Limits
-from dep2p.protocols.queues import wire
-from dep2p.protocols.queues.wire import Delivered, QueueCode, Result, Settle, Settled
-from dep2p.protocols.queues.wire_exclusive import WireLease
+from dep2p.protocols.queues.wire import frames as wire
+from dep2p.protocols.queues.wire.exclusive import WireLease
+from dep2p.protocols.queues.wire.frames import Delivered, DeliveryResult, QueueCode, Settle, Settled
+from dep2p.protocols.timing.backoff import Backoff
 from dep2p.protocols.wire.cbor import encode_canonical
 from dep2p.protocols.wire.frame import encode_frame
 from dep2p.queues.consumer import BATCH_ITEMS, Consumer
-from dep2p.queues.remote.broker_directory import Way
-from dep2p.queues.remote.link import Answer, QueueLink
-from dep2p.queues.types import Delivery
+from dep2p.queues.remote.broker_directory import BrokerRoute
+from dep2p.queues.remote.link import LinkAnswer, QueueLink
+from dep2p.queues.types import MessageDelivery
 
-_RETRY_FIRST_S: Final = 0.05
-_RETRY_MAX_S: Final = 5.0
-_RETRY_OF_SET_S: Final = 1.0
-"""Of nodes that take over from each other."""
+_BACKOFF: Final = Backoff(first_s=0.05, max_s=5.0)
+_BACKOFF_OF_SET: Final = Backoff(first_s=0.05, max_s=1.0)
+"""Between tries at a failover group."""
 _FATAL: Final = (
     NotMemberError,
     ProtocolNotSupportedError,
     QueueAccessError,
     QueueExistsError,
     QueueNotFoundError,
-    QueuePlacedError,
+    QueueIsDistributedError,
     ChannelNotFoundError,
     QueueConsumerClosedError,
     ProtocolError,
 )
-"""What another try would meet again."""
+"""Errors that another try would meet again."""
 _OF_A_START: Final = (NotMemberError, ProtocolNotSupportedError)
 _TICKET_MAX: Final = 0xFFFF_FFFF
 
 
 class _Confirmation:
-    """Somebody who waits for the answer to results."""
+    """A caller that waits for the answer to results."""
 
     __slots__ = ("done", "settled")
 
@@ -68,9 +69,11 @@ class RemoteConsumer(Consumer):
     and the subscription is made again as soon as the member can be reached.
     """
 
+    max_in_flight: int
+
     def __init__(
         self,
-        way: Way,
+        broker_route: BrokerRoute,
         queue: str,
         channel: str,
         options: dict[str, object],
@@ -80,19 +83,19 @@ class RemoteConsumer(Consumer):
         self.queue = queue
         self.channel = channel
         self.max_in_flight = int(str(options["n"]))
-        self.subscribed = trio.Event()
-        """Set by the first answer, good or bad."""
+        self.subscribed: trio.Event = trio.Event()
+        """Set by the first answer to the subscription, good or bad."""
         self._life = trio.CancelScope()
-        self._way = way
+        self._broker_route = broker_route
         self._options = options
         self._limits = limits
         self._counters = counters
         self._link: QueueLink | None = None
         self._req_id = 0
-        self._inbox: deque[Delivery] = deque()
+        self._inbox: deque[MessageDelivery] = deque()
         self._held: dict[tuple[int, int], float] = {}
-        """Deadline of each message that was delivered and not settled."""
-        self._results: list[Result] = []
+        """The deadline of each message that was delivered and not settled."""
+        self._results: list[DeliveryResult] = []
         self._confirming: _Confirmation | None = None
         self._tickets: dict[int, _Confirmation] = {}
         self._next_ticket = 1
@@ -100,11 +103,13 @@ class RemoteConsumer(Consumer):
         self._arrived = trio.Event()
         self._lost = trio.Event()
         self.error: Dep2pError | None = None
+        self.refusal: OverloadedError | None = None
+        """The broker's last refusal; the consumer tries again, since the reason may end."""
         self._was_subscribed = False
 
     # For the app
 
-    async def receive(self, items_max: int = BATCH_ITEMS) -> list[Delivery]:
+    async def receive(self, items_max: int = BATCH_ITEMS) -> list[MessageDelivery]:
         while not self._inbox:
             if self.error is not None:
                 raise self.error.with_traceback(None)
@@ -118,7 +123,7 @@ class RemoteConsumer(Consumer):
             return taken
         return [inbox.popleft() for _ in range(items_max)]
 
-    def settle(self, results: Sequence[Result]) -> list[tuple[int, int, int]]:
+    def settle(self, results: Sequence[DeliveryResult]) -> list[tuple[int, int, int]]:
         refused: list[tuple[int, int, int]] = []
         for result in results:
             key = result.partition, result.seq
@@ -130,7 +135,7 @@ class RemoteConsumer(Consumer):
         self._wake.set()
         return refused
 
-    async def confirm(self, results: Sequence[Result]) -> Settled:
+    async def confirm(self, results: Sequence[DeliveryResult]) -> Settled:
         refused = self.settle(results)
         if len(refused) == len(results):
             await trio.lowlevel.checkpoint()
@@ -142,7 +147,7 @@ class RemoteConsumer(Consumer):
         settled = confirmation.settled
         if settled is None:
             raise StreamClosedError(
-                f"the connection to {self._way.peer} was lost before it confirmed: the messages may come again"
+                f"the connection to {self._broker_route.peer} was lost before it confirmed: the messages may come again"
             )
         mine = {(result.partition, result.seq): None for result in results}
         now = trio.current_time()
@@ -183,46 +188,48 @@ class RemoteConsumer(Consumer):
     # The connection
 
     async def run(self) -> None:
-        """Keep it subscribed, until it is closed or there is no point in another try."""
-        retry_s = _RETRY_FIRST_S
+        """Keep it subscribed, until it is closed or no other try can help."""
+        failures = 0
         try:
             with self._life:
                 while True:
                     try:
                         await self._subscribe()
-                        retry_s = _RETRY_FIRST_S
+                        failures = 0
                         self.subscribed.set()
                         self._was_subscribed = True
                         await self._send_results()
                     except _FATAL as error:
                         # A node that has just started may not know its members or protocols yet.
                         # Nor when there are others.
-                        is_able = self._was_subscribed or self._way.is_set
+                        is_able = self._was_subscribed or self._broker_route.is_set
                         if not (is_able and isinstance(error, _OF_A_START)):
                             self._close(error)
                             return
                         self._counters["consumers_reconnecting"] += 1
                         self._forget(error)
                     except Dep2pError as error:
-                        if self._way.is_here:
+                        self.refusal = error if isinstance(error, OverloadedError) else None
+                        if self._broker_route.is_here:
                             self._close(error)
                             return
                         self._counters["consumers_reconnecting"] += 1
                         self._forget(error)
                     if self.error is not None:
                         return
-                    await trio.sleep(max(retry_s, self._way.pause_s))
-                    retry_s = min(retry_s * 2, _RETRY_OF_SET_S if self._way.is_set else _RETRY_MAX_S)
+                    failures += 1
+                    backoff = _BACKOFF_OF_SET if self._broker_route.is_set else _BACKOFF
+                    await trio.sleep(max(backoff.after(failures), self._broker_route.pause_s))
         finally:
             self._close(QueueConsumerClosedError("the consumer was closed"))
 
     async def _subscribe(self) -> None:
-        link = await self._way.get(trio.current_time() + self._limits.dial_timeout_s)
+        link = await self._broker_route.get(trio.current_time() + self._limits.dial_timeout_s)
         req_id = link.new_id()
         answered = trio.Event()
-        answers: list[Answer] = []
+        answers: list[LinkAnswer] = []
 
-        def on_answer(answer: Answer) -> None:
+        def on_answer(answer: LinkAnswer) -> None:
             answers.append(answer)
             answered.set()
 
@@ -236,17 +243,17 @@ class RemoteConsumer(Consumer):
                 await answered.wait()
         except trio.TooSlowError:
             link.remove(req_id)
-            self._way.keepers.failed(link.peer, trio.current_time())
+            self._broker_route.failover_group.failed(link.peer, trio.current_time())
             raise StreamClosedError(f"{link.peer} did not answer to a subscription") from None
         finally:
             link.forget(req_id)
         error = answers[0].error
         if isinstance(error, NotOwnerError):
-            self._way.refused(link, error)
+            self._broker_route.refused(link, error)
         if error is not None:
             link.remove(req_id)
             raise error
-        self._way.keepers.worked(link.peer)
+        self._broker_route.failover_group.worked(link.peer)
 
     async def _send_results(self) -> None:
         """Write results, those of one moment together, until the subscription is lost."""
@@ -272,34 +279,34 @@ class RemoteConsumer(Consumer):
             link.put(wire.encode_settle(self._req_id, 0, part))
         link.put(wire.encode_settle(self._req_id, ticket, results))
 
-    # What the link tells
+    # From the link
 
     def deliver(self, messages: list[Delivered]) -> None:
-        """Messages have come."""
+        """Take messages."""
         now = trio.current_time()
         for partition, seq, attempts, published_us, timeout_ms, attributes, body in messages:
             deadline_s = now + timeout_ms / 1000
             self._held[partition, seq] = deadline_s
-            self._inbox.append(Delivery(partition, seq, attempts, published_us, deadline_s, attributes, body))
+            self._inbox.append(MessageDelivery(partition, seq, attempts, published_us, deadline_s, attributes, body))
         if len(self._held) > 2 * self.max_in_flight + wire.BATCH_ITEMS_MAX:
             self._expire(now)
         self._arrived.set()
 
     def _expire(self, now: float) -> None:
-        """Nobody settled them in time: they are others' by now."""
+        """Drop messages whose time is over: other consumers have them by now."""
         for key in [key for key, deadline_s in self._held.items() if deadline_s <= now]:
             del self._held[key]
 
     def deliver_fenced(self, epoch: int, messages: list[Delivered]) -> None:
-        """Not for this kind of consumer: the keeper is wrong."""
+        """Refuse: a broker must not send this to a consumer of this kind."""
         raise ProtocolError("FENCED_DELIVER to a consumer that shares its channel")
 
     def lease(self, lease: WireLease) -> None:
-        """Not for this kind of consumer: the keeper is wrong."""
+        """Refuse: a broker must not send this to a consumer of this kind."""
         raise ProtocolError("LEASE to a consumer that shares its channel")
 
     def settled(self, settled: Settled) -> None:
-        """Results were taken, or some of them refused."""
+        """Take the answer to results: taken, or some of them refused."""
         confirmation = self._tickets.pop(settled.ticket, None)
         if confirmation is not None:
             confirmation.settled = settled
@@ -307,16 +314,16 @@ class RemoteConsumer(Consumer):
         self._counters["results_refused"] += len(settled.refused)
 
     def ended(self, error: Dep2pError) -> None:
-        """The member has ended the subscription; when another node keeps the queue now, it goes on there."""
+        """Act on the end of the subscription by the member. When another node is the broker now, it goes on there."""
         link = self._link
         if isinstance(error, NotOwnerError) and link is not None:
-            self._way.refused(link, error)
+            self._broker_route.refused(link, error)
             self.lost(error)
         else:
             self._close(error)
 
     def lost(self, error: Dep2pError) -> None:
-        """The link is over."""
+        """Act on a lost link."""
         self._forget(error)
         self._lost.set()
         self._wake.set()

@@ -1,4 +1,4 @@
-"""The two ways of an exclusive consumer to its keeper: this node itself, or a link to another member."""
+"""The connection of an exclusive consumer to the broker of another member: a link."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -8,86 +8,24 @@ import trio
 
 from dep2p.errors import Dep2pError, QueueConsumerClosedError, StreamClosedError
 from dep2p.limits import Limits
-from dep2p.protocols.queues import wire_exclusive as fenced
 from dep2p.protocols.queues.ordering.consumer_group import Lease
 from dep2p.protocols.queues.ordering.group_member import Heartbeat
-from dep2p.protocols.queues.wire import Delivered, Result, Settled
-from dep2p.queues.broker.exclusive_consumer import KeptMember
+from dep2p.protocols.queues.wire import exclusive as fenced
+from dep2p.protocols.queues.wire.frames import Delivered, DeliveryResult, Settled
 from dep2p.queues.ordered_consumer import ExclusiveConsumer
-from dep2p.queues.remote.broker_directory import Way
+from dep2p.queues.remote.broker_directory import BrokerRoute
 from dep2p.queues.remote.consumer import RemoteConsumer
-from dep2p.queues.types import Delivery
+from dep2p.queues.types import MessageDelivery
 
-_RECEIVE_ITEMS: Final = 256
 _TICKET_MAX: Final = 0xFFFF_FFFF
 
 
-class LocalPort:
-    """To the engine of this node."""
-
-    def __init__(self, member: KeptMember, when_durable: Callable[[Callable[[], None]], None]) -> None:
-        self._member = member
-        self._when_durable = when_durable
-        self.consumer = ExclusiveConsumer(
-            self, member.queue, member.channel, member.member.member, member.max_in_flight
-        )
-        member.on_lease = self.consumer.lease_arrived
-
-    async def run(self) -> None:
-        """Until the consumer is closed, here or by the deletion of its queue or channel."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._receive, nursery.cancel_scope)
-            self.consumer.linked()
-            await self.consumer.run()
-            nursery.cancel_scope.cancel()
-        await self.leave()
-
-    async def _receive(self, scope: trio.CancelScope) -> None:
-        try:
-            while True:
-                self.consumer.arrived(await self._member.receive(_RECEIVE_ITEMS))
-        except Dep2pError as error:
-            self.consumer.close(error)
-        scope.cancel()
-
-    def heartbeat(self, beat: Heartbeat) -> bool:
-        """See `Port`."""
-        try:
-            self._member.heartbeat(beat.beat, beat.seen, beat.held)
-        except ValueError as error:  # too many consumers
-            self.consumer.close(QueueConsumerClosedError(str(error)))
-        return True
-
-    def unlock(self, partition: int, epoch: int) -> None:
-        """See `Port`."""
-        self._member.unlock(partition, epoch)
-
-    def send_results(
-        self, epoch: int, results: Sequence[Result], on_settled: Callable[[Settled | None], None] | None
-    ) -> bool:
-        """See `Port`."""
-        settled = self._member.apply_fenced(epoch, results)
-        self.consumer.counters["results_refused"] += len(settled.refused)
-        if on_settled is not None:
-            self._when_durable(lambda: on_settled(settled))
-        return True
-
-    def ready(self, max_in_flight: int) -> None:
-        """See `Port`."""
-        self._member.set_ready(max_in_flight)
-
-    async def leave(self) -> None:
-        """See `Port`."""
-        self._member.is_leaving = True
-        await self._member.aclose()
-
-
 class RemotePort(RemoteConsumer):
-    """Over a link that is found again when it is lost. `run` keeps it connected."""
+    """A port over a link that is opened again when it is lost. `run` keeps it connected."""
 
     def __init__(
         self,
-        way: Way,
+        broker_route: BrokerRoute,
         queue: str,
         channel: str,
         options: dict[str, object],
@@ -95,14 +33,14 @@ class RemotePort(RemoteConsumer):
         counters: Counter[str],
         member: bytes,
     ) -> None:
-        super().__init__(way, queue, channel, {**options, "x": member}, limits, counters)
-        self.consumer = ExclusiveConsumer(self, queue, channel, member, self.max_in_flight)
+        super().__init__(broker_route, queue, channel, {**options, "x": member}, limits, counters)
+        self.consumer: ExclusiveConsumer = ExclusiveConsumer(self, queue, channel, member, self.max_in_flight)
         self.consumer.counters = counters
         self._waiting: dict[int, Callable[[Settled | None], None]] = {}
         self._is_subscribed = False
 
     async def run_all(self) -> None:
-        """The link, and the consumer's own time."""
+        """Run the link, and the consumer's own timers."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.consumer.run)
             await self.run()
@@ -120,7 +58,7 @@ class RemotePort(RemoteConsumer):
         self._put(lambda req_id: fenced.encode_unlock(req_id, partition, epoch))
 
     def send_results(
-        self, epoch: int, results: Sequence[Result], on_settled: Callable[[Settled | None], None] | None
+        self, epoch: int, results: Sequence[DeliveryResult], on_settled: Callable[[Settled | None], None] | None
     ) -> bool:
         """See `Port`."""
         ticket = 0
@@ -147,7 +85,7 @@ class RemotePort(RemoteConsumer):
         link.put(encode(self._req_id))
         return True
 
-    # What the link tells
+    # From the link
 
     async def _send_results(self) -> None:
         self._is_subscribed = True
@@ -160,7 +98,9 @@ class RemotePort(RemoteConsumer):
         now = trio.current_time()
         self.consumer.arrived(
             [
-                Delivery(partition, seq, attempts, published_us, now + timeout_ms / 1000, attributes, body, epoch)
+                MessageDelivery(
+                    partition, seq, attempts, published_us, now + timeout_ms / 1000, attributes, body, epoch
+                )
                 for partition, seq, attempts, published_us, timeout_ms, attributes, body in messages
             ]
         )

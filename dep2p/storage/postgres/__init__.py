@@ -1,1 +1,1 @@
-"""postgres."""
+"""Queues in PostgreSQL, of one node alone or shared by several."""

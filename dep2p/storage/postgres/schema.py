@@ -4,7 +4,7 @@ from typing import Final
 
 SCHEMA_VERSION: Final = 2
 SCHEMA_BEFORE: Final = 1
-"""It had no nodes that take turns; it is brought over."""
+"""The version without nodes that take turns; `open` migrates it."""
 
 TURNS: Final = """
 alter table owner add column holder text not null default '', add column renewed_at timestamptz not null default now(),
@@ -13,7 +13,7 @@ create table terms(epoch bigint primary key, holder text not null, since timesta
 create table nodes(peer text primary key, seen_at timestamptz not null);
 update owner set version = 2;
 """
-"""Whose turn it is. ``holder`` is empty when nobody's; ``batch`` of a term: the last one that was written before it."""
+"""The owner of the store. ``holder``: empty while there is none; ``batch`` of a term: the last written before it."""
 TABLES: Final = """
 create table owner(epoch bigint not null, batch bigint not null, version integer not null);
 insert into owner values (0, 0, 1);

@@ -10,17 +10,18 @@ import re
 import time
 import zlib
 from collections.abc import Callable
-from typing import Any, Final, LiteralString, TypeVar
+from typing import Final, LiteralString, TypeVar
 
 import psycopg
 from psycopg import sql
+from psycopg.rows import TupleRow
 
 from dep2p.errors import StoreError, StoreFullError, StoreLockedError, StoreUnknownError
 from dep2p.protocols.queues.range_set import joined
 from dep2p.protocols.queues.records import (
     Cursor,
     CursorChange,
-    DeadRow,
+    DeadLetterRow,
     MessageRow,
     PartitionRecord,
     StateRow,
@@ -28,23 +29,24 @@ from dep2p.protocols.queues.records import (
     StoreStatistics,
 )
 from dep2p.storage.postgres.schema import SCHEMA_BEFORE, SCHEMA_VERSION, TABLES, TURNS
-from dep2p.storage.queue_store import nobody_waits
+from dep2p.storage.queue_store import no_wait
 from dep2p.storage.sequence_check import check_numbers
 
 RECONNECT_S: Final = 15.0
-"""For so long a call waits for a server that went away."""
+"""Seconds for which a call waits for a server that went away."""
 _CONNECT_TIMEOUT_S: Final = 5
 _LOCK_WAIT_S: Final = 2.0
 _SIZE_S: Final = 60.0
-"""So often it is looked at how large the tables are."""
+"""Seconds between two looks at the size of the tables."""
 _STARTING: Final = "starting up"
-"""In what a server says that is not ready; the driver gives no code for it."""
+"""A part of the message of a server that is not ready; the driver gives no code for it."""
 _TRIM_ROWS: Final = 4_000
 """Messages removed from the log in one commit; more of them go with later ones, so that no commit stalls."""
 
 _TERMS_KEPT: Final = 1_000
 
 T = TypeVar("T")
+Db = psycopg.Connection[TupleRow]
 Term = tuple[int, int]
 
 
@@ -58,28 +60,28 @@ class PostgresStore:
         self._url = url
         self._schema = schema
         self._is_synced = is_synced
-        self._db: psycopg.Connection[tuple[Any, ...]] | None = None
+        self._db: Db | None = None
         self._is_open = False
-        self._epoch = self._batch = 0
+        self._term = self._batch = 0
         self._last: dict[int, int] = {}
         """The last number that was ever given, by partition."""
         self._trimmed: dict[int, int] = {}
         self._trims: dict[int, int] = {}
-        """Up to where messages have left the log, of partitions of which some are still there."""
+        """The last number that has left the log, for partitions with such messages still in the tables."""
         self._doubt: StoreBatch | None = None
-        """It may have been written, under the last number."""
+        """The batch that may have been written, under the last number."""
         self._size_bytes = 0
         self._size_s = 0.0
-        """When to look at it."""
+        """The time of the next look at the size."""
         self._commits = self._rows = 0
-        self.on_wait = nobody_waits
-        self.place = without_password(url)
-        """For people: where the store is, without its password."""
+        self.on_wait = no_wait
+        self.location: str = without_password(url)
+        """The place of the store, human-readable, without its password."""
 
     # Life
 
     def open(self) -> None:
-        """Connect, lock, make what is missing. Raises StoreError, StoreLockedError."""
+        """Connect, lock, make missing tables. Raises StoreError, StoreLockedError."""
         db = self._connect_first()
         try:
             with db.transaction():
@@ -92,12 +94,12 @@ class PostgresStore:
         except StoreError:
             db.close()
             raise
-        self._epoch, self._batch = found
+        self._term, self._batch = found
         self._db, self._is_open = db, True
         self._look_at_size()
 
-    def _make_tables(self, db: "psycopg.Connection[tuple[Any, ...]]") -> None:
-        """What is missing. Raises StoreError for those of another version."""
+    def _make_tables(self, db: Db) -> None:
+        """Make the missing tables. Raises StoreError for tables of another version."""
         if db.execute("select to_regclass(%s)", (f"{self._schema}.owner",)).fetchone() == (None,):
             db.execute(sql.SQL("create schema if not exists {}").format(sql.Identifier(self._schema)))
             db.execute(TABLES)
@@ -106,23 +108,25 @@ class PostgresStore:
         if version == (SCHEMA_BEFORE,):
             db.execute(TURNS)
         elif version != (SCHEMA_VERSION,):
-            raise StoreError(f"the queues in {self.place} are of another dep2p: use its version, or another schema")
+            raise StoreError(f"the queues in {self.location} are of another dep2p: use its version, or another schema")
 
-    def _begin_term(self, db: "psycopg.Connection[tuple[Any, ...]]", holder: str = "", lease_s: float = 0.0) -> Term:
-        """Epoch, and the last batch that was written before. The row's lock is held until the end."""
-        epoch, batch = db.execute(
+    def _begin_term(self, db: Db, holder: str = "", lease_s: float = 0.0) -> Term:
+        """Begin a term: return its epoch, and the last batch that was written before. The row's lock is held until the
+        end."""
+        term, batch = db.execute(
             "update owner set epoch = epoch + 1, holder = %s, lease_s = %s, renewed_at = clock_timestamp() "
             "returning epoch, batch",
             (holder, lease_s),
         ).fetchone() or (0, 0)
-        db.execute("insert into terms values(%s, %s, clock_timestamp(), %s)", (epoch, holder, batch))
-        db.execute("delete from terms where epoch <= %s", (epoch - _TERMS_KEPT,))
-        return epoch, batch
+        db.execute("insert into terms values(%s, %s, clock_timestamp(), %s)", (term, holder, batch))
+        db.execute("delete from terms where epoch <= %s", (term - _TERMS_KEPT,))
+        return term, batch
 
-    def _connect_first(self) -> "psycopg.Connection[tuple[Any, ...]]":
-        """A server that is there and not ready yet, as after the start of the machine, is waited for.
+    def _connect_first(self) -> Db:
+        """Connect for the first time. Waits for a server that is there and not ready yet, as after the start of the
+        machine.
 
-        So is a lock, for a moment: the server may not have noticed yet that the process that had it was killed.
+        It also waits a moment for the lock: the server may not know yet that the process with the lock was killed.
         """
         now_s = time.monotonic()
         until_s, lock_until_s = now_s + RECONNECT_S, now_s + _LOCK_WAIT_S
@@ -138,7 +142,7 @@ class PostgresStore:
                     raise self._explain(error) from None
                 time.sleep(0.1)
 
-    def _know_partitions(self, db: "psycopg.Connection[tuple[Any, ...]]") -> None:
+    def _know_partitions(self, db: Db) -> None:
         rows = db.execute(
             "select partition, last_seq, trimmed, exists(select 1 from messages m where m.partition = p.partition "
             "and m.seq <= p.trimmed) from partitions p"
@@ -147,13 +151,13 @@ class PostgresStore:
         self._trimmed = {partition: trimmed for partition, _last, trimmed, _rest in rows}
         self._trims = {partition: trimmed for partition, _last, trimmed, rest in rows if rest}
 
-    def _connect(self) -> "psycopg.Connection[tuple[Any, ...]]":
+    def _connect(self) -> Db:
         db = psycopg.connect(
             self._url,
             autocommit=True,
             connect_timeout=_CONNECT_TIMEOUT_S,
             application_name="dep2p queues",
-            # A machine that vanished is noticed: else a commit would wait for its answer for a quarter of an hour.
+            # Notices a machine that vanished: otherwise a commit would wait for its answer for a quarter of an hour.
             keepalives_idle=5,
             keepalives_interval=2,
             keepalives_count=3,
@@ -168,26 +172,26 @@ class PostgresStore:
             raise
         return db
 
-    def _lock(self, db: "psycopg.Connection[tuple[Any, ...]]") -> None:
+    def _lock(self, db: Db) -> None:
         if db.execute("select pg_try_advisory_lock(%s)", (lock_of(self._schema),)).fetchone() != (True,):
             raise StoreLockedError(
-                f"the queues in {self.place}, schema {self._schema}, are in use by another process: stop it first"
+                f"the queues in {self.location}, schema {self._schema}, are in use by another process: stop it first"
             )
 
     def close(self) -> None:
-        """Give the lock back. Idempotent."""
+        """Release the lock and disconnect. Idempotent."""
         self._is_open = False
         db, self._db = self._db, None
         if db is not None:
             with contextlib.suppress(psycopg.Error):
                 db.close()
 
-    def _call(self, step: "Callable[[psycopg.Connection[tuple[Any, ...]]], T]") -> T:
-        """Once more on a new connection for as long as the server is away."""
+    def _call(self, step: Callable[[Db], T]) -> T:
+        """Do a step again on a new connection for as long as the server is away."""
         until_s = time.monotonic() + RECONNECT_S
         while True:
             if not self._is_open:
-                raise StoreError(f"the queues' store in {self.place} is closed")
+                raise StoreError(f"the queues' store in {self.location} is closed")
             try:
                 if self._db is None or self._db.closed:
                     self._db = self._connect()
@@ -206,8 +210,8 @@ class PostgresStore:
     def _explain(self, error: psycopg.Error) -> StoreError:
         text = " ".join(str(error).split())
         if isinstance(error, (psycopg.errors.DiskFull, psycopg.errors.OutOfMemory)):
-            return StoreFullError(f"no room for the queues in {self.place}: {text}. Free some space there")
-        explained = StoreError(f"the queues in {self.place}: {text}. Check that the server runs and its address")
+            return StoreFullError(f"no room for the queues in {self.location}: {text}. Free some space there")
+        explained = StoreError(f"the queues in {self.location}: {text}. Check that the server runs and its address")
         explained.is_about_batch = isinstance(error, (psycopg.IntegrityError, psycopg.DataError))
         return explained
 
@@ -221,23 +225,23 @@ class PostgresStore:
         """All of a partition but its messages."""
         return self._call(lambda db: self._load_partition(db, partition))
 
-    def _load_partition(self, db: "psycopg.Connection[tuple[Any, ...]]", partition: int) -> PartitionRecord:
+    def _load_partition(self, db: Db, partition: int) -> PartitionRecord:
         of = (partition,)
         row = db.execute("select last_seq, trimmed, items, bytes from partitions where partition = %s", of).fetchone()
         record = PartitionRecord(*row) if row is not None else PartitionRecord()
-        if partition in self._trims:  # some of them are on their way out
+        if partition in self._trims:  # some of them are being removed
             count, size = db.execute(
                 "select count(*), coalesce(sum(length(body)), 0) from messages where partition = %s and seq <= %s",
                 (partition, self._trims[partition]),
             ).fetchone() or (0, 0)
             record.messages -= int(count)
             record.bytes -= int(size)
-        for channel, floor, handed_out, last in db.execute(
+        for channel, ack_floor, delivered_up_to, last in db.execute(
             "select channel, floor, handed_out, coalesce(id, 0) from cursors left join last_dead using (channel) "
             "where partition = %s order by channel",
             of,
         ):
-            record.cursors[channel] = Cursor(floor, handed_out)
+            record.cursors[channel] = Cursor(ack_floor, delivered_up_to)
             record.done[channel] = []
             record.states[channel] = []
             record.last_dead_id[channel] = last
@@ -267,12 +271,12 @@ class PostgresStore:
         seqs = [seq for seq in seqs if seq > self._trimmed.get(partition, 0)]
         return self._call(lambda db: [MessageRow(*row) for row in db.execute(query, (partition, seqs), binary=True)])
 
-    def scan_dead(self, channel: int, after_id: int, *, items_max: int) -> list[DeadRow]:
+    def scan_dead_letters(self, channel: int, after_id: int, *, items_max: int) -> list[DeadLetterRow]:
         """Dead letters behind an id."""
         query = "select * from dead where channel = %s and id > %s order by id limit %s"
-        return self._call(lambda db: [DeadRow(*row) for row in db.execute(query, (channel, after_id, items_max))])
+        return self._call(lambda db: [DeadLetterRow(*row) for row in db.execute(query, (channel, after_id, items_max))])
 
-    def count_dead(self, channel: int) -> int:
+    def count_dead_letters(self, channel: int) -> int:
         """How many dead letters there are."""
         row = self._call(lambda db: db.execute("select count(*) from dead where channel = %s", (channel,)).fetchone())
         return 0 if row is None else int(row[0])
@@ -284,25 +288,25 @@ class PostgresStore:
 
         check_numbers(batch.appends, self._last)
 
-        def step(db: "psycopg.Connection[tuple[Any, ...]]") -> None:
+        def step(db: Db) -> None:
             with db.transaction(force_rollback=True):
                 self._write(db, batch)
 
         self._call(step)
 
     def commit(self, batch: StoreBatch) -> None:
-        """One transaction, with its number."""
-        self.on_wait()  # for an answer, nearly all of the time
+        """Write the batch in one transaction, with its number."""
+        self.on_wait()  # nearly all the time it waits for an answer
         self._commit(batch)
         self._commits += 1
         self._rows += len(batch.appends)
 
     def tidy_in_s(self) -> float | None:
-        """When `tidy` has something to do."""
+        """Return when `tidy` has work to do."""
         return 0.0 if self._trims else max(0.0, self._size_s - time.monotonic())
 
     def tidy(self) -> None:
-        """Remove some of what was trimmed, or look at the size."""
+        """Remove some trimmed messages, or look at the size."""
         if self._trims:
             self._commit(StoreBatch())
         else:
@@ -312,19 +316,19 @@ class PostgresStore:
         last = check_numbers(batch.appends, self._last)
         is_again = self._doubt is batch
         if not is_again:
-            self._batch += 1  # a number is used once, whatever came of it
+            self._batch += 1  # each number is used once, even for a failed batch
         number, self._doubt = self._batch, None
 
-        def step(db: "psycopg.Connection[tuple[Any, ...]]") -> dict[int, int]:
+        def step(db: Db) -> dict[int, int]:
             nonlocal is_again
             if (
                 is_again
-                and db.execute("select 1 from owner where epoch = %s and batch = %s", (self._epoch, number)).fetchone()
+                and db.execute("select 1 from owner where epoch = %s and batch = %s", (self._term, number)).fetchone()
             ):
-                return {**self._trims, **batch.trims}  # it was written; only the answer was lost
+                return {**self._trims, **batch.trims}  # the batch was written; only the answer was lost
             was_tried, is_again = is_again, True
             with db.transaction():
-                taken = db.execute(self._take_number, (number, self._epoch))
+                taken = db.execute(self._take_number, (number, self._term))
                 if taken.rowcount == 1:
                     return self._write(db, batch)
             if was_tried and self._was_written(db, number):
@@ -348,16 +352,16 @@ class PostgresStore:
             for numbers in (self._last, self._trimmed, self._trims):
                 numbers.pop(partition, None)
 
-    def _was_written(self, db: "psycopg.Connection[tuple[Any, ...]]", number: int) -> bool:
-        """Of a batch whose answer was lost before another one took over: what came later is in another term."""
+    def _was_written(self, db: Db, number: int) -> bool:
+        """Whether a batch was written whose answer was lost. Batches of a later owner are of another term."""
         query = "select batch from terms where epoch > %s order by epoch limit 1"
-        return db.execute(query, (self._epoch,)).fetchone() == (number,)
+        return db.execute(query, (self._term,)).fetchone() == (number,)
 
-    def _gone(self, db: "psycopg.Connection[tuple[Any, ...]]") -> StoreLockedError:
-        return StoreLockedError(f"the queues in {self.place} were taken over by another process")
+    def _gone(self, db: Db) -> StoreLockedError:
+        return StoreLockedError(f"the queues in {self.location} were taken over by another process")
 
-    def _write(self, db: "psycopg.Connection[tuple[Any, ...]]", batch: StoreBatch) -> dict[int, int]:
-        """Gives the trims that are not through."""
+    def _write(self, db: Db, batch: StoreBatch) -> dict[int, int]:
+        """Write a batch. Returns the trims that are not complete."""
         with db.cursor() as cursor:
             for key, value in batch.definitions.items():
                 if value is None:
@@ -397,11 +401,11 @@ class PostgresStore:
 
         return trims
 
-    def _trim(self, cursor: "psycopg.Cursor[tuple[Any, ...]]", trims: dict[int, int]) -> dict[int, int]:
+    def _trim(self, cursor: psycopg.Cursor[TupleRow], trims: dict[int, int]) -> dict[int, int]:
         left = _TRIM_ROWS
         unfinished: dict[int, int] = {}
         for partition, up_to in trims.items():
-            # The number is there at once, the messages go as there is time.
+            # The number changes at once; the messages are removed as there is time.
             cursor.execute(
                 "with bound as (select least(%(s)s, min(seq) + %(n)s - 1) as last from messages "
                 "where partition = %(p)s), "
@@ -421,7 +425,7 @@ class PostgresStore:
                 unfinished[partition] = up_to
         return unfinished
 
-    def _append(self, cursor: "psycopg.Cursor[tuple[Any, ...]]", appends: list[MessageRow]) -> None:
+    def _append(self, cursor: psycopg.Cursor[TupleRow], appends: list[MessageRow]) -> None:
         sums: dict[int, list[int]] = {}
         with cursor.copy("copy messages(partition, seq, meta, body) from stdin (format binary)") as copy:
             copy.set_types(["int8", "int8", "bytea", "bytea"])
@@ -438,12 +442,12 @@ class PostgresStore:
             [(partition, *total) for partition, total in sums.items()],
         )
 
-    def _move(self, cursor: "psycopg.Cursor[tuple[Any, ...]]", place: tuple[int, int], change: CursorChange) -> None:
-        floor = change.cursor.floor
+    def _move(self, cursor: psycopg.Cursor[TupleRow], place: tuple[int, int], change: CursorChange) -> None:
+        ack_floor = change.cursor.ack_floor
         cursor.execute(
             "insert into cursors values(%s,%s,%s,%s) on conflict(channel, partition) do update "
             "set floor = excluded.floor, handed_out = excluded.handed_out",
-            (*place, floor, change.cursor.handed_out),
+            (*place, ack_floor, change.cursor.delivered_up_to),
         )
         if change.states_removed:
             cursor.execute(
@@ -462,11 +466,11 @@ class PostgresStore:
                 "set high = greatest(done.high, excluded.high)",
                 [(*place, low, high) for low, high in change.done_added],
             )
-        cursor.execute("delete from done where channel = %s and partition = %s and low <= %s", (*place, floor))
-        cursor.execute("delete from states where channel = %s and partition = %s and seq <= %s", (*place, floor))
+        cursor.execute("delete from done where channel = %s and partition = %s and low <= %s", (*place, ack_floor))
+        cursor.execute("delete from states where channel = %s and partition = %s and seq <= %s", (*place, ack_floor))
 
     def _look_at_size(self) -> None:
-        """Of the schema's tables."""
+        """Read the size of the schema's tables."""
         self._size_s = time.monotonic() + _SIZE_S
         query = (
             "select coalesce(sum(pg_total_relation_size(c.oid)), 0) from pg_class c join pg_namespace n "
@@ -486,10 +490,10 @@ class PostgresStore:
 
 
 def lock_of(schema: str) -> int:
-    """Of the advisory lock of a schema's queues."""
+    """Return the number of the advisory lock of a schema's queues."""
     return zlib.crc32(f"dep2p queues {schema}".encode())
 
 
 def without_password(url: str) -> str:
-    """An address that may be shown: no user, password or parameters."""
+    """Return an address that may be shown: no user, password or parameters."""
     return re.sub(r"//[^/]*@", "//", url).partition("?")[0]

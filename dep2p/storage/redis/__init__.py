@@ -1,1 +1,1 @@
-"""redis."""
+"""Queues in Redis."""

@@ -1,6 +1,6 @@
-"""What runs in Redis: a batch as one step, and taking the ownership.
+"""Scripts that run in Redis: one writes a batch as one step, the others take the ownership.
 
-Redis does not undo what a script has done: all that may be refused is looked at before anything is written.
+Redis does not undo a script: each script makes all checks before it writes anything.
 """
 
 from typing import Final

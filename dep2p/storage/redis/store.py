@@ -23,23 +23,23 @@ from dep2p.protocols.queues.range_set import joined
 from dep2p.protocols.queues.records import (
     Cursor,
     CursorChange,
-    DeadRow,
+    DeadLetterRow,
     MessageRow,
     PartitionRecord,
     StateRow,
     StoreBatch,
     StoreStatistics,
 )
-from dep2p.storage.queue_store import nobody_waits
+from dep2p.storage.queue_store import no_wait
 from dep2p.storage.redis.scripts import STEP, TAKE
 
-logger = logging.getLogger("dep2p.storage")
+logger: logging.Logger = logging.getLogger("dep2p.storage")
 
 RECONNECT_S: Final = 15.0
-"""For so long a call waits for a server that went away."""
+"""Seconds for which a call waits for a server that went away."""
 _TIMEOUT_S: Final = 10.0
 _SIZE_S: Final = 60.0
-"""So often it is looked at how much memory the server has in use."""
+"""Seconds between two looks at the server's memory."""
 _TRIM_ROWS: Final = 4_000
 """Messages removed from the log in one commit; more of them go with later ones, so that no commit stalls."""
 _STATE: Final = struct.Struct(">QQ")
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class RedisStore:
-    """A queue store below a prefix of a Redis database; as durable as the server's ``appendfsync``, which is told."""
+    """A queue store below a prefix of a Redis database, as durable as the server's ``appendfsync`` (it is logged)."""
 
     is_durable = True
 
@@ -58,19 +58,19 @@ class RedisStore:
         self._is_synced = is_synced
         self._is_open = False
         self._is_connected = False
-        self._epoch = self._batch = 0
+        self._term = self._batch = 0
         self._trimmed: dict[int, int] = {}
-        """Up to where messages have left the log, by partition, as far as it is known here."""
+        """The last number that has left the log, by partition, as far as this store knows it."""
         self._trims: dict[int, int] = {}
-        """The same of those of which some messages are still there."""
+        """The same for partitions with such messages still in Redis."""
         self._doubt: StoreBatch | None = None
-        """It may have been written, under the last number."""
+        """The batch that may have been written, under the last number."""
         self._size_bytes = 0
         self._size_s = 0.0
-        """When to look at it."""
+        """The time of the next look at the memory."""
         self._commits = self._rows = 0
-        self.on_wait = nobody_waits
-        # Nothing is sent twice by the driver: whether a step was taken is found out by its number.
+        self.on_wait = no_wait
+        # The driver sends nothing twice: the number of a step shows whether it was taken.
         self._db: Any = redis.Redis.from_url(
             url,
             single_connection_client=False,
@@ -80,8 +80,10 @@ class RedisStore:
             socket_connect_timeout=5.0,
         )
         where = self._db.connection_pool.connection_kwargs
-        self.place = f"redis://{where.get('host', where.get('path', ''))}:{where.get('port', '')}/{where.get('db', 0)}"
-        """For people: where the store is, without its password."""
+        self.location: str = (
+            f"redis://{where.get('host', where.get('path', ''))}:{where.get('port', '')}/{where.get('db', 0)}"
+        )
+        """The place of the store, human-readable, without its password."""
         self._step: Any = self._db.register_script(STEP)
         self._take: Any = self._db.register_script(TAKE)
 
@@ -93,7 +95,7 @@ class RedisStore:
             self._own_first()
             self._batch = int(self._db.hget(self._prefix + "owner", "batch") or 0)
             self._is_open = True
-            self._tell_durability()
+            self._report_durability()
             self._look_at_size()
         except redis.RedisError as error:
             self._db.connection_pool.disconnect()
@@ -103,7 +105,7 @@ class RedisStore:
             raise
 
     def _own_first(self) -> None:
-        """A server that is there and still reads its files is waited for."""
+        """Become the owner. Waits for a server that is there and still reads its files."""
         until_s = time.monotonic() + RECONNECT_S
         while True:
             try:
@@ -123,25 +125,28 @@ class RedisStore:
             its_run, _, its_id = before.partition(":")
             if its_run == run_id and its_id and self._db.execute_command("CLIENT", "LIST", "ID", its_id):
                 raise StoreLockedError(
-                    f"the queues in {self.place}, prefix {self._prefix}, are in use by another process: stop it first"
+                    f"the queues in {self.location}, prefix {self._prefix}, are in use by another process: "
+                    "stop it first"
                 )
-        epoch = self._take(keys=[self._prefix], args=[before, me, self._epoch or ""])
-        if not epoch:
-            raise StoreLockedError(f"the queues in {self.place}, prefix {self._prefix}, were taken by another process")
-        self._epoch = int(epoch)
+        term = self._take(keys=[self._prefix], args=[before, me, self._term or ""])
+        if not term:
+            raise StoreLockedError(
+                f"the queues in {self.location}, prefix {self._prefix}, were taken by another process"
+            )
+        self._term = int(term)
         self._is_connected = True
 
-    def _tell_durability(self) -> None:
+    def _report_durability(self) -> None:
         try:
             names = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
             found = {name: value for each in names for name, value in self._db.config_get(each).items()}
         except redis.RedisError:
-            return  # a server that does not tell
+            return  # a server that does not report it
         if self._is_synced and (found.get("appendonly"), found.get("appendfsync")) != ("yes", "always"):
             logger.warning(
                 "the queues in %s may lose what they acknowledged when the server dies: it has appendonly %s, "
                 "appendfsync %s; set `appendonly yes` and `appendfsync always` there",
-                self.place,
+                self.location,
                 found.get("appendonly"),
                 found.get("appendfsync"),
             )
@@ -149,12 +154,12 @@ class RedisStore:
             logger.warning(
                 "Redis may drop the queues in %s when its memory is full: it has maxmemory-policy %s; set "
                 "`maxmemory-policy noeviction` there",
-                self.place,
+                self.location,
                 found.get("maxmemory-policy"),
             )
 
     def close(self) -> None:
-        """Give it back. Idempotent."""
+        """Give up the ownership and disconnect. Idempotent."""
         if self._is_open:
             self._is_open = False
             with contextlib.suppress(redis.RedisError):
@@ -162,9 +167,9 @@ class RedisStore:
             self._db.connection_pool.disconnect()
 
     def _call(self, step: Callable[[], T]) -> T:
-        """Once more on a new connection for as long as the server is away."""
+        """Do a step again on a new connection for as long as the server is away."""
         if not self._is_open:
-            raise StoreError(f"the queues' store in {self.place} is closed")
+            raise StoreError(f"the queues' store in {self.location} is closed")
         until_s = time.monotonic() + RECONNECT_S
         while True:
             try:
@@ -188,8 +193,8 @@ class RedisStore:
     def _explain(self, error: redis.RedisError) -> StoreError:
         text = " ".join(str(error).split())
         if isinstance(error, OutOfMemoryError) or "OOM" in text or "MISCONF" in text:
-            return StoreFullError(f"no room for the queues in {self.place}: {text}. Free some memory or disk there")
-        return StoreError(f"the queues in {self.place}: {text}. Check that the server runs and its address")
+            return StoreFullError(f"no room for the queues in {self.location}: {text}. Free some memory or disk there")
+        return StoreError(f"the queues in {self.location}: {text}. Check that the server runs and its address")
 
     def _key(self, *parts: object) -> str:
         return self._prefix + ":".join(map(str, parts))
@@ -206,15 +211,15 @@ class RedisStore:
         trimmed = self._trimmed_of(partition)
         if trimmed and self._call(lambda: self._db.xrange(self._key("log", partition), max=str(trimmed), count=1)):
             self._trims[partition] = trimmed
-        while partition in self._trims:  # what is on its way out would be counted else
+        while partition in self._trims:  # messages that are being removed do not count
             self.tidy()
         return self._call(lambda: self._load_partition(partition))
 
     def _trimmed_of(self, partition: int) -> int:
         known = self._trimmed.get(partition)
         if known is None:
-            told = self._call(lambda: self._db.hget(self._key("part", partition), "trimmed"))
-            known = self._trimmed[partition] = int(told or 0)
+            trimmed = self._call(lambda: self._db.hget(self._key("part", partition), "trimmed"))
+            known = self._trimmed[partition] = int(trimmed or 0)
         return known
 
     def _load_partition(self, partition: int) -> PartitionRecord:
@@ -227,8 +232,8 @@ class RedisStore:
         )
         cursors = self._db.hgetall(self._key("cursors", partition))
         for channel in sorted(map(int, cursors)):
-            floor, handed_out = map(int, cursors[b"%d" % channel].split())
-            record.cursors[channel] = Cursor(floor, handed_out)
+            ack_floor, delivered_up_to = map(int, cursors[b"%d" % channel].split())
+            record.cursors[channel] = Cursor(ack_floor, delivered_up_to)
             ranges = self._db.zrange(self._key("done", channel, partition), 0, -1)
             record.done[channel] = joined(_range(each) for each in ranges)
             states = self._db.hgetall(self._key("state", channel, partition))
@@ -246,7 +251,7 @@ class RedisStore:
         found: list[MessageRow] = []
         size = 0
         from_seq = max(from_seq, self._trimmed_of(partition) + 1)
-        while len(found) < items_max:  # in parts: a count says nothing about bytes
+        while len(found) < items_max:  # in parts: a count does not bound the bytes
             count = min(items_max - len(found), 64)
             read = functools.partial(self._db.xrange, self._key("log", partition), min=str(from_seq), count=count)
             rows = self._call(read)
@@ -277,17 +282,19 @@ class RedisStore:
 
         return self._call(read)
 
-    def scan_dead(self, channel: int, after_id: int, *, items_max: int) -> list[DeadRow]:
+    def scan_dead_letters(self, channel: int, after_id: int, *, items_max: int) -> list[DeadLetterRow]:
         """Dead letters behind an id."""
         rows = self._call(lambda: self._db.xrange(self._key("dead", channel), min=str(after_id + 1), count=items_max))
-        found: list[DeadRow] = []
+        found: list[DeadLetterRow] = []
         for name, row in rows:
             partition, seq, died_us, attempts = _DEAD.unpack(row[b"r"])
             dead_id = int(name.split(b"-")[0])
-            found.append(DeadRow(channel, dead_id, partition, seq, died_us, attempts, row[b"m"], row[b"b"], row[b"h"]))
+            found.append(
+                DeadLetterRow(channel, dead_id, partition, seq, died_us, attempts, row[b"m"], row[b"b"], row[b"h"])
+            )
         return found
 
-    def count_dead(self, channel: int) -> int:
+    def count_dead_letters(self, channel: int) -> int:
         """How many dead letters there are."""
         return int(self._call(lambda: self._db.xlen(self._key("dead", channel))))
 
@@ -297,23 +304,23 @@ class RedisStore:
         """Raises what `commit` would raise."""
         self._answer(
             self._call(
-                lambda: self._step(keys=[self._prefix], args=[self._epoch, 0, "check", 0, *_steps(batch, batch.trims)])
+                lambda: self._step(keys=[self._prefix], args=[self._term, 0, "check", 0, *_steps(batch, batch.trims)])
             )
         )
 
     def commit(self, batch: StoreBatch) -> None:
-        """One step, with its number."""
-        self.on_wait()  # for an answer, nearly all of the time
+        """Write the batch in one step, with its number."""
+        self.on_wait()  # nearly all the time it waits for an answer
         self._commit(batch)
         self._commits += 1
         self._rows += len(batch.appends)
 
     def tidy_in_s(self) -> float | None:
-        """When `tidy` has something to do."""
+        """Return when `tidy` has work to do."""
         return 0.0 if self._trims else max(0.0, self._size_s - time.monotonic())
 
     def tidy(self) -> None:
-        """Remove some of what was trimmed, or look at the size."""
+        """Remove some trimmed messages, or look at the memory."""
         if self._trims:
             self._commit(StoreBatch())
         else:
@@ -322,17 +329,17 @@ class RedisStore:
     def _commit(self, batch: StoreBatch) -> None:
         is_again = self._doubt is batch
         if not is_again:
-            self._batch += 1  # a number is used once, whatever came of it
+            self._batch += 1  # each number is used once, even for a failed batch
         number, self._doubt = self._batch, None
         trims = {**self._trims, **batch.trims}
-        steps = [self._epoch, number, "commit", _TRIM_ROWS, *_steps(batch, trims)]
+        steps = [self._term, number, "commit", _TRIM_ROWS, *_steps(batch, trims)]
 
         def step() -> bytes:
             nonlocal is_again
             if is_again:
-                epoch, last = self._db.hmget(self._key("owner"), "epoch", "batch")
-                if (int(epoch or 0), int(last or 0)) == (self._epoch, number):
-                    # It was written; only the answer was lost, and with it what is left to trim.
+                term, last = self._db.hmget(self._key("owner"), "epoch", "batch")
+                if (int(term or 0), int(last or 0)) == (self._term, number):
+                    # The batch was written; only the answer was lost, and with it the open trims.
                     return " ".join(["trims", *map(str, trims)]).encode()
             is_again = True
             return bytes(self._step(keys=[self._prefix], args=steps))
@@ -351,18 +358,18 @@ class RedisStore:
             self._trimmed.pop(partition, None)
 
     def _answer(self, answer: bytes) -> list[int]:
-        """The partitions whose trims are not through."""
+        """Return the partitions whose trims are not complete."""
         if answer == b"taken over":
-            raise StoreLockedError(f"the queues in {self.place} were taken over by another process")
+            raise StoreLockedError(f"the queues in {self.location} were taken over by another process")
         what, *partitions = answer.split()
         if what == b"trims":
             return [int(each) for each in partitions]
-        refused = StoreError(f"the queues in {self.place} do not take this: {answer.decode()}")
+        refused = StoreError(f"the queues in {self.location} do not take this: {answer.decode()}")
         refused.is_about_batch = True
         raise refused
 
     def _look_at_size(self) -> None:
-        """The server's memory."""
+        """Read the server's memory."""
         self._size_s = time.monotonic() + _SIZE_S
         self._size_bytes = int(self._call(lambda: self._db.info("memory")["used_memory"]))
 
@@ -382,7 +389,7 @@ def _range(text: bytes) -> tuple[int, int]:
 
 
 def _steps(batch: StoreBatch, trims: Mapping[int, int]) -> list[object]:
-    """The batch as the words of the script: a name, how many words follow, the words; of a message always four."""
+    """Encode the batch as the words of the script: a name, how many words follow, the words; four for each message."""
     words: list[object] = []
 
     def add(name: str, *values: object) -> None:
@@ -413,11 +420,11 @@ def _steps(batch: StoreBatch, trims: Mapping[int, int]) -> list[object]:
 
 def _move(add: Callable[..., None], channel: int, partition: int, change: CursorChange) -> None:
     place = f"{channel}:{partition}"
-    add("cursor", channel, partition, f"{change.cursor.floor} {change.cursor.handed_out}")
+    add("cursor", channel, partition, f"{change.cursor.ack_floor} {change.cursor.delivered_up_to}")
     for seq in change.states_removed:
         add("stateless", place, seq)
     for state in change.states_set:
         add("state", place, state.seq, _STATE.pack(state.attempts, state.due_us) + state.history)
     for low, high in change.done_added:
         add("done", place, low, f"{low}-{high}")
-    add("floor", place, change.cursor.floor)
+    add("floor", place, change.cursor.ack_floor)

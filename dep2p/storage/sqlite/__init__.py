@@ -1,1 +1,1 @@
-"""sqlite."""
+"""The embedded store: SQLite and segment files."""

@@ -1,4 +1,4 @@
-"""A queues' file: made whole or not at all, checked before it is written to, brought up to date."""
+"""The file of the queues: made whole or not at all, checked before it is written to, migrated."""
 
 import contextlib
 import functools
@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Final
 
 from dep2p.errors import StoreError, StoreFullError, StoreLockedError, StoreUnknownError
-from dep2p.storage.sqlite.schema import MIGRATIONS, SCHEMA_VERSION
+from dep2p.storage.sqlite.schema import MIGRATIONS, SCHEMA_VERSION, row_sum
 from dep2p.storage.sqlite.segments import INSERT, SEQ_BITS, SEQ_MASK, old_message, segment_ids, segments_of
-from dep2p.storage.sqlite.sqlite_rows import row_sum
 from dep2p.storage.sqlite.wal import kept_log, log_of, lost_commits
 
 PAGE_BYTES: Final = 8_192
 _CHECKPOINT_PAGES: Final = 512
-"""Folded into the file after 4 MiB: larger steps save nothing, and make a commit now and then wait for 30 ms."""
+"""Pages of the log that are folded into the file at once: 4 MiB. Larger steps save nothing, and make some commits wait
+for 30 ms."""
 _QUICK_CHECK_BYTES_MAX: Final = 67_108_864
-"""Up to this size a file is checked as a whole when it is opened, which takes 1 ms for each MiB."""
+"""Bytes of a file that is checked as a whole when it is opened, which takes 1 ms for each MiB."""
 _SUMS_FROM: Final = 3
 """The version since which rows have checksums."""
 _SEGMENTS_FROM: Final = 4
@@ -25,7 +25,7 @@ _SEGMENTS_FROM: Final = 4
 
 
 def open_file(path: Path, *, is_synced: bool) -> sqlite3.Connection:
-    """Create or migrate, lock and check it. Raises StoreError, StoreLockedError."""
+    """Create or migrate a file, lock and check it. Raises StoreError, StoreLockedError."""
     db: sqlite3.Connection | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def open_file(path: Path, *, is_synced: bool) -> sqlite3.Connection:
 
 
 def _make(path: Path) -> None:
-    """A new file comes to its place complete: one that is empty there was damaged later."""
+    """Make a new file, complete in its place: an empty file there was damaged later."""
     log = log_of(path)
     if log.exists() and log.stat().st_size:
         raise StoreError(
@@ -70,7 +70,7 @@ def _make(path: Path) -> None:
             db.execute("commit")
         finally:
             db.close()
-        with contextlib.suppress(FileExistsError):  # somebody else was faster: that one is taken
+        with contextlib.suppress(FileExistsError):  # another process was faster: its file is used
             _bring(new, path)
     finally:
         new.unlink(missing_ok=True)
@@ -92,7 +92,7 @@ def _bring(new: Path, path: Path) -> None:
 
 
 def _check(path: Path) -> None:
-    """What SQLite would not say, or not in such words."""
+    """Find errors that SQLite would not report, or not so clearly."""
     if not os.access(path, os.R_OK | os.W_OK) or not os.access(path.parent, os.W_OK | os.X_OK):
         raise StoreError(
             f"cannot write the queues' file {path}: this user may not write it or make files beside it. Check the "
@@ -109,7 +109,7 @@ def _prepare(db: sqlite3.Connection, path: Path, *, is_synced: bool) -> None:
     db.execute(f"pragma synchronous={'full' if is_synced else 'normal'}")
     db.execute(f"pragma wal_autocheckpoint={_CHECKPOINT_PAGES}")
     db.execute("pragma cache_size=-16384")
-    db.execute("begin immediate")  # the lock, for as long as the file is open
+    db.execute("begin immediate")  # takes the lock, for as long as the file is open
     try:
         version = int(db.execute("pragma user_version").fetchone()[0])
         if version > SCHEMA_VERSION:
@@ -119,7 +119,7 @@ def _prepare(db: sqlite3.Connection, path: Path, *, is_synced: bool) -> None:
             )
         if version < 1:
             raise damaged(path, "it has no queues' tables: it was emptied, or is another program's")
-        _check_pages(db, path)  # before anything is written
+        _check_pages(db, path)  # check before any write
         if is_synced and lost_commits(log_of(path)):
             raise damaged(path, f"its log {log_of(path).name} lacks commits in its middle")
         _migrate(db, version)
@@ -150,7 +150,7 @@ def _migrate(db: sqlite3.Connection, version: int) -> None:
 
 
 def _sum_rows(db: sqlite3.Connection) -> None:
-    """Checksums for the small rows that have none yet; messages are many, and stay without."""
+    """Add checksums to the small rows that have none yet; messages are many, and stay without."""
     for table, numbers, blobs in (
         ("definitions", (), ("key", "value")),
         ("partitions", ("partition", "last_seq", "trimmed"), ()),
@@ -164,7 +164,8 @@ def _sum_rows(db: sqlite3.Connection) -> None:
 
 
 def _pack_messages(db: sqlite3.Connection) -> None:
-    """Once for a file; one with a million messages takes some seconds. Memory holds one segment."""
+    """Pack the messages into segments, once for a file; a million messages take some seconds. Memory holds one
+    segment."""
     for (partition,) in db.execute(f"select distinct id >> {SEQ_BITS} from messages").fetchall():
         with contextlib.closing(
             db.execute(
@@ -181,15 +182,19 @@ def _row_sum(count: int, *fields: object) -> int:
 
 
 def damaged(path: Path, detail: str) -> StoreError:
-    """The error of a file that cannot be trusted."""
+    """Return the error of a file that cannot be trusted."""
     return StoreError(
         f"the queues' file {path} is damaged ({detail}): nothing was changed. Stop here, copy it, and bring back a "
         "backup, or read what can be read with `sqlite3 FILE .recover`; moved away, queues begin empty"
     )
 
 
+UNWRITABLE: Final = (sqlite3.DataError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
+"""Errors of a value that SQLite cannot hold."""
+
+
 def explain(path: Path, error: sqlite3.Error, *, is_commit: bool = False) -> StoreError:
-    """What SQLite says, for people, with what to do. ``is_commit``: it was to write."""
+    """Return an error of SQLite in words, with the next step. ``is_commit``: it came from a write."""
     name = str(getattr(error, "sqlite_errorname", ""))
     if name.startswith("SQLITE_FULL") or "disk is full" in str(error):
         return StoreFullError(
@@ -208,7 +213,7 @@ def explain(path: Path, error: sqlite3.Error, *, is_commit: bool = False) -> Sto
         return damaged(path, str(error))
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
         return StoreError(f"cannot write the queues' file {path}: {error}. Check the rights of its directory")
-    if name.startswith("SQLITE_CONSTRAINT"):
+    if name.startswith("SQLITE_CONSTRAINT") or isinstance(error, UNWRITABLE):
         refused = StoreError(f"the queues' file {path} does not take this: {error}")
         refused.is_about_batch = True
         return refused

@@ -1,5 +1,9 @@
-"""The tables of a queues' file, version by version."""
+"""The tables of a queues' file, version by version, and the checksums of their small rows.
 
+SQLite finds damage of its pages, not of their contents.
+"""
+
+import zlib
 from typing import Final
 
 SCHEMA_1: Final = """
@@ -34,12 +38,22 @@ alter table states add column sum integer;
 alter table dead add column sum integer;
 drop table owner;
 """
-"""Checksums (sqlite_rows.py); those of the rows that are there are filled in when the file is brought up to date."""
+"""Adds checksums (`row_sum`); the migration fills in those of existing rows."""
 _SCHEMA_4: Final = """
 create table segments(id integer primary key, items integer not null, bytes integer not null, sum integer not null,
     data blob not null);
 """
-"""Messages by segments (sqlite_segments.py); what is in ``messages`` is brought there, and that table goes."""
+"""Adds segments (segments.py); the migration moves the rows of ``messages`` there, and drops that table."""
 MIGRATIONS: Final = (SCHEMA_1, SCHEMA_2, SCHEMA_3, _SCHEMA_4)
 """Statements that lead from version n to n + 1."""
 SCHEMA_VERSION: Final = len(MIGRATIONS)
+DAMAGED_META: Final = b""
+"""The meta of a damaged message or dead letter: the core drops the message, and logs it."""
+
+
+def row_sum(numbers: tuple[object, ...], *blobs: object) -> int:
+    """Return the checksum of a small row, a number for any damaged fields."""
+    total = zlib.crc32(repr(numbers).encode())
+    for blob in blobs:
+        total = zlib.crc32(blob if isinstance(blob, bytes) else repr(blob).encode(), total)
+    return total

@@ -10,15 +10,14 @@ from typing import Final, NamedTuple
 import zstandard
 
 from dep2p.protocols.queues.records import MessageRow
-from dep2p.storage.sqlite.sqlite_rows import DAMAGED_META
+from dep2p.storage.sqlite.schema import DAMAGED_META
 
 SEQ_BITS: Final = 40
 """The id of a segment is its partition and, in these bits, the number of its first message."""
 SEQ_MASK: Final = (1 << SEQ_BITS) - 1
 SEGMENT_ITEMS: Final = 64
 _SEGMENT_BYTES: Final = 131_072
-"""So much goes into a segment at most, or one message: more saves little, and one of them is read for each message
-that is looked at."""
+"""Bytes of a segment at most, or one message. Larger ones save little, and each look at a message reads a whole one."""
 _COMPRESSED: Final = 1
 _BODY_BYTES_MAX: Final = 1 << 30
 _NUMBERS: Final = struct.Struct(">QIQ")
@@ -29,40 +28,41 @@ _FIELDS: Final = 5
 
 INSERT: Final = "insert into segments values(?,?,?,?,?)"
 NUMBERS_OF: Final = "select id, items, bytes, sum from segments where id between ? and ? order by id limit ?"
-"""What `span` and `last_of` take; it reads no data."""
+"""The query of `span` and `last_of`; it reads no data."""
 
 
 class Segment(NamedTuple):
-    """A row. ``data``: CRC-32 of ``sum`` and the index; the index: for each message the lengths of its meta and its
-    kept body, the size of the body itself, 1 when it is compressed, the CRC-32 of both; then meta and body of each."""
+    """A row of the table. ``data``: CRC-32 of ``sum`` and the index; the index: for each message the lengths of its
+    meta and its stored body, the size of the body itself, 1 when it is compressed, the CRC-32 of both; then meta and
+    body of each."""
 
     id: int
     items: int
     body_bytes: int
-    """Of the bodies, before they were compressed."""
+    """Bytes of the bodies before compression."""
     sum: int
-    """CRC-32 of the numbers before it."""
+    """The CRC-32 of the numbers before it."""
     data: bytes
 
 
 def segment_id(partition: int, seq: int) -> int:
-    """Of a segment that begins with this message."""
+    """Return the key of a segment that begins with this message."""
     return partition << SEQ_BITS | min(seq, SEQ_MASK)
 
 
 def segment_ids(partition: int, from_seq: int, to_seq: int) -> tuple[int, int]:
-    """The lowest and the highest of segments that begin in a range of numbers."""
+    """Return the lowest and the highest key of segments that begin in a range of numbers."""
     return segment_id(partition, from_seq), segment_id(partition, to_seq)
 
 
 def last_of(row: Sequence[int]) -> int:
-    """The last number of a segment; of a damaged one the last that it may have."""
+    """Return the last number of a segment; of a damaged one the last that it may have."""
     known = span(*row)
     return (row[0] & SEQ_MASK) + (SEGMENT_ITEMS if known is None else known[0]) - 1
 
 
 def span(row_id: object, items: object, size: object, total: object) -> tuple[int, int] | None:
-    """Messages and their bytes of a row with these numbers; None when they are damaged."""
+    """Return messages and their bytes of a row with these numbers; None when they are damaged."""
     if not isinstance(row_id, int) or not isinstance(items, int) or not isinstance(size, int):
         return None
     if not 0 < items <= SEGMENT_ITEMS or not 0 <= size < 1 << 63 or total != _sum(row_id, items, size):
@@ -75,11 +75,11 @@ def _sum(row_id: int, items: int, size: int) -> int:
 
 
 Kept = tuple[int, int, int, int, int, int, bytes]
-"""A message as it is kept: its number, the five numbers of its index entry, and meta and kept body joined."""
+"""A message in its stored form: its number, the five numbers of its index entry, and meta and stored body joined."""
 
 
 def segments_of(partition: int, messages: Iterable[Kept]) -> Iterator[Segment]:
-    """Rows for messages in rising order."""
+    """Yield rows for messages in rising order."""
     index: list[int] = []
     parts: list[bytes] = []
     first = expected = total = kept = 0
@@ -107,16 +107,18 @@ def _segment(partition: int, first: int, size: int, index: list[int], parts: lis
 
 
 class Bodies:
-    """Compresses bodies from a size on (0: none), and counts."""
+    """Compresses bodies from a size on (0: none), and counts them."""
 
     def __init__(self, compress_bytes_min: int) -> None:
         self._least = compress_bytes_min
         self._compressor = zstandard.ZstdCompressor(level=1)
         self._decompressor = zstandard.ZstdDecompressor()
-        self.compressed = self.from_bytes = self.to_bytes = 0
+        self.compressed: int = 0
+        self.from_bytes: int = 0
+        self.to_bytes: int = 0
 
     def pack(self, partition: int, messages: Sequence[MessageRow]) -> Iterator[Segment]:
-        """Rows for new messages of a partition."""
+        """Yield rows for new messages of a partition."""
         return segments_of(partition, self._keep(messages))
 
     def _keep(self, messages: Sequence[MessageRow]) -> Iterator[Kept]:
@@ -135,8 +137,8 @@ class Bodies:
             yield seq, len(meta), kept_bytes, size, flags, crc32(joined), joined
 
     def unpack(self, row: Sequence[object], from_seq: int, end_seq: int) -> Iterator[MessageRow]:
-        """Its messages from one number on; each that is damaged with `DAMAGED_META`, and all up to ``end_seq`` (not
-        included) when it cannot be known which there are."""
+        """Yield the messages of a row from one number on; each damaged one with `DAMAGED_META`, and all up to
+        ``end_seq`` (not included) when it cannot be known which there are."""
         row_id, items, size, total, data = row
         assert isinstance(row_id, int)
         partition, first = row_id >> SEQ_BITS, row_id & SEQ_MASK
@@ -172,7 +174,7 @@ class Bodies:
 
 
 def index_of(row: Sequence[object]) -> tuple[int, ...] | None:
-    """The index of a row, five numbers for each message; None when it is damaged."""
+    """Return the index of a row, five numbers for each message; None when it is damaged."""
     row_id, items, size, total, data = row
     known = span(row_id, items, size, total)
     if known is None or not isinstance(data, bytes) or not isinstance(total, int):
@@ -185,7 +187,7 @@ def index_of(row: Sequence[object]) -> tuple[int, ...] | None:
 
 
 def size_up_to(row: Sequence[object], seq: int) -> tuple[int, int]:
-    """How many of its messages have numbers up to ``seq``, and the bytes of their bodies."""
+    """Count the messages of a row with numbers up to ``seq``, and the bytes of their bodies."""
     row_id, index = row[0], index_of(row)
     assert isinstance(row_id, int)
     if index is None:
@@ -195,13 +197,14 @@ def size_up_to(row: Sequence[object], seq: int) -> tuple[int, int]:
 
 
 def old_message(row_id: int, form: object, meta: object, body: object) -> Kept:
-    """A row of a file before schema 4. ``form``: 1 when compressed, 2 when it has a checksum, that above them."""
+    """Convert a row of a file before schema 4. ``form``: 1 when compressed, 2 when it has a checksum, that above
+    them."""
     kept_meta = meta if isinstance(meta, bytes) else b""
     kept_body = body if isinstance(body, bytes) else b""
     number = form if isinstance(form, int) else 0
     crc = zlib.crc32(kept_body, zlib.crc32(kept_meta))
     if not isinstance(meta, bytes) or not isinstance(body, bytes) or not isinstance(form, int):
-        crc ^= 1  # damaged, and to be known as that
+        crc ^= 1  # damaged, and marked as damaged
     elif number & 2:
         crc = number >> 2 & 0xFFFFFFFF
     size = len(kept_body)

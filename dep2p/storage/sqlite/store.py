@@ -9,65 +9,80 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
 from dep2p.errors import StoreError, StoreFullError
+from dep2p.protocols.queues.range_set import joined
 from dep2p.protocols.queues.records import (
+    Cursor,
     CursorChange,
+    DeadLetterRow,
     MessageRow,
+    PartitionRecord,
+    StateRow,
     StoreBatch,
     StoreStatistics,
 )
-from dep2p.storage.queue_store import nobody_waits
+from dep2p.storage.queue_store import no_wait
 from dep2p.storage.sequence_check import check_numbers
-from dep2p.storage.sqlite.file import explain, open_file
+from dep2p.storage.sqlite.file import damaged, explain, open_file
+from dep2p.storage.sqlite.schema import DAMAGED_META, row_sum
 from dep2p.storage.sqlite.segments import (
     INSERT,
     NUMBERS_OF,
     SEQ_MASK,
+    Bodies,
     Segment,
     last_of,
+    segment_id,
     segment_ids,
+    size_up_to,
     span,
 )
-from dep2p.storage.sqlite.sqlite_reading import SqliteReading
-from dep2p.storage.sqlite.sqlite_rows import row_sum
 from dep2p.storage.sqlite.wal import log_of
 
 Sync = Literal["always", "interval", "never"]
-"""When a commit is on disk: before it returns; at most ``SYNC_INTERVAL_S`` later; or when the system thinks so."""
+"""When a commit is on disk: before it returns; at most ``SYNC_INTERVAL_S`` later; or when the system decides."""
 
-logger = logging.getLogger("dep2p.storage")
+logger: logging.Logger = logging.getLogger("dep2p.storage")
 
 SYNC_INTERVAL_S: Final = 1.0
 _TRIM_ROWS: Final = 4_000
 """Messages removed from the log in one commit; more of them go with later ones, so that no commit stalls."""
 _TRIM_ROWS_IDLE: Final = 1_000
-"""The same between commits, where somebody may come any moment."""
+"""The same between commits, when a reader may come at any moment."""
 _SPACE_S: Final = 5.0
-"""So long after a trim it is looked at what the file has more than it needs."""
+"""Seconds after a trim until the store looks at the file's free space."""
 _FREE_PAGES_MIN: Final = 2_048
 _FREE_PAGES_STEP: Final = 256
-"""16 MiB of free pages stay in the file, or a quarter of it; what is more goes back to the system, 2 MiB at a time."""
+"""Free pages that stay in the file: 16 MiB, or a quarter of it. The rest goes back to the system, 2 MiB at a time."""
 
 
-class SqliteStore(SqliteReading):
+class SqliteStore:
     """A queue store in a file. ``compress_bytes_min``: bodies from this size on are compressed; 0: none."""
 
     is_durable = True
 
     def __init__(self, path: Path, *, sync: Sync = "always", compress_bytes_min: int = 4_096) -> None:
-        super().__init__(path, compress_bytes_min)
-        self.place = str(path)
+        self.path = path
+        self._db: sqlite3.Connection | None = None
+        self._bodies = Bodies(compress_bytes_min)
+        self._last: dict[int, int] = {}
+        """The last number that was ever given, by partition."""
+        self._trimmed: dict[int, int] = {}
+        """The last number that has left the log, by partition."""
+        self._trims: dict[int, int] = {}
+        """The same for partitions with such messages still in the file."""
+        self.location: str = str(path)
         self.sync: Sync = sync
         self._is_unsynced = False
         self._synced_s = 0.0
         self._space_s: float | None = None
-        """When to look at the free space."""
+        """The time of the next look at the free space."""
         self._commits = self._fsyncs = self._rows = 0
-        self.on_wait = nobody_waits
+        self.on_wait = no_wait
 
     # Life
 
@@ -90,20 +105,170 @@ class SqliteStore(SqliteReading):
             self._check_sum(total, (partition, last_seq, trimmed))
             self._last[partition], self._trimmed[partition] = last_seq, trimmed
         for partition, trimmed in self._trimmed.items():
-            # A trim that was cut short by the end of an earlier run goes on.
+            # A trim that the end of an earlier run cut short goes on.
             oldest = db.execute(NUMBERS_OF, (*segment_ids(partition, 0, trimmed), 1)).fetchone()
             if oldest is not None and last_of(oldest) <= trimmed:
                 self._trims[partition] = trimmed
         self._space_s = time.monotonic() + _SPACE_S
 
     def close(self) -> None:
-        """Fold the log into the file, and give it back. Idempotent."""
+        """Fold the log into the file, and close it. Idempotent."""
         db, self._db = self._db, None
         if db is not None:
             with contextlib.suppress(sqlite3.Error):
                 db.execute("pragma wal_checkpoint(truncate)")
             with contextlib.suppress(sqlite3.Error):
                 db.close()
+
+    # Reading
+
+    def _check_sum(self, total: object, numbers: tuple[object, ...], *blobs: object) -> None:
+        if total != row_sum(numbers, *blobs):
+            raise damaged(self.path, f"a record with the numbers {', '.join(map(str, numbers))[:80]} is not as it was")
+
+    @property
+    def _open_db(self) -> sqlite3.Connection:
+        if self._db is None:
+            raise StoreError(f"the queues' file {self.path} is closed")
+        return self._db
+
+    def load(self) -> dict[str, bytes]:
+        """All definitions."""
+        try:
+            found: dict[str, bytes] = {}
+            for key, value, total in self._open_db.execute("select key, value, sum from definitions order by key"):
+                self._check_sum(total, (), key, value)
+                found[key] = value
+        except sqlite3.Error as error:
+            raise explain(self.path, error) from error
+        return found
+
+    def load_partition(self, partition: int) -> PartitionRecord:
+        """All of a partition but its messages."""
+        db = self._open_db
+        if self._trims.get(partition) == SEQ_MASK:  # the partition was removed, though some of it is still in the file
+            return PartitionRecord()
+        try:
+            row = db.execute("select items, bytes from partitions where partition = ?", (partition,)).fetchone()
+            record = PartitionRecord(self._last.get(partition, 0), self._trimmed.get(partition, 0), *(row or ()))
+            count, size = self._sum(db, partition, record.trimmed)  # also those in segments that stay
+            record.messages = max(0, record.messages - count)
+            record.bytes = max(0, record.bytes - size)
+            cursors = "select channel, floor, handed_out, sum from cursors where partition = ?"
+            for channel, ack_floor, delivered_up_to, total in db.execute(cursors, (partition,)).fetchall():
+                self._check_sum(total, (channel, partition, ack_floor, delivered_up_to))
+                record.cursors[channel] = Cursor(ack_floor, delivered_up_to)
+                record.done[channel] = joined(self._done(db, channel, partition))
+                record.states[channel] = self._states(db, channel, partition)
+                last = db.execute("select id from last_dead where channel = ?", (channel,)).fetchone()
+                record.last_dead_id[channel] = 0 if last is None else int(last[0])
+        except sqlite3.Error as error:
+            raise explain(self.path, error) from error
+        return record
+
+    def _done(self, db: sqlite3.Connection, channel: int, partition: int) -> Iterable[tuple[int, int]]:
+        for low, high, total in db.execute(
+            "select low, high, sum from done where channel = ? and partition = ? order by low", (channel, partition)
+        ):
+            self._check_sum(total, (channel, partition, low, high))
+            yield low, high
+
+    def _states(self, db: sqlite3.Connection, channel: int, partition: int) -> list[StateRow]:
+        found: list[StateRow] = []
+        for *row, total in db.execute(
+            "select channel, partition, seq, attempts, due_us, history, sum from states "
+            "where channel = ? and partition = ? order by seq",
+            (channel, partition),
+        ):
+            self._check_sum(total, tuple(row[:5]), row[5])
+            found.append(StateRow(*row))
+        return found
+
+    def scan(self, partition: int, from_seq: int, *, items_max: int, bytes_max: int) -> list[MessageRow]:
+        """Messages from ``from_seq`` on."""
+        from_seq = max(from_seq, self._trimmed.get(partition, 0) + 1)
+        found: list[MessageRow] = []
+        size = 0
+        try:
+            for row in self._messages(self._open_db, partition, from_seq):
+                size += len(row[3])
+                if found and size > bytes_max:
+                    break
+                found.append(row)
+                if len(found) >= items_max:
+                    break
+        except sqlite3.Error as error:
+            raise explain(self.path, error) from error
+        return found
+
+    def _messages(self, db: sqlite3.Connection, partition: int, from_seq: int) -> Iterator[MessageRow]:
+        lowest, highest = segment_ids(partition, from_seq, SEQ_MASK)
+        holds = db.execute(
+            "select max(id) from segments where id between ? and ?", (segment_id(partition, 0), lowest)
+        ).fetchone()[0]
+        for row in db.execute(
+            "select * from segments where id between ? and ? order by id", (lowest if holds is None else holds, highest)
+        ):
+            yield from self._bodies.unpack(row, from_seq, self._end_of(db, partition, row))
+
+    def _end_of(self, db: sqlite3.Connection, partition: int, row: Sequence[object]) -> int:
+        """Return the number behind those that a damaged row may hold."""
+        if span(*row[:4]) is not None:
+            return SEQ_MASK
+        following = db.execute(
+            "select min(id) from segments where id > ? and id <= ?", (row[0], segment_id(partition, SEQ_MASK))
+        ).fetchone()[0]
+        return self._last.get(partition, 0) + 1 if following is None else int(following) & SEQ_MASK
+
+    def get(self, partition: int, seqs: list[int]) -> list[MessageRow]:
+        """These messages."""
+        trimmed = self._trimmed.get(partition, 0)
+        found: list[MessageRow] = []
+        try:
+            for seq in sorted(seqs):
+                if seq > trimmed:
+                    row = next(self._messages(self._open_db, partition, seq), None)
+                    if row is not None and row.seq == seq:
+                        found.append(row)
+        except sqlite3.Error as error:
+            raise explain(self.path, error) from error
+        return found
+
+    def scan_dead_letters(self, channel: int, after_id: int, *, items_max: int) -> list[DeadLetterRow]:
+        """Dead letters behind an id."""
+        found: list[DeadLetterRow] = []
+        try:
+            for *row, total in self._open_db.execute(
+                "select channel, id, partition, seq, died_us, attempts, meta, body, history, sum from dead "
+                "where channel = ? and id > ? order by id limit ?",
+                (channel, after_id, items_max),
+            ):
+                letter = DeadLetterRow(*row)
+                if total != row_sum(letter[:6], *letter[6:]):
+                    letter = letter._replace(meta=DAMAGED_META, body=b"", history=b"")
+                found.append(letter)
+        except sqlite3.Error as error:
+            raise explain(self.path, error) from error
+        return found
+
+    def count_dead_letters(self, channel: int) -> int:
+        """How many dead letters there are."""
+        try:
+            row = self._open_db.execute("select count(*) from dead where channel = ?", (channel,)).fetchone()
+        except sqlite3.Error as error:
+            raise explain(self.path, error) from error
+        return int(row[0])
+
+    def _sum(self, db: sqlite3.Connection, partition: int, up_to: int) -> tuple[int, int]:
+        """Count the messages of the file up to a number, and the bytes of their bodies."""
+        count = size = 0
+        for row in db.execute(NUMBERS_OF, (*segment_ids(partition, 0, up_to), -1)).fetchall():
+            items, of = span(*row) or (0, 0)
+            if last_of(row) > up_to:  # the last one
+                items, of = size_up_to(db.execute("select * from segments where id = ?", (row[0],)).fetchone(), up_to)
+            count += items
+            size += of
+        return count, size
 
     # Writing
 
@@ -113,7 +278,7 @@ class SqliteStore(SqliteReading):
         self._step(lambda db: self._write(db, batch, last), keep=False)
 
     def commit(self, batch: StoreBatch) -> None:
-        """One transaction."""
+        """Write the batch in one transaction."""
         last = check_numbers(batch.appends, self._last)
         trims = self._step(lambda db: self._write(db, batch, last), keep=True)
         self._last.update(last)
@@ -134,19 +299,19 @@ class SqliteStore(SqliteReading):
             if time.monotonic() - self._synced_s >= SYNC_INTERVAL_S:
                 try:
                     self._fsync()
-                except StoreError as error:  # it is written, and `tidy` tries again: failed, it would come twice
+                except StoreError as error:  # the batch is written, and `tidy` tries again
                     logger.error("%s", error)
 
     def _set_trims(self, trims: dict[int, int]) -> None:
         before, self._trims = self._trims, trims
         for partition, up_to in before.items():
-            if up_to == SEQ_MASK and partition not in trims:  # it was removed, and is gone now
+            if up_to == SEQ_MASK and partition not in trims:  # the partition was removed, and is gone now
                 del self._last[partition], self._trimmed[partition]
 
-    # What can wait
+    # Deferrable work
 
     def tidy_in_s(self) -> float | None:
-        """When `tidy` has something to do."""
+        """Return when `tidy` has work to do."""
         if self._trims:
             return 0.0
         times = [self._synced_s + SYNC_INTERVAL_S] if self._is_unsynced else []
@@ -155,7 +320,7 @@ class SqliteStore(SqliteReading):
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def tidy(self) -> None:
-        """One of: remove some of what was trimmed; fsync; give some free space back."""
+        """Do one of these: remove some trimmed messages; fsync; give some free space back."""
         now_s = time.monotonic()
         if self._trims:
             self._set_trims(self._step(lambda db: self._trim(db, self._trims, _TRIM_ROWS_IDLE), keep=True))
@@ -163,17 +328,17 @@ class SqliteStore(SqliteReading):
         elif self._is_unsynced and now_s >= self._synced_s + SYNC_INTERVAL_S:
             self._fsync()
         elif self._space_s is not None and now_s >= self._space_s:
-            self._space_s = now_s if self._give_back(self._open_db) else None
+            self._space_s = now_s if self._release(self._open_db) else None
 
-    def _give_back(self, db: sqlite3.Connection) -> bool:
-        """Whether there is more to give back."""
+    def _release(self, db: sqlite3.Connection) -> bool:
+        """Give free space back. Returns whether there is more."""
         try:
             free = int(db.execute("pragma freelist_count").fetchone()[0])
             pages = int(db.execute("pragma page_count").fetchone()[0])
             if free <= max(_FREE_PAGES_MIN, pages // 4):
                 return False
             db.execute(f"pragma incremental_vacuum({_FREE_PAGES_STEP})").fetchall()
-            # A file that was made without it has nothing to give.
+            # A file that was made without auto-vacuum has nothing to give.
             return int(db.execute("pragma freelist_count").fetchone()[0]) < free
         except sqlite3.Error as error:
             raise explain(self.path, error) from error
@@ -210,7 +375,7 @@ class SqliteStore(SqliteReading):
         self._synced_s = time.monotonic()
 
     def _write(self, db: sqlite3.Connection, batch: StoreBatch, last: dict[int, int]) -> dict[int, int]:
-        """``last``: the new last numbers. Gives the trims that are not through."""
+        """Write a batch. ``last``: the new last numbers. Returns the trims that are not complete."""
         if batch.definitions:
             self._define(db, batch.definitions)
         if batch.appends:
@@ -246,7 +411,7 @@ class SqliteStore(SqliteReading):
     def _number(
         self, db: sqlite3.Connection, partition: int, last_seq: int, trimmed: int, items: int, size: int
     ) -> None:
-        """How far a partition is, and what comes to its messages and bytes."""
+        """Write the numbers of a partition, and change the counts of its messages and bytes."""
         db.execute(
             "insert into partitions values(?,?,?,?,?,?) on conflict(partition) do update set "
             "last_seq = excluded.last_seq, trimmed = excluded.trimmed, sum = excluded.sum, "
@@ -284,7 +449,7 @@ class SqliteStore(SqliteReading):
             db.executemany(INSERT, segments)
 
     def _move(self, db: sqlite3.Connection, cursors: dict[tuple[int, int], CursorChange]) -> None:
-        places = [(*key, change.cursor.floor, change.cursor.handed_out) for key, change in cursors.items()]
+        places = [(*key, change.cursor.ack_floor, change.cursor.delivered_up_to) for key, change in cursors.items()]
         db.executemany("insert or replace into cursors values(?,?,?,?,?)", _summed(places))
         removed = [(*key, seq) for key, change in cursors.items() for seq in change.states_removed]
         if removed:
@@ -302,13 +467,13 @@ class SqliteStore(SqliteReading):
                 "where excluded.high > high",
                 _summed(done),
             )
-        passed = [(*key, change.cursor.floor) for key, change in cursors.items()]
-        # What the floor has passed is forgotten.
+        passed = [(*key, change.cursor.ack_floor) for key, change in cursors.items()]
+        # The store deletes rows below the ack floor.
         db.executemany("delete from done where channel = ? and partition = ? and low <= ?", passed)
         db.executemany("delete from states where channel = ? and partition = ? and seq <= ?", passed)
 
     def _trim(self, db: sqlite3.Connection, trims: dict[int, int], rows_max: int) -> dict[int, int]:
-        """Remove about so many messages at most, by whole segments; gives the trims that are not through.
+        """Remove about so many messages at most, by whole segments; return the trims that are not complete.
 
         A partition that was removed is trimmed as a whole, up to `SEQ_MASK`: a very large one takes many steps, too.
         """
@@ -344,7 +509,7 @@ class SqliteStore(SqliteReading):
     # Watching
 
     def limit_pages(self, pages: int) -> int:
-        """Cap the file at so many pages, at least what it has now, as a full disk would; gives the cap before."""
+        """Cap the file at so many pages, at least its present ones, as a full disk would. Returns the cap before."""
         db = self._open_db
         before = int(db.execute("pragma max_page_count").fetchone()[0])
         db.execute(f"pragma max_page_count={pages or 1}")

@@ -22,12 +22,12 @@ _WORD: Final = 0xFFFFFFFF
 
 
 def log_of(path: Path) -> Path:
-    """The name of a file's log."""
+    """Return the path of a file's log."""
     return path.with_name(path.name + "-wal")
 
 
 def lost_commits(log: Path) -> bool:
-    """Whether a frame of a commit that was on disk is damaged. Call it while nobody writes."""
+    """Whether a frame of a commit that was on disk is damaged. Call it while no process writes."""
     try:
         content = log.read_bytes()
     except FileNotFoundError:
@@ -36,7 +36,7 @@ def lost_commits(log: Path) -> bool:
         return False
     magic, _version, page_bytes, _number, *salts, sum_0, sum_1 = _HEADER.unpack_from(content)
     if magic not in (_MAGIC_LITTLE, _MAGIC_BIG) or not 512 <= page_bytes <= 65_536:
-        return len(content) > _HEADER.size  # nothing of it can be read
+        return len(content) > _HEADER.size  # no part of the log can be read
     order = "<" if magic == _MAGIC_LITTLE else ">"
     if _sum(content[:24], 0, 0, order) != (sum_0, sum_1):
         return len(content) > _HEADER.size
@@ -45,10 +45,10 @@ def lost_commits(log: Path) -> bool:
     is_broken = is_after_commit = False
     for at in range(_HEADER.size, len(content) - size + 1, size):
         _page, commit, *frame_salts, sum_0, sum_1 = _FRAME.unpack_from(content, at)
-        is_of_now = frame_salts == salts  # else of what the log held before it was begun anew
+        is_of_now = frame_salts == salts  # otherwise a frame from before the log was begun anew
         follows = is_of_now and _frame_sum(content[at : at + size], *sums, order) == (sum_0, sum_1)
         if follows and is_broken and is_after_commit:
-            return True  # this commit was begun when the one before it was on disk
+            return True  # this commit began when the one before it was on disk
         is_broken = is_broken or not follows
         is_after_commit = is_of_now and bool(commit)
         sums = sum_0, sum_1

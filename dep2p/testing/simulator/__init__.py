@@ -1,1 +1,1 @@
-"""simulator."""
+"""Whole pub/sub networks under virtual time."""

@@ -1,4 +1,4 @@
-"""What is to happen when, in virtual time: a calendar of short lists instead of one large heap.
+"""The schedule of a simulation, in virtual time: a calendar of short lists instead of one large heap.
 
 Entries of four milliseconds share a list, which is sorted when its time comes. That costs a third of what a heap of
 tuples costs with a hundred thousand entries, since nearly all entries are a link's latency away.
@@ -17,15 +17,15 @@ from dep2p.types import PeerId
 BUCKETS_PER_S: Final = 250.0
 
 Entry = tuple[float, int, PeerId, Any]
-"""(time in seconds, node, sender, what): with a sender an RPC that arrives; with ``NOBODY`` see `World`."""
+"""(time in seconds, node, sender, what): with a sender an RPC that arrives; with ``NO_SENDER`` see `World`."""
 
-NOBODY: Final = PeerId("")
+NO_SENDER: Final = PeerId("")
 
 entry_time: Final[Callable[[Entry], float]] = itemgetter(0)
 
 
 class Agenda:
-    """Entries by time; those of equal time come in the order in which they were put.
+    """Entries by time; entries of equal time keep the order in which they were put.
 
     `buckets` is written to in the simulator's hot loop as `put` does it.
     """
@@ -36,10 +36,10 @@ class Agenda:
         self.buckets: dict[int, list[Entry]] = {}
         self.keys: list[int] = []
         """A heap of the keys of `buckets`."""
-        self.now = 0.0
-        self.events = 0
-        """Entries that were taken out."""
-        self.opened = -1
+        self.now: float = 0.0
+        self.events: int = 0
+        """Entries that were taken out so far."""
+        self.opened: int = -1
         """The key of the list that is being worked off."""
         self._digest = blake2b(digest_size=16)
 
@@ -60,7 +60,7 @@ class Agenda:
             bucket.append(entry)
 
     def open(self, until: float) -> list[Entry] | None:
-        """The next list, sorted; None when it is not before ``until``. `close` it before the next one.
+        """Return the next list, sorted; None when it is not before ``until``. `close` it before the next one.
 
         It may grow behind the entry that is being worked at. Set `now` to the time of each entry.
         """
@@ -72,7 +72,7 @@ class Agenda:
         return bucket
 
     def close(self) -> None:
-        """The open list is worked off: it goes into the digest."""
+        """Close the list that was worked off: it goes into the digest."""
         bucket = self.buckets.pop(self.opened)
         self.opened = -1
         self.events += len(bucket)
@@ -80,9 +80,9 @@ class Agenda:
         self._digest.update(array("q", [entry[1] for entry in bucket]))
 
     def mix(self, data: bytes) -> None:
-        """Add something else to the digest."""
+        """Add other data to the digest."""
         self._digest.update(data)
 
     def trace_hash(self) -> str:
-        """Hash of the times and nodes of all entries so far, in order, and of what was mixed in."""
+        """Return a hash of the times and nodes of all entries so far, in order, and of the data mixed in."""
         return self._digest.hexdigest()

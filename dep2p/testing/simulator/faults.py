@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated network: partitions, nodes that leave and come back, nodes that crash."""
+"""Faults of a simulated network: partitions, nodes that leave and come back, nodes that crash."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Final
 from dep2p.testing.simulator.world import World
 
 CRASH_NOTICED_S: Final = 3.0
-"""How long neighbours take to notice that a node or a path is gone without a word."""
+"""Seconds that neighbours take to notice that a node or a path is gone without a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Partition:
 
     @classmethod
     def parse(cls, text: str) -> "Partition":
-        """From ``2:8`` or ``2:8:0.3``. Raises ``ValueError`` with a sentence for the user."""
+        """Parse ``2:8`` or ``2:8:0.3``. Raises ``ValueError`` with a sentence for the user."""
         try:
             numbers = [float(part) for part in text.split(":")]
             if len(numbers) not in (2, 3):
@@ -71,12 +71,12 @@ class Faults:
         self._parted: list[tuple[int, int]] = []
 
     def schedule_partition(self, partition: Partition, start: float) -> None:
-        """``start``: the virtual time of the first publish."""
+        """Put a partition on the agenda. ``start``: the virtual time of the first publish."""
         self._world.call(start + partition.start_s, partial(self._part, partition.share))
         self._world.call(start + partition.end_s, self._heal)
 
     def schedule_churn(self, churn: Churn, start: float, end: float) -> None:
-        """Departures at random times between ``start`` and ``end``."""
+        """Put departures at random times between ``start`` and ``end`` on the agenda."""
         for per_s, crash in ((churn.leaves_per_s, False), (churn.crashes_per_s, True)):
             at = start
             while per_s:
@@ -99,7 +99,7 @@ class Faults:
                 self._parted.append((dialer, other))
 
     def _heal(self, now: float) -> None:
-        """Each pair tries again within a second."""
+        """Let each pair dial again within a second."""
         parted, self._parted = self._parted, []
         for dialer, other in parted:
             self._world.call(now + self._rng.random(), partial(self._redial, dialer, other))

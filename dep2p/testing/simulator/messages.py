@@ -6,44 +6,44 @@ from typing import Final, Literal
 from dep2p.gossipsub import reasons
 from dep2p.gossipsub.codecs.interface import Codec
 from dep2p.gossipsub.params import GossipParams
-from dep2p.gossipsub.rpc import Message
+from dep2p.gossipsub.rpc import RpcMessage
 from dep2p.gossipsub.signing.policy import Compose
 
 GOOD_SIGNATURE: Final = b"\x01" * 64
 FORGED_SIGNATURE: Final = b"\xff" * 64
-"""Stands for a signature that is not the author's. Nothing is really signed: a flag costs no time."""
+"""A signature that stands for one that is not the author's. Nothing is really signed: a flag costs no time."""
 FORGED_DATA: Final = b"forged"
-"""How the payloads of forged messages start, so that a delivery of one is noticed."""
+"""The first bytes of forged messages, so that a delivery of one is noticed."""
 
 WireName = Literal["none", "realm", "libp2p"]
 
 _AUTHOR: Final = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20]) + bytes(32)
 
 
-def authenticate(message: Message) -> str | None:
-    """As a codec's: why a message is not its author's; None when it is."""
+def authenticate(message: RpcMessage) -> str | None:
+    """Return why a message is not its author's, as a codec does; None when it is."""
     return reasons.INVALID_SIGNATURE if message.signature == FORGED_SIGNATURE else None
 
 
 def make_compose(wire: WireName, params: GossipParams, author: bytes, signature: bytes = GOOD_SIGNATURE) -> Compose:
-    """What makes the messages of a node."""
+    """Return the function that makes the messages of a node."""
     if wire != "none":
         return _make_codec(wire, params, author, signature).compose
 
-    def compose(topic: str, data: bytes, seqno: bytes) -> Message:
+    def compose(topic: str, data: bytes, seqno: bytes) -> RpcMessage:
         message_id = hashlib.sha256(author + seqno).digest()[:16]
-        return Message(message_id, author, seqno, topic, data, signature)
+        return RpcMessage(message_id, author, seqno, topic, data, signature)
 
     return compose
 
 
-def forge(wire: WireName, params: GossipParams, author: bytes, topic: str, data: bytes, seqno: bytes) -> Message:
-    """A message in somebody else's name."""
+def forge(wire: WireName, params: GossipParams, author: bytes, topic: str, data: bytes, seqno: bytes) -> RpcMessage:
+    """Make a message in another node's name."""
     return make_compose(wire, params, author, FORGED_SIGNATURE)(topic, data, seqno)
 
 
 def make_wire(wire: WireName, params: GossipParams) -> Codec | None:
-    """One codec for all nodes: encoding and decoding depend on nobody's keys."""
+    """Make one codec for all nodes: encoding and decoding depend on no node's keys."""
     return None if wire == "none" else _make_codec(wire, params, _AUTHOR, GOOD_SIGNATURE)
 
 
@@ -57,6 +57,6 @@ def _make_codec(wire: WireName, params: GossipParams, author: bytes, signature: 
 
         return RealmCodec(author, sign, bytes(32), params)
     from dep2p.gossipsub.codecs.libp2p import Libp2pCodec
-    from dep2p.gossipsub.message_id import go_id
+    from dep2p.gossipsub.messages.message_id import go_id
 
     return Libp2pCodec(author, sign, go_id, params)

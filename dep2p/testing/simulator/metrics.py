@@ -1,4 +1,4 @@
-"""What a simulation measures: who got which message when, over how many hops, at which price."""
+"""Measurements of a simulation: when each node got each message, over how many hops, and how many copies that took."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dep2p.gossipsub.effects import Lane
-from dep2p.gossipsub.rpc import Message, Rpc
+from dep2p.gossipsub.rpc import Rpc, RpcMessage
+from dep2p.protocols.timing.percentile import percentile
 from dep2p.testing.simulator.messages import FORGED_DATA
 
 _NEVER: Final = -1.0
@@ -19,11 +20,11 @@ class MessageRecord:
     __slots__ = ("at", "delivered_at", "hops", "publisher")
 
     def __init__(self, publisher: int, at: float, nodes: int) -> None:
-        self.publisher = publisher
-        self.at = at
-        self.delivered_at = array("d", [_NEVER]) * nodes
-        self.hops = bytearray(nodes)
-        """0 where it never came, or at the publisher."""
+        self.publisher: int = publisher
+        self.at: float = at
+        self.delivered_at: array[float] = array("d", [_NEVER]) * nodes
+        self.hops: bytearray = bytearray(nodes)
+        """Hops at each node; 0 where the message never came, or at the publisher."""
         self.delivered_at[publisher] = at
 
 
@@ -39,24 +40,21 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """All 0 when there are none."""
+        """Summarize the values; all fields are 0 when there are none."""
         ordered = sorted(values)
         if not ordered:
             return cls()
-
-        def at(share: float) -> float:
-            return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
-
-        return cls(sum(ordered) / len(ordered), at(0.5), at(0.9), at(0.99), ordered[-1])
+        p50, p90, p99 = (percentile(ordered, share) for share in (0.5, 0.9, 0.99))
+        return cls(sum(ordered) / len(ordered), p50, p90, p99, ordered[-1])
 
     def as_object(self, digits: int = 2) -> dict[str, float]:
-        """For JSON, rounded."""
+        """Return the fields, rounded, for JSON."""
         return {name: round(getattr(self, name), digits) for name in ("mean", "p50", "p90", "p99", "max")}
 
 
 @dataclass(slots=True)
 class Deliveries:
-    """What came of the messages, over honest nodes that were up when it was published and long enough after."""
+    """Deliveries of the messages to honest nodes that were up when a message was published and long enough after."""
 
     expected: int = 0
     """Pairs of a message and a node that should have got it; the publisher is none of them."""
@@ -68,12 +66,12 @@ class Deliveries:
 
     @property
     def ratio(self) -> float:
-        """Made over expected, 1 when nothing was expected."""
+        """Deliveries made over those expected, 1 when none was expected."""
         return self.made / self.expected if self.expected else 1.0
 
 
 class Metrics:
-    """Fed by the world while it runs. ``honest``: nodes with lower numbers are measured, the others only counted."""
+    """Counts of the world while it runs. ``honest``: nodes with lower numbers are measured, the others only counted."""
 
     def __init__(self, honest: int, mix: Callable[[bytes], None]) -> None:
         self._honest = honest
@@ -82,29 +80,29 @@ class Metrics:
         self.downs: dict[int, list[tuple[float, float]]] = {}
         """Times (from, to) at which a node was down."""
         self.up_since: dict[int, float] = {}
-        """When a node came back last; it has forgotten what it got before."""
-        self.copies = 0
+        """The virtual time at which a node came back last; it has forgotten everything that it got before."""
+        self.copies: int = 0
         """Messages sent to neighbours, own publishes included, by honest nodes."""
-        self.deliveries = 0
-        self.delivered_twice = 0
-        self.forged_delivered = 0
-        """Deliveries of messages that nobody honest published."""
+        self.deliveries: int = 0
+        self.delivered_twice: int = 0
+        self.forged_delivered: int = 0
+        """Deliveries of messages that no honest node published."""
         self.rpcs: dict[str, int] = {}
-        """RPCs sent by honest nodes, by what they hold."""
+        """RPCs sent by honest nodes, by their content."""
         self.drops: dict[str, int] = {}
         """RPCs that did not arrive, by reason."""
         self.disconnects: dict[str, int] = {}
-        """Links that routers gave up: honest peers, sybils."""
+        """Links that routers gave up: to honest peers, to sybils."""
         self.publishes_refused = 0
 
-    def published(self, number: int, message: Message, now: float) -> None:
-        """An honest node published."""
+    def published(self, number: int, message: RpcMessage, now: float) -> None:
+        """Note that an honest node published."""
         if number < self._honest:
             self.records[message.id] = MessageRecord(number, now, self._honest)
             self._mix(b"publish %d %a %a" % (number, message.id, now))
 
-    def delivered(self, number: int, message: Message, sender: int, now: float) -> None:
-        """A router handed a message to its app; ``sender`` is -1 for an own one."""
+    def delivered(self, number: int, message: RpcMessage, sender: int, now: float) -> None:
+        """Note that a router handed a message to its app; ``sender`` is -1 for an own one."""
         if number >= self._honest:
             return
         record = self.records.get(message.id)
@@ -124,7 +122,7 @@ class Metrics:
         self._mix(b"deliver %d %d %a" % (number, sender, message.id))
 
     def sent(self, number: int, rpc: Rpc, count: int, lane: Lane) -> None:
-        """An honest node sent an RPC to ``count`` neighbours."""
+        """Count an RPC that an honest node sent to ``count`` neighbours."""
         if number >= self._honest:
             return
         rpcs = self.rpcs
@@ -137,11 +135,11 @@ class Metrics:
                 rpcs[name] = rpcs.get(name, 0) + count
 
     def dropped(self, reason: str) -> None:
-        """An RPC did not arrive."""
+        """Count an RPC that did not arrive."""
         self.drops[reason] = self.drops.get(reason, 0) + 1
 
     def disconnected(self, number: int, other: int) -> None:
-        """A router gave a link up."""
+        """Count a link that a router gave up."""
         if number < self._honest:
             whom = "honest peers" if other < self._honest else "sybils"
             self.disconnects[whom] = self.disconnects.get(whom, 0) + 1
@@ -150,15 +148,21 @@ class Metrics:
         """Whether a node was down at some time in between."""
         return any(down < end and up > start for down, up in self.downs.get(number, ()))
 
-    def summary(self, grace_s: float) -> Deliveries:
-        """Evaluate. A node counts for a message when it was up from its publication to ``grace_s`` after it."""
+    def summary(self, grace_s: float, *, node: int | None = None, publisher: int | None = None) -> Deliveries:
+        """Evaluate the deliveries. A node counts for a message when it was up from its publication to ``grace_s`` after
+        it.
+
+        ``node``: what one node got. ``publisher``: the messages of one.
+        """
         result = Deliveries()
         latencies: list[float] = []
         hops: list[float] = []
         for record in self.records.values():
+            if publisher is not None and record.publisher != publisher:
+                continue
             expected = made = 0
             for number, at in enumerate(record.delivered_at):
-                if number == record.publisher:
+                if number == record.publisher or node not in (None, number):
                     continue
                 if number in self.downs and self.is_down(number, record.at, record.at + grace_s):
                     continue

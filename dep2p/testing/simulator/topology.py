@@ -1,4 +1,4 @@
-"""How far nodes are from each other, and who is linked to whom."""
+"""Distances between nodes, and the links among them."""
 
 import math
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Latency:
             raise ValueError("a uniform latency goes from the smaller to the larger")
 
     def draw(self, rng: Random) -> float:
-        """The delay of one link, seconds."""
+        """Draw the delay of one link, seconds."""
         if self.kind == "fixed":
             return self.first
         if self.kind == "uniform":
@@ -40,7 +40,7 @@ class Latency:
 
     @classmethod
     def parse(cls, text: str) -> "Latency":
-        """From ``fixed:50``, ``uniform:10:150`` or ``lognormal:60:0.5`` (milliseconds; sigma plain).
+        """Parse ``fixed:50``, ``uniform:10:150`` or ``lognormal:60:0.5`` (milliseconds; sigma plain).
 
         Raises ``ValueError`` with a sentence for the user.
         """
@@ -63,9 +63,9 @@ class Latency:
 
 
 def random_graph(nodes: int, degree: int, rng: Random) -> list[tuple[int, int]]:
-    """Links (dialer, dialed): each node dials ``degree // 2`` others that it is not linked to, at random.
+    """Return links (dialer, dialed): each node dials ``degree // 2`` others that it is not linked to, at random.
 
-    So a node has about ``degree`` links, half of them its own. In a small network it dials whoever is left.
+    So a node has about ``degree`` links, half of them its own. In a small network it dials all nodes that are left.
     """
     linked: list[dict[int, None]] = [{} for _ in range(nodes)]
     links: list[tuple[int, int]] = []

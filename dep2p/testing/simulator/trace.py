@@ -9,7 +9,7 @@ import zstandard
 from dep2p.gossipsub.tracing.libp2p_events import DropRpc, RecvRpc, SendRpc, Trace
 from dep2p.gossipsub.tracing.schema_events import trace_events
 from dep2p.traces.files import FRAME_EVENTS, ZSTD_LEVEL, FileName, GrowingFile
-from dep2p.traces.schema import SCHEMA_VERSION, Event, NodeStart, NodeStop
+from dep2p.traces.schema import SCHEMA_VERSION, NodeStartEvent, NodeStopEvent, TraceEvent
 from dep2p.types import PeerId
 
 TRACE_EPOCH_NS: Final = 1_577_836_800 * 1_000_000_000
@@ -29,10 +29,10 @@ class TraceDir:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.rpcs = rpcs
-        self.events = 0
+        self.events: int = 0
         self.paths: list[Path] = []
         self._compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
-        self._runs: dict[PeerId, _Run] = {}
+        self._runs: dict[PeerId, _SimulatedRun] = {}
         self._files: list[GrowingFile] = []
         self._last_us = TRACE_EPOCH_NS // 1000
 
@@ -51,28 +51,29 @@ class TraceDir:
             file.abandon()
 
     def write(self, trace: Trace, own: PeerId, now: float) -> None:
-        """One effect of a node's router; the first one starts the node's run."""
+        """Write one effect of a node's router; the first one starts the node's run."""
         t_us = _micros(now)
         self._last_us = max(self._last_us, t_us)
         if not self.rpcs and isinstance(trace, SendRpc | RecvRpc | DropRpc):
             return
         run = self._runs.get(own)
         if run is None:
-            run = self._runs[own] = _Run(own, t_us)
-            self._put(run, NodeStart(SCHEMA_VERSION, own, 0, t_us, "simulation"))
+            run = self._runs[own] = _SimulatedRun(own, t_us)
+            self._put(run, NodeStartEvent(SCHEMA_VERSION, own, 0, t_us, "simulation"))
         for event in trace_events(trace, own, run.seq, t_us):
             self._put(run, event)
 
     def stopped(self, own: PeerId, now: float, reason: str | None) -> None:
-        """A node's run ends; without a ``reason`` it was killed and had no time to say so. No run: nothing happens."""
+        """End a node's run; without a ``reason`` it was killed and had no time to say so. Nothing happens when it has
+        no run."""
         run = self._runs.pop(own, None)
         if run is None:
             return
         if reason is not None:
-            self._put(run, NodeStop(SCHEMA_VERSION, own, run.seq, _micros(now), reason))
+            self._put(run, NodeStopEvent(SCHEMA_VERSION, own, run.seq, _micros(now), reason))
         self._flush(run)
 
-    def _put(self, run: "_Run", event: Event) -> None:
+    def _put(self, run: "_SimulatedRun", event: TraceEvent) -> None:
         if run.hour != event.t // _HOUR_US:
             self._flush(run)
             run.hour, run.file = event.t // _HOUR_US, None
@@ -82,7 +83,7 @@ class TraceDir:
         if len(run.pending) >= FRAME_EVENTS:
             self._flush(run)
 
-    def _flush(self, run: "_Run") -> None:
+    def _flush(self, run: "_SimulatedRun") -> None:
         if not run.pending:
             return
         if run.file is None:
@@ -95,7 +96,7 @@ class TraceDir:
         run.pending.clear()
 
 
-class _Run:
+class _SimulatedRun:
     __slots__ = ("file", "hour", "node", "number", "pending", "seq", "start_us")
 
     def __init__(self, node: PeerId, start_us: int) -> None:
@@ -104,7 +105,7 @@ class _Run:
         self.hour = start_us // _HOUR_US
         self.number = 0
         self.seq = 0
-        self.pending: list[Event] = []
+        self.pending: list[TraceEvent] = []
         self.file: GrowingFile | None = None
 
 

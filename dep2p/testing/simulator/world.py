@@ -3,6 +3,7 @@
 import heapq
 from bisect import insort
 from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import sha256
 from random import Random
 from typing import Any, Final, Protocol
@@ -16,7 +17,7 @@ from dep2p.gossipsub.effects import (
     Effect,
     Lane,
     OpenStream,
-    Published,
+    PublishAccepted,
     PublishExpired,
     ResetStream,
     Send,
@@ -24,7 +25,7 @@ from dep2p.gossipsub.effects import (
 )
 from dep2p.gossipsub.events import Event, Malformed, PeerDown, PeerUp, StreamUp, Validated, Verdict, Version
 from dep2p.gossipsub.rpc import Rpc
-from dep2p.testing.simulator.calendar import BUCKETS_PER_S, NOBODY, Agenda, entry_time
+from dep2p.testing.simulator.calendar import BUCKETS_PER_S, NO_SENDER, Agenda, entry_time
 from dep2p.testing.simulator.messages import authenticate
 from dep2p.testing.simulator.metrics import Metrics
 from dep2p.testing.simulator.topology import Latency
@@ -36,42 +37,42 @@ _ED25519_PREFIX: Final = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])
 
 
 Receive = Callable[[PeerId, Rpc, float], list[Effect]]
-"""Takes an RPC: sender, what, time."""
+"""Takes an RPC; its arguments are the sender, the RPC and the time."""
 
 
-class Node(Protocol):
-    """What takes part: a `Router`, or what pretends to be one. RPCs go to a function of type `Receive`."""
+class SimulatedNode(Protocol):
+    """A participant: a `Router`, or a node that pretends to be one. RPCs go to a function of type `Receive`."""
 
     def handle(self, event: Event, now: float, /) -> list[Effect]:
-        """Anything else happened."""
+        """Take any other event."""
         ...
 
     def next_deadline(self) -> float | None:
-        """When `on_deadline` wants to be called."""
+        """Return when `on_deadline` is to be called; None for never."""
         ...
 
     def on_deadline(self, now: float, /) -> list[Effect]:
-        """Its time has come."""
+        """Do what is due."""
         ...
 
 
 class DownNode:
-    """In the place of a node that is down: swallows everything."""
+    """A stand-in for a node that is down: it swallows everything."""
 
     def receive(self, peer: PeerId, rpc: Rpc, now: float, /) -> list[Effect]:
-        """Lost."""
+        """Lose the RPC."""
         return []
 
     def handle(self, event: Event, now: float, /) -> list[Effect]:
-        """Unheard."""
+        """Lose the event."""
         return []
 
     def next_deadline(self) -> float | None:
-        """It wants nothing."""
+        """Return None: there is nothing to do."""
         return None
 
     def on_deadline(self, now: float, /) -> list[Effect]:
-        """Never called."""
+        """Do nothing; it is never called."""
         return []
 
 
@@ -79,50 +80,59 @@ DOWN: Final = DownNode()
 
 
 def identity_of(number: int) -> bytes:
-    """The multihash bytes of a node's peer id; it looks as one of an Ed25519 key does."""
+    """Return the multihash bytes of a node's peer id; they look like those of an Ed25519 key."""
     return _ED25519_PREFIX + sha256(b"dep2p simulated node %d" % number).digest()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """Conditions on links and nodes: latency and loss of links, time of a validation; ``wire`` encodes each RPC, None
+    none."""
+
+    latency: Latency
+    loss: float = 0.0
+    validation_s: float = 0.0
+    wire: Codec | None = None
+
+
 class World:
-    """Nodes by number. Whatever happens is put on the agenda and happens in `run`."""
+    """Nodes by number. Every event is put on the agenda and happens in `run`."""
 
     def __init__(
         self,
+        conditions: Conditions,
         *,
         metrics: Metrics,
         agenda: Agenda,
         rng: Random,
-        latency: Latency,
-        loss: float = 0.0,
-        validation_s: float = 0.0,
-        wire: Codec | None = None,
         trace: TraceDir | None = None,
     ) -> None:
         self.metrics = metrics
         self.agenda = agenda
         self.rng = rng
-        self.latency = latency
-        self.loss = loss
-        self.validation_s = validation_s
-        self.nodes: list[Node] = []
+        self.latency: Latency = conditions.latency
+        self.loss: float = conditions.loss
+        self.validation_s: float = conditions.validation_s
+        self.nodes: list[SimulatedNode] = []
         self.peers: list[PeerId] = []
         self.identities: list[bytes] = []
         self.numbers: dict[PeerId, int] = {}
         self.by_identity: dict[bytes, int] = {}
         self.links: list[dict[PeerId, tuple[float, int]]] = []
-        """Of each node: delay in seconds and number of the peer at the other end."""
+        """The links of each node: delay in seconds and number of the peer at the other end."""
         self.dialed: dict[tuple[int, int], float] = {}
         """Every link that was ever made, as (dialer, dialed): its delay."""
         self._receive: list[Receive] = []
         self._timers: list[int] = []
-        """The number of the timer that counts, for each node: a restarted one does not hear its earlier self's."""
-        self._wire = wire
+        """The number of the timer that counts, for each node: a restarted node ignores the timers of its earlier
+        self."""
+        self._wire = conditions.wire
         self._trace = trace
 
     # Nodes and links -------------------------------------------------------------------------------------------------
 
     def add(self) -> int:
-        """A place for a node, down as yet. Returns its number."""
+        """Add a place for a node that is still down. Return the place's number."""
         number = len(self.nodes)
         identity = identity_of(number)
         peer = peer_id_from_bytes(identity)
@@ -136,8 +146,8 @@ class World:
         self._timers.append(0)
         return number
 
-    def start(self, number: int, node: Node, receive: Receive) -> None:
-        """Put a node into its place, now. ``receive`` takes its RPCs."""
+    def start(self, number: int, node: SimulatedNode, receive: Receive) -> None:
+        """Put a node into its place now. ``receive`` takes its RPCs."""
         self.nodes[number] = node
         self._receive[number] = receive
         self._timers[number] += 1
@@ -156,7 +166,7 @@ class World:
         return self.nodes[number] is not DOWN
 
     def dial(self, dialer: int, other: int) -> None:
-        """Link two nodes now, when both are up and not linked yet. The dialed one hears of it one latency later."""
+        """Link two nodes now, when both are up and not linked yet. The dialed one notices one latency later."""
         if not (self.is_up(dialer) and self.is_up(other)) or self.peers[other] in self.links[dialer]:
             return
         key = (dialer, other)
@@ -170,7 +180,7 @@ class World:
             self.post(at, number, StreamUp(self.peers[peer], PROTOCOL))
 
     def cut(self, number: int, other: int, *, noticed_s: float = 0.0) -> None:
-        """End a link now; both ends notice after ``noticed_s``. What is under way still arrives, to a closed door."""
+        """End a link now; both ends notice after ``noticed_s``. An RPC under way still arrives, and is lost."""
         if self.links[number].pop(self.peers[other], None) is None:
             return
         self.links[other].pop(self.peers[number], None)
@@ -182,24 +192,24 @@ class World:
 
     def post(self, at: float, number: int, event: Event) -> None:
         """Let a node handle an event at a time."""
-        self.agenda.put((at, number, NOBODY, event))
+        self.agenda.put((at, number, NO_SENDER, event))
 
     def call(self, at: float, action: Callable[[float], None]) -> None:
-        """Let something happen to the world at a time, which it is given."""
-        self.agenda.put((at, -1, NOBODY, action))
+        """Call ``action`` at a time with that time; it changes the world."""
+        self.agenda.put((at, -1, NO_SENDER, action))
 
     def _set_timer(self, number: int) -> None:
         deadline = self.nodes[number].next_deadline()
         if deadline is not None:
-            self.agenda.put((deadline, number, NOBODY, self._timers[number]))
+            self.agenda.put((deadline, number, NO_SENDER, self._timers[number]))
 
     # Time ------------------------------------------------------------------------------------------------------------
 
     def run(self, until: float, on_progress: Callable[[float], None] | None = None) -> None:
-        """Let everything happen that is due before ``until``."""
+        """Run all entries that are due before ``until``."""
         agenda = self.agenda
         receive = self._receive
-        perform = self._perform
+        perform = self.perform
         while (bucket := agenda.open(until)) is not None:
             for at, number, sender, what in bucket:
                 agenda.now = at
@@ -215,7 +225,7 @@ class World:
         agenda.now = max(agenda.now, until)
 
     def _take(self, number: int, what: Any, now: float) -> list[Effect]:
-        """A timer (its number), something that happens to the world, or an event of a node."""
+        """Act on a timer (its number), a change of the world, or an event of a node."""
         if type(what) is int:
             if what != self._timers[number]:
                 return []
@@ -231,7 +241,8 @@ class World:
             self.metrics.publishes_refused += 1
             return []
 
-    def _perform(self, number: int, effects: list[Effect], now: float) -> None:
+    def perform(self, number: int, effects: list[Effect], now: float) -> None:
+        """Perform the effects of a node."""
         buckets = self.agenda.buckets
         metrics = self.metrics
         for effect in effects:
@@ -265,7 +276,7 @@ class World:
                 self._perform_rare(number, effect, now)
 
     def _send_slowly(self, number: int, peers: tuple[PeerId, ...], rpc: Rpc, lane: Lane, now: float) -> None:
-        """With loss or a codec. Control is never lost: a stream carries it, and a full queue says it again."""
+        """Send with loss or a codec. Control is never lost: a stream carries it, and a full queue repeats it."""
         links = self.links[number]
         sender = self.peers[number]
         loses = self.loss if lane is not Lane.CONTROL else 0.0
@@ -289,7 +300,7 @@ class World:
             self.post(at, number, Malformed(sender, str(error)))
 
     def _perform_rare(self, number: int, effect: Effect, now: float) -> None:
-        if isinstance(effect, Published):
+        if isinstance(effect, PublishAccepted):
             self.metrics.published(number, effect.message, now)
         elif isinstance(effect, Validate):
             forged = effect.authenticate and authenticate(effect.message) is not None

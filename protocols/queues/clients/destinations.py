@@ -1,4 +1,4 @@
-"""What a producer knows of the places that a queue's messages can go to. Pure."""
+"""The destinations of a producer's messages: brokers, and what is known of each. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -9,13 +9,13 @@ from dep2p.protocols.queues.ordering.route_table import RouteTable
 
 
 class Kind(Enum):
-    """Of a message; a place takes some of them."""
+    """The kind of a message. A broker may take only some kinds."""
 
     NORMAL = auto()
     ORDERED = auto()
     """It has an order key."""
     DELAYED = auto()
-    """It has an order key and a delay: those behind it would wait, or overtake it."""
+    """It has an order key and a delay: messages behind it would wait, or overtake it."""
     TRANSACTIONAL = auto()
     """It has one attempt: its producer decides what comes after a failure."""
 
@@ -25,16 +25,16 @@ ALL_KINDS = frozenset(Kind)
 
 @dataclass(slots=True)
 class Candidate:
-    """A place that takes messages: a partition, or a node that has the queue."""
+    """A broker that takes messages: a partition, or a node that has the queue."""
 
     id: int
     accepts: frozenset[Kind] = ALL_KINDS
     paused_until: float = 0.0
-    """Told so by it (flow control): nothing is sent before."""
+    """The broker's flow control: the producer sends it nothing before this time."""
     failures: int = 0
-    """Since it last worked."""
+    """Failures since it last worked."""
     avoided_until: float = 0.0
-    """It has failed: until then others are preferred."""
+    """It has failed: until this time the producer prefers others."""
 
 
 @dataclass(slots=True)
@@ -47,13 +47,13 @@ class RouteCache:
 
     @property
     def version(self) -> int:
-        """0: none was seen yet."""
+        """The version of the table; 0 before the first one."""
         return 0 if self.table is None else self.table.version
 
     def take(self, table: RouteTable, accepts: Mapping[int, Iterable[Kind]] | None = None) -> bool:
-        """Use a route table; one that is older than the one in use is ignored. Gives whether it was taken.
+        """Use a route table, unless it is older than the one in use. Returns whether it is in use.
 
-        ``accepts``: the kinds that a partition takes, all where nothing is said.
+        ``accepts``: the kinds that a partition takes, all by default.
         """
         if table.version < self.version:
             return False
@@ -68,8 +68,8 @@ class RouteCache:
                 )
         return True
 
-    def home(self, key: str) -> Candidate:
-        """Where an order key belongs. Raises ``ValueError`` when there is no route table."""
+    def candidate_of(self, key: str) -> Candidate:
+        """Return the candidate of an order key. Raises ``ValueError`` when there is no route table."""
         if self.table is None:
             raise ValueError("there is no route table yet")
         return self.candidates[self.table.of(logical_partition(key)).partition]

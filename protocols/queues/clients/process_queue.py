@@ -1,34 +1,33 @@
-"""What a push consumer keeps of one partition: the messages that are here, in lines that go one after the other. Pure.
+"""A push consumer's messages of one partition, in key queues whose messages go one after the other. Pure.
 
-RocketMQ's process queue (seed 004). A line is an order key in FIFO mode, and a single message in normal mode; so only
-the line of a message that fails waits, not its partition.
+RocketMQ's process queue. A key queue has the messages of one order key in FIFO mode, and a single message in normal
+mode. So only the key queue of a message that fails waits, not its partition.
 """
 
 from bisect import insort
 from collections import deque
 from enum import Enum
-from typing import Any
 
-from dep2p.protocols.queues.wire import Settle
+from dep2p.protocols.queues.wire.frames import Settle
 
 
 class Phase(Enum):
-    """Where a message is on its way."""
+    """The phase of a message here."""
 
     WAITING = "waiting"
-    """For its turn in the line."""
+    """It waits for its turn in the key queue."""
     RUNNING = "running"
-    """In the handler."""
+    """The handler works on it."""
     RETRYING = "retrying"
     """The handler has failed; it is tried again after a while."""
     SETTLING = "settling"
     """Its result is on the way to the queue."""
     GONE = "gone"
-    """Settled, given back, or lost."""
+    """It was settled, released or lost."""
 
 
-class Entry:
-    """A message that is here."""
+class ProcessQueueEntry:
+    """A message that the consumer holds."""
 
     __slots__ = (
         "attempts",
@@ -36,9 +35,9 @@ class Entry:
         "deadline",
         "delay_s",
         "fate",
-        "is_telling",
+        "is_reporting",
         "item",
-        "line",
+        "key_queue",
         "partition",
         "phase",
         "reason",
@@ -50,56 +49,56 @@ class Entry:
     )
 
     def __init__(
-        self, partition: int, seq: int, size: int, attempts: int, now: float, deadline: float, item: Any
+        self, partition: int, seq: int, size: int, attempts: int, now: float, deadline: float, item: object
     ) -> None:
-        self.partition = partition
-        self.seq = seq
-        self.size = size
-        """Bytes it counts for."""
-        self.attempts = attempts
+        self.partition: int = partition
+        self.seq: int = seq
+        self.size: int = size
+        """Bytes that it counts for."""
+        self.attempts: int = attempts
         """This try's number: that of its delivery, and one more with each try here."""
-        self.deadline = deadline
-        """Then it is others', unless it was renewed."""
-        self.span_s = deadline - now
-        """So long a renewal lasts."""
-        self.item = item
-        """The shell's."""
-        self.phase = Phase.WAITING
-        self.line: Line | None = None
-        self.fate = Settle.FINISH
+        self.deadline: float = deadline
+        """From then on it is another consumer's, unless it was renewed."""
+        self.span_s: float = deadline - now
+        """Seconds that a renewal lasts."""
+        self.item: object = item
+        """The shell's own object."""
+        self.phase: Phase = Phase.WAITING
+        self.key_queue: KeyQueue | None = None
+        self.fate: Settle = Settle.FINISH
         """Its result, while it is settling."""
-        self.reason = ""
-        self.delay_s = 0.0
-        self.settle_tries = 0
-        self.is_telling = False
-        """Its result is on the way, and the answer has not come."""
-        self.check_at = 0.0
-        """When its lease is looked at next."""
-        self.retry_at = 0.0
+        self.reason: str = ""
+        self.delay_s: float = 0.0
+        self.settle_tries: int = 0
+        self.is_reporting: bool = False
+        """Whether its result is on the way, without an answer so far."""
+        self.check_at: float = 0.0
+        """The next time to look at its lease."""
+        self.retry_at: float = 0.0
 
     def __repr__(self) -> str:
         return f"<{self.partition}/{self.seq} {self.phase.value} try {self.attempts}>"
 
 
-class Line:
-    """Messages of which one at a time is worked on, by rising number."""
+class KeyQueue:
+    """Messages of one key, by rising number. The consumer works on one at a time."""
 
     __slots__ = ("busy", "entries", "is_queued", "key", "queue", "strays")
 
     def __init__(self, queue: "ProcessQueue", key: str | int) -> None:
-        self.queue = queue
-        self.key = key
-        self.entries: deque[Entry] = deque()
-        self.busy: Entry | None = None
-        """The one that is not waiting any more."""
-        self.strays = 0
-        """Handlers that still run although their message was lost: the line waits for them to end."""
-        self.is_queued = False
-        """In the list of those that can go on."""
+        self.queue: ProcessQueue = queue
+        self.key: str | int = key
+        self.entries: deque[ProcessQueueEntry] = deque()
+        self.busy: ProcessQueueEntry | None = None
+        """The message that is not waiting any more."""
+        self.strays: int = 0
+        """Handlers that still run although their message was lost: the key queue waits for them to end."""
+        self.is_queued: bool = False
+        """Whether it is in the list of key queues that can go on."""
 
-    def add(self, entry: Entry) -> None:
-        """Mostly at the end; one that came back stands before what came after it."""
-        entry.line = self
+    def add(self, entry: ProcessQueueEntry) -> None:
+        """Add a message: mostly at the end; a message that came back goes in front of later ones."""
+        entry.key_queue = self
         if not self.entries or self.entries[-1].seq < entry.seq:
             self.entries.append(entry)
             return
@@ -107,8 +106,8 @@ class Line:
         insort(ordered, entry, key=lambda each: each.seq)
         self.entries = deque(ordered)
 
-    def remove(self, entry: Entry) -> None:
-        """It is gone."""
+    def remove(self, entry: ProcessQueueEntry) -> None:
+        """Remove a message."""
         if self.busy is entry:
             self.busy = None
         if self.entries[0] is entry:
@@ -117,36 +116,36 @@ class Line:
             self.entries.remove(entry)
 
     @property
-    def next(self) -> Entry | None:
-        """What can be worked on now."""
+    def next(self) -> ProcessQueueEntry | None:
+        """Return the message that the consumer can work on now, or None."""
         return self.entries[0] if self.entries and self.busy is None and not self.strays else None
 
 
 class ProcessQueue:
-    """Of one partition."""
+    """The messages of one partition."""
 
-    __slots__ = ("bytes", "entries", "is_stopping", "lines", "partition", "running", "settling")
+    __slots__ = ("bytes", "entries", "is_stopping", "key_queues", "partition", "running", "settling")
 
     def __init__(self, partition: int) -> None:
-        self.partition = partition
-        self.lines: dict[str | int, Line] = {}
-        self.entries: dict[int, Entry] = {}
-        """By number: what is held."""
-        self.bytes = 0
-        self.running = 0
-        """Handlers, also those whose message was lost."""
-        self.settling = 0
-        self.is_stopping = False
-        """Nothing new begins."""
+        self.partition: int = partition
+        self.key_queues: dict[str | int, KeyQueue] = {}
+        self.entries: dict[int, ProcessQueueEntry] = {}
+        """All messages that are held, by number."""
+        self.bytes: int = 0
+        self.running: int = 0
+        """Running handlers, also those whose message was lost."""
+        self.settling: int = 0
+        self.is_stopping: bool = False
+        """Whether nothing new begins."""
 
     @property
     def is_idle(self) -> bool:
-        """No handler runs, and no result is on its way."""
+        """Whether no handler runs, and no result is on its way."""
         return not self.running and not self.settling
 
-    def line(self, key: str | int) -> Line:
-        """The line of a key, made when it is new."""
-        found = self.lines.get(key)
+    def key_queue(self, key: str | int) -> KeyQueue:
+        """Return the key queue of a key, made when it is new."""
+        found = self.key_queues.get(key)
         if found is None:
-            found = self.lines[key] = Line(self, key)
+            found = self.key_queues[key] = KeyQueue(self, key)
         return found

@@ -1,1 +1,1 @@
-"""Order by key: where a key goes, also while partitions are added. Pure."""
+"""Order by key: the partition of a key, also while partitions are added. Pure."""

@@ -1,4 +1,4 @@
-"""Who of a channel's consumers has which partition. Pure, and the same for the same input."""
+"""The assignment of partitions to a channel's consumers. Pure, and the same for the same input."""
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -13,13 +13,13 @@ class Strategy(Enum):
     """Every consumer takes from every partition."""
 
 
-def allocate(
+def assign_partitions(
     strategy: Strategy, partitions: Sequence[int], members: Sequence[bytes], before: Mapping[bytes, Sequence[int]]
 ) -> dict[bytes, tuple[int, ...]]:
-    """The partitions of each member; one that is left over has an empty entry.
+    """Return the partitions of each member; a member without any has an empty entry.
 
-    Exclusive: nobody has more than one partition more than another, and as few as possible change hands. ``members``
-    in the order in which they joined: who came first has the extra ones, unless another has them already.
+    Exclusive: no member has more than one partition more than another, and as few as possible change hands. ``members``
+    in the order in which they joined: the first ones have the extra partitions, unless another has them already.
     """
     if strategy is Strategy.SHARED:
         return {member: tuple(partitions) for member in members}
@@ -30,9 +30,9 @@ def allocate(
     for member in members:
         had[member] = [each for each in before.get(member, ()) if each in there]
         for each in had[member]:
-            del there[each]  # whatever `before` says, a partition has one owner
+            del there[each]  # a partition has one owner, even when `before` says otherwise
     share, extra = divmod(len(partitions), len(members))
-    # Who has most already keeps the extra ones.
+    # A member that has most already keeps the extra ones.
     rich = dict.fromkeys(sorted(members, key=lambda member: -len(had[member]))[:extra])
     kept = {member: had[member][: share + (member in rich)] for member in members}
     free = sorted([*there, *(each for member in members for each in had[member][len(kept[member]) :])])

@@ -1,95 +1,96 @@
-"""The consumers of an exclusive channel as its keeper sees them: coordinator and pull locks together. Pure.
+"""The consumers of an exclusive channel as its broker sees them: coordinator and pull locks together. Pure.
 
-A consumer says with each heartbeat what it holds and what it wants. A lock is given to the consumer to which the
-partition is allocated, when nobody holds it: its holder has released it, or was not heard of for a lease. Grants are
-stored first; `activated` says so, and then the consumer is told.
+Each heartbeat of a consumer lists the partitions that it holds and wants. A free lock goes to the consumer to which the
+partition is assigned. A lock is free when its holder has released it, or was silent for a lease. Grants are stored
+first; `activated` says so, and then the consumer is notified.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
+from dep2p.encoding.shapes import list_of, row_of
 from dep2p.errors import ProtocolError
-from dep2p.protocols.queues.ordering.coordinator import Coordinator, Member
+from dep2p.protocols.queues.ordering.coordinator import Coordinator, GroupMember
 from dep2p.protocols.queues.ordering.partition_locks import Lock, PartitionLocks
 
 _DRIFT: Final = 1.01
-"""The keeper waits a little longer than a consumer's lease: for clocks that do not run alike, and handlers that take a
+"""The factor by which the broker waits longer than a consumer's lease: clocks do not run alike, and handlers take a
 moment to be cancelled."""
 MEMBERS_MAX: Final = 1_024
 MEMBER_BYTES: Final = 16
 
 
 class Lease(NamedTuple):
-    """What a consumer is told."""
+    """A message to a consumer."""
 
     beat: int
-    """The heartbeat that is answered: the lease counts from when that was sent. 0: told unasked, nothing is renewed."""
+    """The heartbeat that this answers: the lease counts from its sending. 0: sent unasked, it renews nothing."""
     lease_s: float
     serial: int
-    """Rises with each one that a consumer is told over one link; heartbeats say which they have seen."""
+    """Rises with each lease that a consumer gets over one link; heartbeats say which they have seen."""
     version: int
-    """Of the allocation."""
+    """The version of the assignment."""
     assigned: tuple[tuple[int, int], ...]
-    """Each partition of this consumer, and the epoch under which it holds it; 0: it does not yet."""
+    """Each partition of this consumer, and the epoch under which it holds it; 0: not yet."""
 
 
 class Granted(NamedTuple):
-    """A consumer has a partition, as soon as this is stored (`Group.activated`)."""
+    """The consumer holds a partition, as soon as this is stored (`Group.activated`)."""
 
     lock: Lock
 
 
 class Freed(NamedTuple):
-    """A lock is over: what was handed out under it goes back."""
+    """A lock is over: its deliveries go back."""
 
     lock: Lock
 
 
-class Tell(NamedTuple):
-    """To be sent to a consumer."""
+class SendLease(NamedTuple):
+    """Send a lease to a consumer."""
 
     member: bytes
     lease: Lease
 
 
-Effect = Granted | Freed | Tell
+Effect = Granted | Freed | SendLease
 
 
 class _Restored(NamedTuple):
     locks: dict[int, Lock]
     epochs: dict[int, int]
     version: int
-    members: dict[bytes, Member]
+    members: dict[bytes, GroupMember]
     assignment: dict[bytes, list[int]]
     value: list[object]
 
 
 class Group:
-    """Time is an argument: ``now`` monotonic seconds, ``wall_us`` Unix microseconds for people."""
+    """A consumer group. Time is an argument: ``now`` monotonic seconds, ``wall_us`` Unix microseconds for displays."""
 
     def __init__(self, partitions: Sequence[int], lease_s: float) -> None:
         self.lease_s = lease_s
-        self.locks = PartitionLocks()
-        self.coordinator = Coordinator(partitions)
+        self.locks: PartitionLocks = PartitionLocks()
+        self.coordinator: Coordinator = Coordinator(partitions)
         self.effects: list[Effect] = []
-        """To be performed in order, and cleared, by the owner."""
-        self.is_changed = False
-        """What `to_value` gives is to be stored; the owner clears it."""
+        """Effects that the owner performs in order, and clears."""
+        self.is_changed: bool = False
+        """Whether the owner has to store what `to_value` returns; the owner clears it."""
         self._inactive: dict[int, int] = {}
-        """Partition to epoch: granted, and not known to be stored."""
+        """Partition to epoch of grants that are not known to be stored."""
         self._wants: dict[int, bytes] = {}
-        self._told: dict[bytes, int] = {}
-        """The version that a member was told last."""
+        self._notified: dict[bytes, int] = {}
+        """The version that each member got last."""
         self._serials: dict[bytes, int] = {}
-        self._told_at: dict[int, int] = {}
-        """By partition: the serial of what told its holder of the lock."""
+        self._notified_at: dict[int, int] = {}
+        """By partition the serial of the lease that gave its holder the lock."""
         self._wall_us = 0
         self._restored: _Restored | None = None
 
-    # What is stored
+    # The stored form
 
     def to_value(self) -> list[object]:
-        """For the store; `restore` reads it."""
+        """Return the stored form; `restore` reads it."""
         if self._restored is not None:
             return self._restored.value
         coordinator = self.coordinator
@@ -101,25 +102,27 @@ class Group:
         return [coordinator.version, members, locks, [list(each) for each in self.locks.epochs().items()]]
 
     def restore(self, value: object) -> None:
-        """What was stored; every consumer counts as just heard of. Raises ProtocolError."""
+        """Restore the stored state; every consumer counts as just heard of. Raises ProtocolError."""
         try:
-            version, members, locks, epochs = cast(list[list[list[object]]], value)
-            known: dict[bytes, Member] = {}
+            stored = row_of(value, 4)
+            version, members, locks, epochs = stored
+            known: dict[bytes, GroupMember] = {}
             assignment: dict[bytes, list[int]] = {}
-            for member, label, since_us, partitions in members:
-                known[_bytes(member)] = Member(str(label), _number(since_us), 0.0)
-                assignment[_bytes(member)] = [_number(each) for each in cast(list[object], partitions)]
+            for member, label, since_us, partitions in (row_of(each, 4) for each in list_of(members)):
+                known[_bytes(member)] = GroupMember(str(label), _number(since_us), 0.0)
+                assignment[_bytes(member)] = [_number(each) for each in list_of(partitions)]
             held = {
                 _number(partition): Lock(_number(partition), _number(epoch), _bytes(holder), _number(since_us))
-                for partition, epoch, holder, since_us in locks
+                for partition, epoch, holder, since_us in (row_of(each, 4) for each in list_of(locks))
             }
-            given = {_number(partition): _number(epoch) for partition, epoch in epochs}
-            self._restored = _Restored(held, given, _number(version), known, assignment, cast(list[object], value))
+            pairs = (row_of(each, 2) for each in list_of(epochs))
+            given = {_number(partition): _number(epoch) for partition, epoch in pairs}
+            self._restored = _Restored(held, given, _number(version), known, assignment, stored)
         except (TypeError, ValueError) as error:
             raise ProtocolError(f"no group of consumers: {error}") from None
 
     def _awake(self, now: float) -> None:
-        """Monotonic time does not outlive a process: leases of an earlier one count from the first look at a clock."""
+        """Start the leases of an earlier process, whose monotonic time is lost, at the first look at a clock."""
         if self._restored is None:
             return
         locks, epochs, version, members, assignment, _value = self._restored
@@ -133,11 +136,11 @@ class Group:
     # From consumers
 
     def attached(self, member: bytes) -> None:
-        """A consumer has a new link: what it was told over the old one has come, or never will."""
+        """Take a consumer's new link: messages over the old one have come, or never will."""
         self._serials.pop(member, None)
         for lock in self.locks.all():
             if lock.holder == member:
-                self._told_at.pop(lock.partition, None)
+                self._notified_at.pop(lock.partition, None)
 
     def heartbeat(
         self,
@@ -149,8 +152,8 @@ class Group:
         now: float,
         wall_us: int,
     ) -> None:
-        """A consumer is there. ``seen``: the last serial that it was told. ``held``: partition to epoch; 0: it wants
-        it, and nothing of an earlier epoch runs there any more. Raises ``ValueError`` when there are too many."""
+        """Take a heartbeat. ``seen``: the last serial that the consumer got. ``held``: partition to epoch; 0: it wants
+        the partition, and works on nothing of an earlier epoch. Raises ``ValueError`` when there are too many."""
         self._awake(now)
         self._wall_us = wall_us
         coordinator = self.coordinator
@@ -162,7 +165,7 @@ class Group:
             self.is_changed = True
         self.locks.renew(member, until)
         if coordinator.version != before:
-            self._reallocated()
+            self._reassigned()
         if seen == self._serials.get(member, 0):
             for lock in self.locks.all():
                 if (
@@ -170,21 +173,21 @@ class Group:
                     and lock.partition not in held
                     and not coordinator.owns(member, lock.partition)
                 ):
-                    self._free(lock)  # it has released it, and that was lost on the way
+                    self._free(lock)  # it has released the lock, and the message was lost
         for partition, epoch in held.items():
             if not epoch:
                 self._want(member, partition, seen)
-        self._tell(member, beat)
+        self._notify(member, beat)
 
     def unlock(self, member: bytes, partition: int, epoch: int, wall_us: int) -> None:
-        """A consumer hands over: nothing of the partition is in work there, and all results came before this."""
+        """Take a handover: the consumer works on nothing of the partition, and all results came before this."""
         self._wall_us = wall_us
         lock = self.locks.of(partition)
         if lock is not None and lock.epoch == epoch and lock.holder == member:
             self._free(lock)
 
     def leave(self, member: bytes, wall_us: int) -> None:
-        """A consumer goes, and has nothing in work."""
+        """Remove a consumer that goes and has nothing in work."""
         self._wall_us = wall_us
         self._wants = {partition: each for partition, each in self._wants.items() if each != member}
         self._forget(member)
@@ -194,35 +197,35 @@ class Group:
                 self._free(lock)
         if was_there:
             self.is_changed = True
-            self._reallocated()
+            self._reassigned()
 
     def activated(self, lock: Lock) -> bool:
-        """The grant is stored. Gives whether it still counts; then its holder was told."""
+        """Note that a grant is stored. Returns whether it still counts; then its holder was notified."""
         if self._inactive.get(lock.partition) != lock.epoch:
             return False
         del self._inactive[lock.partition]
-        self._tell(lock.holder, 0)
+        self._notify(lock.holder, 0)
         return True
 
     # From the queue, and from time
 
     def set_partitions(self, partitions: Sequence[int]) -> None:
-        """There are others now."""
+        """Set the partitions of the queue."""
         before = self.coordinator.version
         self.coordinator.set_partitions(partitions)
         if self.coordinator.version != before:
             self.is_changed = True
-            self._reallocated()
+            self._reassigned()
 
     def next_deadline(self) -> float | None:
-        """When `on_deadline` has something to do."""
+        """Return when `on_deadline` has work to do."""
         if self._restored is not None:
             return float("-inf")
         known = [each for each in (self.locks.next_deadline(), self.coordinator.next_deadline()) if each is not None]
         return min(known, default=None)
 
     def on_deadline(self, now: float, wall_us: int) -> None:
-        """Whoever was not heard of for a lease is gone, and has no locks any more."""
+        """Remove the consumers that were silent for a lease, with their locks."""
         self._awake(now)
         self._wall_us = wall_us
         over = self.coordinator.expired(now)
@@ -235,32 +238,32 @@ class Group:
         for lock in expired:
             self._over(lock)
         if over:
-            self._reallocated()
+            self._reassigned()
         for lock in expired:
             self._serve(lock.partition)
 
     # Inside
 
-    def _reallocated(self) -> None:
+    def _reassigned(self) -> None:
         coordinator = self.coordinator
         self._wants = {
             partition: member for partition, member in self._wants.items() if coordinator.owns(member, partition)
         }
         for lock in self.locks.all():
-            # What its holder was never told of needs no handing over.
+            # A lock that its holder never learned of needs no handing over.
             if lock.partition in self._inactive and not coordinator.owns(lock.holder, lock.partition):
                 self._free(lock)
         for member in coordinator.members:
-            if self._told.get(member) != coordinator.version and member in self._told:
-                self._tell(member, 0)
+            if self._notified.get(member) != coordinator.version and member in self._notified:
+                self._notify(member, 0)
 
     def _forget(self, member: bytes) -> None:
-        self._told.pop(member, None)
+        self._notified.pop(member, None)
         self._serials.pop(member, None)
 
     def _over(self, lock: Lock) -> None:
         self._inactive.pop(lock.partition, None)
-        self._told_at.pop(lock.partition, None)
+        self._notified_at.pop(lock.partition, None)
         self.effects.append(Freed(lock))
 
     def _want(self, member: bytes, partition: int, seen: int) -> None:
@@ -268,9 +271,9 @@ class Group:
             return
         lock = self.locks.of(partition)
         if lock is not None and lock.holder == member:
-            if partition in self._inactive or self._told_at.get(partition, 0) > seen:
-                return  # it will hear of it
-            # It has nothing in work there: what it got under the old epoch, or never got, comes again.
+            if partition in self._inactive or self._notified_at.get(partition, 0) > seen:
+                return  # the next lease reports it
+            # The holder works on nothing there: messages of the old epoch, received or not, come again.
             self._over(lock)
         self._wants[partition] = member
         self._serve(partition, regrant=True)
@@ -282,7 +285,7 @@ class Group:
             self._serve(lock.partition)
 
     def _serve(self, partition: int, *, regrant: bool = False) -> None:
-        """Give a free partition to the one that waits for it."""
+        """Give a free partition to the consumer that waits for it."""
         member = self._wants.get(partition)
         if member is None:
             return
@@ -295,7 +298,7 @@ class Group:
         self.is_changed = True
         self.effects.append(Granted(granted))
 
-    def _tell(self, member: bytes, beat: int) -> None:
+    def _notify(self, member: bytes, beat: int) -> None:
         coordinator = self.coordinator
         if member not in coordinator.members:
             return
@@ -305,10 +308,10 @@ class Group:
             lock = self.locks.of(partition)
             is_its = lock is not None and lock.holder == member and partition not in self._inactive
             if is_its:
-                self._told_at.setdefault(partition, serial)
+                self._notified_at.setdefault(partition, serial)
             assigned.append((partition, lock.epoch if is_its and lock is not None else 0))
-        self._told[member] = coordinator.version
-        self.effects.append(Tell(member, Lease(beat, self.lease_s, serial, coordinator.version, tuple(assigned))))
+        self._notified[member] = coordinator.version
+        self.effects.append(SendLease(member, Lease(beat, self.lease_s, serial, coordinator.version, tuple(assigned))))
 
 
 def _number(value: object) -> int:

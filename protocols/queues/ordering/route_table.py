@@ -7,24 +7,25 @@ old one at that time; so the order of a key holds across an expansion.
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
+from dep2p.encoding.shapes import list_of, row_of
 from dep2p.errors import ProtocolError
 from dep2p.protocols.queues.names import LOGICAL_PARTITIONS, ranges
 
 _BARRIERS_MAX: Final = 10
-"""In front of a range: it can be halved no more often."""
+"""Barriers in front of a range: a range can be halved no more often."""
 
 
 class Barrier(NamedTuple):
-    """Everything up to a number of a partition comes first."""
+    """A barrier: everything in a partition up to a number is done first."""
 
     partition: int
     end_seq: int
 
 
 class Route(NamedTuple):
-    """A range of logical partitions, and where its messages go."""
+    """A range of logical partitions, and the partition of its messages."""
 
     low: int
     high: int
@@ -33,21 +34,22 @@ class Route(NamedTuple):
     after: tuple[Barrier, ...] = ()
     """Oldest first."""
 
-    def is_readable(self, partition: int, floor: Callable[[int], int]) -> bool:
+    def is_readable(self, partition: int, ack_floor: Callable[[int], int]) -> bool:
         """Whether a channel may read messages of the range from a partition, which has the range now or had it before.
 
-        ``floor``: up to where the channel has done everything in a partition.
+        ``ack_floor``: up to where the channel has done everything in a partition.
         """
         for barrier in self.after:
             if barrier.partition == partition:
                 return True
-            if floor(barrier.partition) < barrier.end_seq:
+            if ack_floor(barrier.partition) < barrier.end_seq:
                 return False
         return True
 
 
 class RouteTable:
-    """One version. Raises ``ValueError`` when the routes do not cover each logical partition exactly once."""
+    """One version of the table. Raises ``ValueError`` when the routes do not cover each logical partition exactly
+    once."""
 
     def __init__(self, version: int, routes: Sequence[Route]) -> None:
         at = 0
@@ -58,24 +60,24 @@ class RouteTable:
         if at != LOGICAL_PARTITIONS or version < 1:
             raise ValueError(f"the route table ends at {at}, with version {version}")
         self.version = version
-        self.routes = tuple(routes)
-        self.has_barriers = any(route.after for route in routes)
+        self.routes: tuple[Route, ...] = tuple(routes)
+        self.has_barriers: bool = any(route.after for route in routes)
         self._lows = [route.low for route in routes]
 
     @classmethod
     def first(cls, partitions: Sequence[int]) -> "RouteTable":
-        """Of a new queue: equal ranges in the order of its partitions."""
+        """Make the table of a new queue: equal ranges in the order of its partitions."""
         shares = ranges(len(partitions))
         return cls(1, [Route(each.start, each.stop, p) for each, p in zip(shares, partitions, strict=True)])
 
     def of(self, logical: int) -> Route:
-        """Where a logical partition is. Raises ``ValueError`` for one that is not from 0 to 1,023."""
+        """Return the route of a logical partition. Raises ``ValueError`` for one that is not from 0 to 1,023."""
         if not 0 <= logical < LOGICAL_PARTITIONS:
             raise ValueError(f"there is no logical partition {logical}: they are 0 to {LOGICAL_PARTITIONS - 1}")
         return self.routes[bisect_right(self._lows, logical) - 1]
 
     def expanded(self, added: Sequence[int], last_seq: Mapping[int, int]) -> "RouteTable":
-        """The next version: each new partition takes the upper half of the widest range there is then.
+        """Return the next version: each new partition takes the upper half of the widest range.
 
         ``last_seq``: by partition, the last number that was given so far; no message may be published by the old
         version after it was asked. Raises ``ValueError`` (a partition that is there already, too many).
@@ -91,22 +93,26 @@ class RouteTable:
             at = max(range(len(routes)), key=lambda index: (routes[index].high - routes[index].low, -index))
             low, high, old, after = routes[at]
             middle = (low + high) // 2
-            # What was split off in this same expansion has nothing of its own to wait for.
+            # A range that this same expansion split off has no messages of its own to wait for.
             barrier = (Barrier(old, last_seq[old]),) if last_seq.get(old) else ()
             routes[at : at + 1] = [Route(low, middle, old, after), Route(middle, high, partition, after + barrier)]
         return RouteTable(self.version + 1, routes)
 
-    def settled(self, floors: Sequence[Callable[[int], int]]) -> "RouteTable":
-        """The same version without the barriers that every channel has passed (each one's ``floor``)."""
+    def settled(self, ack_floors: Sequence[Callable[[int], int]]) -> "RouteTable":
+        """Return the same version without the barriers that every channel has passed (each one's ``ack_floor``)."""
         kept: list[Route] = []
         for route in self.routes:
-            open_ = [each for each in route.after if not all(floor(each.partition) >= each.end_seq for floor in floors)]
+            open_ = [
+                each
+                for each in route.after
+                if not all(ack_floor(each.partition) >= each.end_seq for ack_floor in ack_floors)
+            ]
             kept.append(route._replace(after=tuple(open_)))
         return RouteTable(self.version, kept)
 
     def lowered(self, partition: int, last_seq: int) -> "RouteTable":
-        """The same version when it turns out that a partition has no message after ``last_seq``: no barrier is higher,
-        since nobody would ever pass it."""
+        """Return the same version for a partition that turns out to have no message after ``last_seq``: no barrier is
+        higher, since no consumer would ever pass it."""
         kept: list[Route] = []
         for route in self.routes:
             after = [
@@ -117,18 +123,18 @@ class RouteTable:
         return RouteTable(self.version, kept)
 
     def to_value(self) -> list[object]:
-        """For the store; `from_value` reads it."""
+        """Return the stored form; `from_value` reads it."""
         routes = [[r.low, r.high, r.partition, [list(barrier) for barrier in r.after]] for r in self.routes]
         return [self.version, routes]
 
     @classmethod
     def from_value(cls, value: object) -> "RouteTable":
-        """Raises ProtocolError for what is no route table."""
+        """Decode a route table. Raises ProtocolError."""
         try:
-            version, given = cast(list[object], value)
+            version, given = row_of(value, 2)
             routes: list[Route] = []
-            for low, high, partition, after in cast(list[list[object]], given):
-                barriers = [Barrier(*map(_number, each)) for each in cast(list[list[object]], after)]
+            for low, high, partition, after in (row_of(each, 4) for each in list_of(given)):
+                barriers = [Barrier(*map(_number, list_of(each))) for each in list_of(after)]
                 if len(barriers) > _BARRIERS_MAX:
                     raise ValueError("too many barriers")
                 routes.append(Route(_number(low), _number(high), _number(partition), tuple(barriers)))
@@ -141,13 +147,3 @@ def _number(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{value!r} is not a whole number from 0 on")
     return value
-
-
-def java31_partition(key: str) -> int:
-    """The logical partition as QMQ's clients compute it: ``abs(String.hashCode() % 1024)``, over UTF-16 units."""
-    units = key.encode("utf-16-be", "surrogatepass")
-    hashed = 0
-    for at in range(0, len(units), 2):
-        hashed = (31 * hashed + int.from_bytes(units[at : at + 2], "big")) & 0xFFFFFFFF
-    signed = hashed - (1 << 32) if hashed >> 31 else hashed
-    return abs(signed) % LOGICAL_PARTITIONS

@@ -1,1 +1,1 @@
-"""metrics."""
+"""The Prometheus metrics."""

@@ -1,4 +1,4 @@
-"""Prometheus metrics, made from the node's counters at each scrape: nothing is counted twice, or for nobody.
+"""Prometheus metrics, made from the node's counters at each scrape: nothing is counted twice, or without a reader.
 
 docs/reference/metrics.md documents each family; a test compares.
 """
@@ -27,13 +27,26 @@ _PARTS: Final = (
     "queues",
     "clocks",
     "trace",
+    "quota",
 )
-_VALUES: Final = ("host_connections", "host_inbound_pending", "host_peers_known")
-"""Among the node's counts, those that also fall."""
+_VALUES: Final = (
+    "host_connections",
+    "host_connections_unproven",
+    "host_inbound_pending",
+    "host_loop_delay_max_ms",
+    "host_memory_bytes",
+    "host_memory_bytes_circuits",
+    "host_memory_bytes_largest_address_block",
+    "host_memory_bytes_largest_peer",
+    "host_memory_bytes_unproven",
+    "host_peers_known",
+    "host_streams_unproven",
+)
+"""Counts of the node that can also fall."""
 
 
 def render(control: Control) -> bytes:
-    """The text of one scrape."""
+    """Return the text of one scrape."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_NodeCollector(control))
     ProcessCollector(registry=registry)
@@ -100,10 +113,10 @@ class _NodeCollector(Collector):
     def _counted(self) -> Iterator[Metric]:
         family = CounterMetricFamily(
             "dep2p_node_events",
-            "What the node counted: messages, bytes, drops and refusals, each with its reason.",
+            "Counts of the node: messages, bytes, drops and refusals, each with its reason.",
             labels=["part", "event"],
         )
-        values = GaugeMetricFamily("dep2p_node_values", "What the node holds at this moment.", labels=["part", "name"])
+        values = GaugeMetricFamily("dep2p_node_values", "Values of the node at this moment.", labels=["part", "name"])
         for name, count in sorted(self._control.node.counters().items()):
             part = next((part for part in _PARTS if name.startswith(f"{part}_")), "node")
             (values if name in _VALUES else family).add_metric([part, name.removeprefix(f"{part}_")], count)
@@ -119,7 +132,7 @@ class _NodeCollector(Collector):
             requests.add_metric([method, route, str(status)], count)
         yield requests
         counted = CounterMetricFamily(
-            "dep2p_control_events", "Drops and refusals of the control API, and events told.", labels=["event"]
+            "dep2p_control_events", "Drops and refusals of the control API, and events reported.", labels=["event"]
         )
         for event, count in sorted(control.counts.items()):
             counted.add_metric([event], count)

@@ -11,7 +11,7 @@ _ALWAYS: Final = ("published", "delivered", "finished", "requeued", "touched")
 
 
 def nsq_metrics(control: Control) -> Iterator[Metric]:
-    """The families of one scrape."""
+    """Yield the families of one scrape."""
     connections = GaugeMetricFamily("dep2p_nsq_connections", "Open connections of NSQ clients.")
     consumers = GaugeMetricFamily("dep2p_nsq_consumers", "Those that have subscribed.")
     events = CounterMetricFamily(

@@ -1,4 +1,4 @@
-"""Metrics of durable queues. Queues that nobody has used since the start are not loaded, and are only counted."""
+"""Metrics of durable queues. Queues that were not used since the start are not loaded, and are only counted."""
 
 from collections.abc import Iterator
 from itertools import accumulate
@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from dep2p.daemon.api.context import Control
 
 _QUEUES_MAX: Final = 1_000
-"""More are summed up under the name "…"."""
+"""Queues with metrics of their own; further ones are summed up under the name "…"."""
 _GAUGES: Final = {
     "messages": "Messages in the log.",
     "bytes": "Bytes of their bodies.",
@@ -27,21 +27,23 @@ _COUNTS: Final = {
 }
 
 
-def _keeping(control: Control) -> Iterator[Metric]:
-    """Of several nodes on a store: which one keeps the queues."""
-    status = control.node.queues.keeping.status()
-    here = GaugeMetricFamily("dep2p_queues_owner", "1 while this node keeps the queues of its store, 0: it stands by.")
+def _ownership(control: Control) -> Iterator[Metric]:
+    """Yield the metrics of a failover group: whether this node is the broker of the queues, and the term."""
+    status = control.node.queues.ownership.status()
+    here = GaugeMetricFamily(
+        "dep2p_queues_owner", "1 while this node is the broker of the queues of its store, 0: it is on standby."
+    )
     here.add_metric([], 1.0 if status["role"] == "owner" else 0.0)
     yield here
     for name, text in (
-        ("term", "Of the node that keeps the queues; it rises with each takeover."),
+        ("term", "The term of the broker of the queues; it rises with each failover."),
         ("silent_s", "For how long that node had not renewed, when it was looked at last."),
     ):
         gauge = GaugeMetricFamily(f"dep2p_queues_owner_{name.replace('_s', '_seconds')}", text)
         gauge.add_metric([], float(status.get(name, 0)))
         yield gauge
     turns = CounterMetricFamily("dep2p_queues_turns", "Its turns as the owner, and how they ended.", labels=["event"])
-    for name in ("terms", "takeovers", "terms_lost", "looks_failed"):
+    for name in ("terms", "failovers", "terms_lost", "owner_checks_failed"):
         turns.add_metric([name], float(status.get(name, 0)))
     yield turns
 
@@ -54,8 +56,8 @@ _PRODUCER_EVENTS: Final = (
     "failed_refused",
     "held_back",
     "moved",
-    "taken_elsewhere",
-    "left_their_line",
+    "taken_by_other_broker",
+    "left_key_queue",
     "given_up",
     "withdrawn",
     "failed_at_the_end",
@@ -67,26 +69,26 @@ _CONSUMER_EVENTS: Final = (
     "rejected",
     "cancelled",
     "confirmed",
-    "results_told_again",
+    "results_resent",
     "dead_lettered",
-    "dead_letters_told_again",
+    "dead_letters_resent",
     "lost",
     "expired",
     "released_waiting",
     "partitions_lost",
     "deliveries_not_taken",
     "results_dropped_late",
-    "shares_lost",
+    "shards_lost",
 )
-"""They are there before the first one is counted; there may be others."""
+"""Events that are there before the first one is counted; there may be others."""
 
 
 def queue_metrics(control: Control) -> Iterator[Metric]:
-    """The families of one scrape."""
-    yield from _keeping(control)
+    """Yield the families of one scrape."""
+    yield from _ownership(control)
     yield from _flows(control)
-    yield from _placed(control)
-    engine = control.node.queues.keeping.engine_if_here
+    yield from _distributed(control)
+    engine = control.node.queues.ownership.engine_if_here
     if engine is None:
         return
     names = {str(realm.realm_id): realm.name for realm in control.node.realms()}
@@ -99,7 +101,7 @@ def queue_metrics(control: Control) -> Iterator[Metric]:
         for name, text in _COUNTS.items()
     }
     sums: dict[tuple[str, str], dict[str, float]] = {}
-    for queue in list(engine.book.queues.values()):
+    for queue in list(engine.registry.queues.values()):
         if not queue.is_loaded:
             continue
         channels = list(queue.channels.values())
@@ -130,7 +132,7 @@ def queue_metrics(control: Control) -> Iterator[Metric]:
         ("pending_items", "Messages that wait to become durable."),
         ("pending_bytes", "Their bytes."),
         ("cached_bytes", "Messages kept in memory, so that live traffic reads no disk."),
-        ("bytes_on_disk", "What the store takes."),
+        ("bytes_on_disk", "Bytes of the store on disk."),
     ):
         gauge = GaugeMetricFamily(f"dep2p_queues_{name}" if name != "queues" else "dep2p_queues", text)
         gauge.add_metric([], float(statistics[name]))
@@ -138,7 +140,7 @@ def queue_metrics(control: Control) -> Iterator[Metric]:
     healthy = GaugeMetricFamily("dep2p_queues_store_ok", "1 while the store works.")
     healthy.add_metric([], 0.0 if statistics["problem"] else 1.0)
     yield healthy
-    events = CounterMetricFamily("dep2p_queues_store", "What the store and its group commit counted.", labels=["event"])
+    events = CounterMetricFamily("dep2p_queues_store", "Counts of the store and its group commit.", labels=["event"])
     for name in ("commits", "fsyncs", "rows_written"):
         events.add_metric([name], float(statistics[name]))
     for name, count in sorted(engine.commits.counters.items()):
@@ -148,14 +150,18 @@ def queue_metrics(control: Control) -> Iterator[Metric]:
 
 
 def _flows(control: Control) -> Iterator[Metric]:
-    """Of producers and consumers of this node, wherever their queues are."""
-    flows = control.node.queues.keeping.flows
+    """Yield the metrics of this node's producers and consumers, wherever their queues are."""
+    flows = control.node.queues.ownership.flows
     for kind, known in (("producer", _PRODUCER_EVENTS), ("consumer", _CONSUMER_EVENTS)):
-        events = CounterMetricFamily(f"dep2p_queue_{kind}_events", f"What {kind}s of this node did.", labels=["event"])
+        events = CounterMetricFamily(
+            f"dep2p_queue_{kind}_events", f"Events of the {kind}s of this node.", labels=["event"]
+        )
         for name, count in sorted({**dict.fromkeys(known, 0), **flows.counts(kind)}.items()):
             events.add_metric([name], count)
         yield events
-        values = GaugeMetricFamily(f"dep2p_queue_{kind}_values", f"What {kind}s have at this moment.", labels=["name"])
+        values = GaugeMetricFamily(
+            f"dep2p_queue_{kind}_values", f"Values of the {kind}s at this moment.", labels=["name"]
+        )
         for name, value in sorted({"at_work": 0.0, **flows.values(kind)}.items()):
             values.add_metric([name], value)
         yield values
@@ -172,10 +178,11 @@ def _flows(control: Control) -> Iterator[Metric]:
     yield family
 
 
-def _placed(control: Control) -> Iterator[Metric]:
-    """Of queues on several members: those that this node is the home of, and what waits for nodes that are away."""
-    family = GaugeMetricFamily("dep2p_queue_placed", "Queues on several members.", labels=["realm", "name"])
+def _distributed(control: Control) -> Iterator[Metric]:
+    """Yield the metrics of distributed queues: those that this node controls, and messages that wait for nodes that are
+    away."""
+    family = GaugeMetricFamily("dep2p_queue_distributed", "Queues on several members.", labels=["realm", "name"])
     for realm in control.node.realms():
-        for name, value in control.node.queues.placed_values(realm.name).items():
+        for name, value in control.node.queues.distributed_values(realm.name).items():
             family.add_metric([realm.name, name], value)
     yield family

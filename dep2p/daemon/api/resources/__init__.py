@@ -1,1 +1,1 @@
-"""resources."""
+"""Resources that live longer than one call: open streams, topics, consumers, sessions, subscriptions."""

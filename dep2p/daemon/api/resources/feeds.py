@@ -1,16 +1,17 @@
-"""What the node tells many readers at once: its events, and the notifies that arrive."""
+"""Feeds that many readers share: the node's events, and the notifies that arrive."""
 
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable
 
-from dep2p.control_api.encoding import encode_headers, encode_line, encode_payload
-from dep2p.daemon.api.resources.subscriptions import LineQueue, Subscriptions
-from dep2p.daemon.node_interface import IncomingNotice, MessagingApi, NodeApi
-from dep2p.host.interface import HostEvent, PeerConnected, PeerDiscovered
+from dep2p.control_api.encoding import encode_headers, encode_line, fields_of
+from dep2p.control_api.replies import EventLine, MessageLine
+from dep2p.daemon.api.resources.subscriptions import LineQueue, SubscriptionRegistry
+from dep2p.daemon.node_interface import IncomingMessage, MessagingInterface, NodeInterface
+from dep2p.host.interface import ConnectionPreferred, HostEvent, PeerConnected, PeerDiscovered
 from dep2p.realm.interface import MemberEvent
-from dep2p.types import PeerId, RealmId
+from dep2p.types import RealmId
 
 _logger = logging.getLogger("dep2p.daemon.events")
 
@@ -30,7 +31,7 @@ _QUIET = frozenset({"peer_discovered"})
 class EventFeed:
     """Events of peers and members. One event drives its log line, its count and its readers."""
 
-    def __init__(self, node: NodeApi, subscriptions: Subscriptions, counts: Counter[str]) -> None:
+    def __init__(self, node: NodeInterface, subscriptions: SubscriptionRegistry, counts: Counter[str]) -> None:
         self._node = node
         self._subscriptions = subscriptions
         self._counts = counts
@@ -44,7 +45,7 @@ class EventFeed:
             undo()
 
     def subscribe(self, kinds: frozenset[str]) -> tuple[LineQueue, Callable[[], None]]:
-        """A queue of events of these kinds, and what ends it."""
+        """Return a queue of events of these kinds, and a function that ends it."""
         queue = self._subscriptions.open("events")
         self._readers[queue] = kinds
 
@@ -59,7 +60,8 @@ class EventFeed:
         self._counts[f"event_{kind}"] += 1
         _logger.log(logging.DEBUG if kind in _QUIET else logging.INFO, kind.replace("_", " "), extra=fields)
         if self._readers:
-            line = encode_line({"id": self._last_id, "kind": kind, "time_s": round(time.time(), 3), **fields})
+            head = EventLine(id=self._last_id, kind=kind, time_s=round(time.time(), 3))
+            line = encode_line(fields_of(head) | fields)
             for queue, kinds in self._readers.items():
                 if kind in kinds:
                     queue.put(line)
@@ -68,6 +70,8 @@ class EventFeed:
         if isinstance(event, PeerDiscovered):
             self._emit("peer_discovered", peer=event.peer, addrs=list(event.addrs), source=event.source)
             return
+        if isinstance(event, ConnectionPreferred):
+            return  # of interest inside of the node only
         connection = event.connection
         fields = {
             "peer": connection.peer,
@@ -88,14 +92,15 @@ class EventFeed:
 class NotifyFeed:
     """One handler for each name in use, and its readers. Each notify is encoded once, however many read it."""
 
-    def __init__(self, node: NodeApi, subscriptions: Subscriptions) -> None:
+    def __init__(self, node: NodeInterface, subscriptions: SubscriptionRegistry) -> None:
         self._node = node
         self._subscriptions = subscriptions
         self._names: dict[str, dict[LineQueue, RealmId | None]] = {}
         self._unregister: dict[str, Callable[[], None]] = {}
 
     def subscribe(self, name: str, realm: str | None) -> tuple[LineQueue, Callable[[], None]]:
-        """A queue of the notifies ``name`` of every realm, or of one, and what ends it. Raises NotInRealmError."""
+        """Return a queue of the notifies ``name`` of every realm, or of one, and a function that ends it. Raises
+        NotInRealmError."""
         only = None if realm is None else self._node.messaging(realm).realm_id
         queue = self._subscriptions.open("notifies")
         if name not in self._names:
@@ -118,26 +123,23 @@ class NotifyFeed:
 
         return queue, end
 
-    def _register(self, messaging: MessagingApi, name: str) -> Callable[[], None]:
+    def _register(self, messaging: MessagingInterface, name: str) -> Callable[[], None]:
         realm_id = messaging.realm_id
 
-        async def take(notice: IncomingNotice) -> None:
+        async def take(notification: IncomingMessage) -> None:
             readers = self._names.get(name)
             if readers:
-                line = encode_line(message_fields(notice, realm_id))
+                line = encode_line(
+                    MessageLine(
+                        peer=notification.peer,
+                        name=notification.name,
+                        realm_id=realm_id,
+                        data=bytes(notification.body),
+                        headers=encode_headers(dict(notification.headers)),
+                    )
+                )
                 for queue, only in readers.items():
                     if only is None or only == realm_id:
                         queue.put(line)
 
         return messaging.on_notify(name, take, concurrency=64)
-
-
-def message_fields(message: IncomingNotice, realm_id: RealmId) -> dict[str, object]:
-    """What every incoming message has in common, in JSON."""
-    return {
-        "peer": PeerId(message.peer),
-        "name": message.name,
-        "realm_id": realm_id,
-        **encode_payload(bytes(message.data)),
-        "headers": encode_headers(dict(message.headers)),
-    }

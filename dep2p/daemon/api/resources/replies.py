@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import trio
 
-from dep2p.control_api.encoding import encode_line
-from dep2p.daemon.api.resources.feeds import message_fields
-from dep2p.daemon.api.resources.subscriptions import LineQueue, Subscriptions
+from dep2p.control_api.encoding import encode_headers, encode_line
+from dep2p.control_api.replies import RequestLine
+from dep2p.daemon.api.resources.subscriptions import LineQueue, SubscriptionRegistry
 from dep2p.daemon.bounds import ControlBounds
-from dep2p.daemon.node_interface import IncomingCall, MessagingApi, NodeApi
+from dep2p.daemon.node_interface import IncomingCall, MessagingInterface, NodeInterface
 from dep2p.daemon.problems import Problem
 from dep2p.errors import HandlerError
 
@@ -19,7 +19,7 @@ _GONE = "the program that answers went away"
 
 
 @dataclass(slots=True, eq=False)
-class _Pending:
+class _PendingReply:
     answered: trio.Event = field(default_factory=trio.Event)
     data: bytes = b""
     error: str | None = None
@@ -29,30 +29,31 @@ class _Pending:
         self.answered.set()
 
 
-class ReplyDesk:
+class PendingReplies:
     """Hands requests to the one client that answers their name, and its answers back.
 
     The concurrency of a name bounds its requests in flight; messaging keeps waiting, or refuses, those above it.
     """
 
-    def __init__(self, node: NodeApi, subscriptions: Subscriptions, bounds: ControlBounds) -> None:
+    def __init__(self, node: NodeInterface, subscriptions: SubscriptionRegistry, bounds: ControlBounds) -> None:
         self._node = node
         self._subscriptions = subscriptions
         self._bounds = bounds
-        self._names: dict[str, dict[str, _Pending]] = {}
-        self._pending: dict[str, _Pending] = {}
+        self._names: dict[str, dict[str, _PendingReply]] = {}
+        self._pending: dict[str, _PendingReply] = {}
 
     @property
     def pending_count(self) -> int:
-        """Requests that wait for an answer."""
+        """The number of requests that wait for an answer."""
         return len(self._pending)
 
     def subscribe(self, name: str, realm: str | None, concurrency: int) -> tuple[LineQueue, Callable[[], None]]:
-        """A queue of requests ``name``, and what ends it. Raises :class:`Problem` D5012, NotInRealmError."""
+        """Return a queue of requests ``name``, and a function that ends it. Raises :class:`Problem` D5012,
+        NotInRealmError."""
         if name in self._names:
             raise Problem("D5012", f"a program answers requests {name!r} already")
         queue = self._subscriptions.open("replies")
-        mine: dict[str, _Pending] = {}
+        mine: dict[str, _PendingReply] = {}
         self._names[name] = mine
         try:
             unregister = self._node.handle(realm, lambda m: self._register(m, name, queue, mine, concurrency))
@@ -72,21 +73,35 @@ class ReplyDesk:
         return queue, end
 
     def _register(
-        self, messaging: MessagingApi, name: str, queue: LineQueue, mine: dict[str, _Pending], concurrency: int
+        self,
+        messaging: MessagingInterface,
+        name: str,
+        queue: LineQueue,
+        mine: dict[str, _PendingReply],
+        concurrency: int,
     ) -> Callable[[], None]:
         realm_id = messaging.realm_id
 
         async def serve(request: IncomingCall) -> bytes:
-            if self._names.get(name) is not mine:  # it waited for its turn meanwhile
+            if self._names.get(name) is not mine:  # the request waited for its turn meanwhile
                 raise HandlerError(_GONE)
             left_ms = (request.deadline_s - trio.current_time()) * 1000
             request_id = secrets.token_hex(8)
-            fields = message_fields(request, realm_id)
-            line = encode_line({"id": request_id, **fields, "deadline_ms": int(max(0, min(left_ms, _DEADLINE_MS_MAX)))})
+            line = encode_line(
+                RequestLine(
+                    id=request_id,
+                    peer=request.peer,
+                    name=request.name,
+                    realm_id=realm_id,
+                    data=bytes(request.body),
+                    headers=encode_headers(dict(request.headers)),
+                    deadline_ms=int(max(0, min(left_ms, _DEADLINE_MS_MAX))),
+                )
+            )
             if not queue.has_room(line):
                 # Unlike notifies, no request may be dropped in silence: its caller waits.
                 raise HandlerError("the program that answers is too slow")
-            pending = _Pending()
+            pending = _PendingReply()
             self._pending[request_id] = mine[request_id] = pending
             queue.put(line)
             try:

@@ -3,14 +3,15 @@
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 import trio
 
-from dep2p.control_api.encoding import encode_line, encode_payload
-from dep2p.daemon.api.resources.subscriptions import LineQueue, Subscriptions
+from dep2p.control_api.encoding import encode_line
+from dep2p.control_api.replies import PushedToSessions, PushLine, SessionLine, SessionResetPoint, TakenPushes
+from dep2p.daemon.api.resources.subscriptions import LineQueue, SubscriptionRegistry
 from dep2p.daemon.bounds import ControlBounds
-from dep2p.daemon.node_interface import NodeApi
+from dep2p.daemon.node_interface import NodeInterface
 from dep2p.daemon.problems import Problem
 from dep2p.errors import SessionClosedError, SessionFullError, SessionGapError, SessionNotFoundError, SessionResetError
 from dep2p.protocols.sessions.resume_token import decode_token
@@ -20,25 +21,25 @@ from dep2p.types import PeerId
 
 _logger = logging.getLogger("dep2p.daemon.control")
 _REAP_INTERVAL_S: Final = 5.0
-PLACES: Final = {BEFORE: "before", AFTER: "after"}
+_PLACES: Final[dict[int, Literal["before", "after"]]] = {BEFORE: "before", AFTER: "after"}
 
 
 class _Opened:
-    """A session that a control client has opened, and what it was given and has not said that it handled."""
+    """A session that a control client has opened, and the pushes that it got and did not report as handled."""
 
     def __init__(self, session: OpenSession) -> None:
         self.session = session
         self.batch: Sequence[Push] = ()
         self.is_taking = False
         self.scope = trio.CancelScope()
-        """Of the call that takes pushes."""
+        """Cancels the call that takes pushes."""
         self.last_call_s = trio.current_time()
 
 
-class SessionDesk:
+class SessionRegistry:
     """The sessions of control clients, bounded."""
 
-    def __init__(self, node: NodeApi, subscriptions: Subscriptions, bounds: ControlBounds) -> None:
+    def __init__(self, node: NodeInterface, subscriptions: SubscriptionRegistry, bounds: ControlBounds) -> None:
         self._node = node
         self._subscriptions = subscriptions
         self._bounds = bounds
@@ -52,7 +53,7 @@ class SessionDesk:
         if len(self._opened) >= self._bounds.streams_max:
             raise Problem("D3008", f"{len(self._opened)} sessions of control clients are open, as many as may be")
         if token is not None:
-            # The program that had it is gone, or about to go: the one with the token goes on.
+            # The program that had the session is gone, or about to go: the program with the token goes on.
             await self._forget(decode_token(token).session_id.hex(), keep=True)
         session = await self._node.sessions.start(peer, name, data, token=token, realm=realm)
         self._opened[session.id] = _Opened(session)
@@ -66,17 +67,17 @@ class SessionDesk:
         return opened
 
     def opened(self, session_id: str) -> OpenSession:
-        """A session that a control client has opened. Raises SessionNotFoundError."""
+        """Return a session that a control client has opened. Raises SessionNotFoundError."""
         return self._get(session_id).session
 
     def is_taking(self, session_id: str) -> bool:
         """Whether a call waits for pushes of this session."""
         return self._opened[session_id].is_taking
 
-    async def take(self, session_id: str, after: int, items_max: int, wait_s: float) -> dict[str, object]:
-        """Pushes behind number ``after``, which says that all up to it are handled; in JSON.
+    async def take(self, session_id: str, after: int, items_max: int, wait_s: float) -> TakenPushes:
+        """Return pushes behind number ``after``, which reports that all up to it are handled.
 
-        Waits up to ``wait_s`` for the first one. What was given and not said to be handled is given again.
+        Waits up to ``wait_s`` for the first one. Pushes that were given and not reported as handled are given again.
         """
         opened = self._get(session_id)
         if opened.is_taking:
@@ -96,15 +97,15 @@ class SessionDesk:
                 return _batch(session, pushes)
             if pushes is not None:
                 await self._forget(session_id, keep=False)
-                return {"pushes": [], "token": None, "ended": True}
+                return TakenPushes(pushes=(), token=None, ended=True)
             if opened is not self._opened.get(session_id):
                 raise Problem("D5012", "another program goes on with this session")
             return _batch(session, ())
         except SessionResetError as error:
-            reset = {"detail": str(error), "epoch": error.epoch, "next_seq": error.next_seq}
-            return {**_batch(session, ()), "reset": reset}
+            reset = SessionResetPoint(detail=str(error), epoch=error.epoch, next_seq=error.next_seq)
+            return TakenPushes(pushes=(), token=session.token, ended=False, reset=reset)
         except SessionGapError as error:
-            return {**_batch(session, ()), "gap": str(error)}
+            return TakenPushes(pushes=(), token=session.token, ended=False, gap=str(error))
         except SessionClosedError:
             await self._forget(session_id, keep=False)
             raise
@@ -113,7 +114,7 @@ class SessionDesk:
             opened.last_call_s = trio.current_time()
 
     async def close(self, session_id: str, *, keep: bool) -> str:
-        """End the session, or with ``keep`` only leave it; gives the token of its place."""
+        """End the session, or with ``keep`` only leave it; return the token of its place."""
         opened = self._get(session_id)
         await self._forget(session_id, keep=keep)
         return opened.session.token
@@ -127,7 +128,7 @@ class SessionDesk:
             await (opened.session.detach() if keep else opened.session.aclose())
 
     async def reap(self) -> None:
-        """Leave sessions whose client does not come any more, until cancelled; its token goes on later."""
+        """Leave sessions whose clients do not come any more, until cancelled. Their tokens can go on later."""
         while True:
             await trio.sleep(min(_REAP_INTERVAL_S, self._bounds.stream_unattached_timeout_s / 4))
             until = trio.current_time() - self._bounds.stream_unattached_timeout_s
@@ -139,7 +140,8 @@ class SessionDesk:
     # Serving
 
     def serve(self, name: str, realm: str | None) -> tuple[LineQueue, Callable[[], None]]:
-        """A queue of what happens on sessions ``name``, and what ends it. Raises :class:`Problem` D5012."""
+        """Return a queue of the events of sessions ``name``, and a function that ends it. Raises :class:`Problem`
+        D5012."""
         if name in self._serving:
             raise Problem("D5012", f"a program serves sessions {name!r} already")
         queue = self._subscriptions.open("sessions")
@@ -164,19 +166,25 @@ class SessionDesk:
         return queue, end
 
     async def _handle(self, queue: LineQueue, session: Session) -> None:
-        of = {"session": session.id, "peer": session.peer, "name": session.name}
-        _tell(queue, {"event": "opened", **of, **encode_payload(session.data)})
+        line = partial(SessionLine, session=session.id, peer=session.peer, name=session.name)
+        _notify(queue, line(event="opened", data=session.body, encoding="base64"))
         try:
             async for request in session:
-                fields = {"event": "request", **of, "request_id": request.request_id, **encode_payload(request.data)}
                 left_s = max(0.0, request.deadline_s - trio.current_time())
-                if not _tell(queue, {**fields, "deadline_ms": int(left_s * 1_000)}):
+                event = line(
+                    event="request",
+                    request_id=request.request_id,
+                    data=request.body,
+                    encoding="base64",
+                    deadline_ms=int(left_s * 1_000),
+                )
+                if not _notify(queue, event):
                     await request.fail("the program that serves is too slow")
         finally:
-            _tell(queue, {"event": "closed", **of, "reason": session.close_reason or ""})
+            _notify(queue, line(event="closed", reason=session.close_reason or ""))
 
-    def push_all(self, name: str, data: bytes) -> dict[str, object]:
-        """Push to every session of a name that has room; gives how many, and which were full."""
+    def push_all(self, name: str, data: bytes) -> PushedToSessions:
+        """Push to every session of a name that has room. Returns how many, and which were full."""
         full: list[str] = []
         sessions = self._node.sessions.served(name)
         for session in sessions:
@@ -186,32 +194,27 @@ class SessionDesk:
                 full.append(session.id)
             except SessionClosedError:
                 _logger.debug("session %s is over", session.id)
-        return {"pushed": len(sessions) - len(full), "full": full}
+        return PushedToSessions(pushed=len(sessions) - len(full), full=tuple(full))
 
     def counts(self) -> dict[str, int]:
-        """Sessions of control clients, for metrics."""
+        """Return counts of the sessions of control clients, for metrics."""
         return {"opened": len(self._opened), "served_names": len(self._serving)}
 
 
-def _tell(queue: LineQueue, fields: dict[str, object]) -> bool:
-    line = encode_line(fields)
+def _notify(queue: LineQueue, event: SessionLine) -> bool:
+    line = encode_line(event)
     if not queue.has_room(line):
         return False
     queue.put(line)
     return True
 
 
-def _batch(session: OpenSession, pushes: Sequence[Push]) -> dict[str, object]:
-    return {
-        "pushes": [push_fields(push) for push in pushes],
-        "token": session.token_behind(pushes[-1].seq) if pushes else session.token,
-        "ended": False,
-    }
+def _batch(session: OpenSession, pushes: Sequence[Push]) -> TakenPushes:
+    token = session.token_behind(pushes[-1].seq) if pushes else session.token
+    return TakenPushes(pushes=tuple(map(_push_line, pushes)), token=token, ended=False)
 
 
-def push_fields(push: Push) -> dict[str, object]:
-    """A push in JSON."""
-    fields: dict[str, object] = {"seq": push.seq, **encode_payload(push.data)}
-    if push.request_id:
-        fields |= {"request_id": push.request_id, "place": PLACES.get(push.kind, "")}
-    return fields
+def _push_line(push: Push) -> PushLine:
+    if not push.request_id:
+        return PushLine(seq=push.seq, data=push.body)
+    return PushLine(seq=push.seq, data=push.body, request_id=push.request_id, place=_PLACES.get(push.kind, ""))

@@ -1,4 +1,4 @@
-"""The streams that control clients drive: who sends and receives on each, and what happens when nobody does."""
+"""The streams that control clients drive: their senders and receivers, and their end without either."""
 
 import logging
 import secrets
@@ -9,12 +9,12 @@ from functools import partial
 
 import trio
 
-from dep2p.control_api.encoding import encode_line
-from dep2p.daemon.api.resources.feeds import message_fields
-from dep2p.daemon.api.resources.subscriptions import LineQueue, Subscriptions
+from dep2p.control_api.encoding import encode_headers, encode_line
+from dep2p.control_api.replies import StreamLine
+from dep2p.daemon.api.resources.subscriptions import LineQueue, SubscriptionRegistry
 from dep2p.daemon.bounds import ControlBounds
 from dep2p.daemon.lifecycle import Lifecycle
-from dep2p.daemon.node_interface import MessagingApi, NodeApi, StreamApi
+from dep2p.daemon.node_interface import MessagingInterface, NodeInterface, StreamInterface
 from dep2p.daemon.problems import Problem
 from dep2p.errors import Dep2pError, HandlerError, StreamClosedError
 from dep2p.types import Headers, PeerId, RealmId
@@ -23,21 +23,21 @@ _REAP_INTERVAL_S = 5.0
 _logger = logging.getLogger("dep2p.daemon.control")
 
 
-class Entry:
+class ControlStream:
     """One stream. ``scopes`` are the control calls that are attached to it, by direction."""
 
-    def __init__(self, stream: StreamApi, realm_id: RealmId) -> None:
-        self.id = secrets.token_hex(8)
+    def __init__(self, stream: StreamInterface, realm_id: RealmId) -> None:
+        self.id: str = secrets.token_hex(8)
         self.stream = stream
         self.realm_id = realm_id
-        self.done = trio.Event()
+        self.done: trio.Event = trio.Event()
         self.error: Dep2pError | None = None
         self.scopes: dict[str, trio.CancelScope] = {}
         self.ended: dict[str, None] = {}
-        self.unattached_since_s = trio.current_time()
+        self.unattached_since_s: float = trio.current_time()
 
     def end_direction(self, direction: str) -> None:
-        """ "send" or "receive" ended as it should; when both have, the stream is done."""
+        """End "send" or "receive" in order; when both have ended, the stream is done."""
         self.ended[direction] = None
         if len(self.ended) == 2:
             self.done.set()
@@ -49,12 +49,12 @@ class Entry:
             self._finish(error)
 
     def leave(self, error: Dep2pError) -> None:
-        """Nobody is interested any more. What was sent whole still reaches the peer; else it must not take a part for
-        the whole: reset."""
+        """Act on a client that has left. A whole upload still reaches the peer. A partial one is reset, so that the
+        peer does not take it for the whole."""
         if "send" not in self.ended:
             self.abort(error)
         elif not self.done.is_set():
-            self._finish(error)  # its owner closes it in good order
+            self._finish(error)  # the stream's owner closes it in good order
 
     def _finish(self, error: Dep2pError) -> None:
         self.error = error
@@ -64,11 +64,11 @@ class Entry:
 
 
 @dataclass(slots=True, eq=False)
-class Opened:
-    """How the opening of a stream went."""
+class StreamOpening:
+    """The outcome of opening a stream."""
 
     decided: trio.Event
-    entry: Entry | None = None
+    entry: ControlStream | None = None
     error: Exception | None = None
     scope: trio.CancelScope = field(default_factory=lambda: trio.CancelScope())
 
@@ -78,8 +78,8 @@ class StreamTable:
 
     def __init__(
         self,
-        node: NodeApi,
-        subscriptions: Subscriptions,
+        node: NodeInterface,
+        subscriptions: SubscriptionRegistry,
         lifecycle: Lifecycle,
         bounds: ControlBounds,
         counts: Counter[str],
@@ -91,27 +91,29 @@ class StreamTable:
         self._bounds = bounds
         self._counts = counts
         self._nursery = nursery
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, ControlStream] = {}
         self._accepting: dict[str, LineQueue] = {}
         self._accepted: Counter[PeerId] = Counter()
-        # One peer must not take the places of the others, nor those of this node's own programs.
+        # One peer must not take the slots of other peers, nor those of this node's own programs.
         self._accepted_per_peer_max = max(1, bounds.streams_max // 4)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, stream_id: str) -> Entry:
-        """Raises :class:`Problem` D6002."""
+    def get(self, stream_id: str) -> ControlStream:
+        """Return a stream. Raises :class:`Problem` D6002."""
         entry = self._entries.get(stream_id)
         if entry is None:
             raise Problem("D6002", f"there is no stream {stream_id[:40]!r}")
         return entry
 
-    async def open(self, peer: PeerId, name: str, data: bytes, headers: Headers | None, realm: str | None) -> Entry:
+    async def open(
+        self, peer: PeerId, name: str, data: bytes, headers: Headers | None, realm: str | None
+    ) -> ControlStream:
         """Open a stream to a member. Raises what messaging does, and :class:`Problem` D3008."""
         self._check_room()
         messaging = self._node.messaging(realm)
-        opened: Opened = Opened(trio.Event())
+        opened: StreamOpening = StreamOpening(trio.Event())
         self._nursery.start_soon(partial(self._own, opened, messaging, peer, name, data, headers))
         try:
             await opened.decided.wait()
@@ -124,8 +126,8 @@ class StreamTable:
 
     async def _own(
         self,
-        opened: "Opened",
-        messaging: MessagingApi,
+        opened: "StreamOpening",
+        messaging: MessagingInterface,
         peer: PeerId,
         name: str,
         data: bytes,
@@ -137,7 +139,7 @@ class StreamTable:
                     opened.entry = self._add(stream, messaging.realm_id)
                     opened.decided.set()
                     await self._until_done(opened.entry)
-        except Exception as error:  # for the caller of open, or for nobody: it must not end the other streams
+        except Exception as error:  # for the caller of `open`, if it still waits
             if opened.entry is None:
                 opened.error = error
             elif not isinstance(error, Dep2pError):
@@ -146,7 +148,8 @@ class StreamTable:
             opened.decided.set()
 
     def accept(self, name: str, realm: str | None) -> tuple[LineQueue, Callable[[], None]]:
-        """A queue of streams ``name`` that members open, and what ends it. Raises :class:`Problem` D5012."""
+        """Return a queue of streams ``name`` that members open, and a function that ends it. Raises :class:`Problem`
+        D5012."""
         if name in self._accepting:
             raise Problem("D5012", f"a program accepts streams {name!r} already")
         queue = self._subscriptions.open("streams")
@@ -166,10 +169,10 @@ class StreamTable:
 
         return queue, end
 
-    def _register(self, messaging: MessagingApi, name: str, queue: LineQueue) -> Callable[[], None]:
+    def _register(self, messaging: MessagingInterface, name: str, queue: LineQueue) -> Callable[[], None]:
         realm_id = messaging.realm_id
 
-        async def serve(stream: StreamApi) -> None:
+        async def serve(stream: StreamInterface) -> None:
             peer = PeerId(stream.peer)
             if len(self._entries) >= self._bounds.streams_max or self._accepted[peer] >= self._accepted_per_peer_max:
                 self._counts["streams_refused_streams_max"] += 1
@@ -182,10 +185,19 @@ class StreamTable:
                 if not self._accepted[peer]:
                     del self._accepted[peer]
 
-        async def hand_over(stream: StreamApi) -> None:
+        async def hand_over(stream: StreamInterface) -> None:
             with self._lifecycle.work():
                 entry = self._add(stream, realm_id)
-                line = encode_line({"id": entry.id, **message_fields(stream, realm_id)})
+                line = encode_line(
+                    StreamLine(
+                        id=entry.id,
+                        peer=stream.peer,
+                        name=stream.name,
+                        realm_id=realm_id,
+                        data=bytes(stream.body),
+                        headers=encode_headers(dict(stream.headers)),
+                    )
+                )
                 if queue.has_room(line):
                     queue.put(line)
                 else:
@@ -200,19 +212,19 @@ class StreamTable:
             self._counts["streams_refused_streams_max"] += 1
             raise Problem("D3008", f"{len(self._entries)} streams of control clients are open, as many as there may be")
 
-    def _add(self, stream: StreamApi, realm_id: RealmId) -> Entry:
-        entry = Entry(stream, realm_id)
+    def _add(self, stream: StreamInterface, realm_id: RealmId) -> ControlStream:
+        entry = ControlStream(stream, realm_id)
         self._entries[entry.id] = entry
         return entry
 
-    async def _until_done(self, entry: Entry) -> None:
+    async def _until_done(self, entry: ControlStream) -> None:
         try:
             await entry.done.wait()
         finally:
             self._entries.pop(entry.id, None)
             entry.abort(StreamClosedError("the stream ended"))
 
-    def attach(self, entry: Entry, direction: str) -> trio.CancelScope:
+    def attach(self, entry: ControlStream, direction: str) -> trio.CancelScope:
         """Take a direction for one call; its scope is cancelled when the stream fails. Raises Problem D6005."""
         if direction in entry.scopes or direction in entry.ended:
             state = "ended" if direction in entry.ended else "taken by another call"
@@ -221,13 +233,13 @@ class StreamTable:
         entry.scopes[direction] = scope
         return scope
 
-    def detach(self, entry: Entry, direction: str) -> None:
-        """The call has ended."""
+    def detach(self, entry: ControlStream, direction: str) -> None:
+        """Detach a call that has ended."""
         entry.scopes.pop(direction, None)
         entry.unattached_since_s = trio.current_time()
 
     async def reap(self) -> None:
-        """Reset streams that nobody is attached to, until cancelled."""
+        """Reset streams without an attached client, until cancelled."""
         interval_s = min(_REAP_INTERVAL_S, self._bounds.stream_unattached_timeout_s / 4)
         while True:
             await trio.sleep(interval_s)

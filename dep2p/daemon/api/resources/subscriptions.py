@@ -1,4 +1,4 @@
-"""NDJSON subscriptions: a bounded queue for each reader, who learns how much it missed, and its response."""
+"""NDJSON subscriptions: a bounded queue for each reader, with the number of lines that it missed, and the response."""
 
 from collections import Counter, deque
 from collections.abc import Callable
@@ -14,7 +14,7 @@ _BATCH_BYTES = 262_144
 
 
 class LineQueue:
-    """Lines on their way to one reader. When it is full, the oldest go, and the reader is told how many."""
+    """Lines on their way to one reader. A full queue drops the oldest, and the reader learns how many."""
 
     def __init__(self, items_max: int, bytes_max: int, on_lagged: Callable[[], None]) -> None:
         self._lines: deque[bytes] = deque()
@@ -28,11 +28,11 @@ class LineQueue:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes that wait for the reader."""
+        """The number of bytes that wait for the reader."""
         return self._bytes
 
     def has_room(self, line: bytes) -> bool:
-        """Whether nothing would have to go for ``line``."""
+        """Whether ``line`` fits without dropping another."""
         return len(self._lines) < self._items_max and self._bytes + len(line) <= self._bytes_max
 
     def put(self, line: bytes) -> None:
@@ -48,7 +48,7 @@ class LineQueue:
         self._wake.set()
 
     def close(self, last: bytes = b"") -> None:
-        """No more lines after ``last``."""
+        """Take no more lines after ``last``."""
         if not self._closed:
             if last:
                 self._lines.append(last)
@@ -57,7 +57,7 @@ class LineQueue:
             self._wake.set()
 
     async def take(self) -> bytes:
-        """What waits, up to about 256 KiB at once; b"" at the end."""
+        """Wait for lines, and return up to about 256 KiB of them; b"" at the end."""
         while not self._lines:
             if self._closed:
                 return b""
@@ -76,7 +76,7 @@ class LineQueue:
         return b"".join(batch)
 
 
-class Subscriptions:
+class SubscriptionRegistry:
     """All the subscriptions of a daemon: counted, bounded, and ended together."""
 
     def __init__(self, bounds: ControlBounds, counts: Counter[str]) -> None:
@@ -85,7 +85,7 @@ class Subscriptions:
         self._open: dict[LineQueue, str] = {}
 
     def open(self, kind: str) -> LineQueue:
-        """A queue for a new reader. Raises :class:`Problem` D3008 when there are too many."""
+        """Return a queue for a new reader. Raises :class:`Problem` D3008 when there are too many."""
         if len(self._open) >= self._bounds.subscriptions_max:
             raise Problem("D3008", f"{len(self._open)} subscriptions are open, as many as there may be")
         name = f"lagged_{kind}"
@@ -98,16 +98,16 @@ class Subscriptions:
         return queue
 
     def forget(self, queue: LineQueue) -> None:
-        """The reader is gone."""
+        """Forget the queue of a reader that is gone."""
         self._open.pop(queue, None)
         queue.close()
 
     def by_kind(self) -> dict[str, int]:
-        """How many are open, by kind."""
+        """Return the number of open subscriptions by kind."""
         return dict(Counter(self._open.values()))
 
     def end_all(self) -> None:
-        """Tell every reader that the daemon stops."""
+        """End all subscriptions: the daemon stops."""
         last = encode_line({"error": problem_of(Problem("D3006", "the daemon stops"))})
         for queue in list(self._open):
             queue.close(last)

@@ -1,4 +1,5 @@
-"""Topics that control clients read: joined while somebody reads them, and left some time after the last one went."""
+"""Topics that control clients read: joined while they have readers, and left some time after the last reader is
+gone."""
 
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -8,10 +9,11 @@ from dataclasses import dataclass
 import trio
 from starlette.types import Receive, Scope, Send
 
-from dep2p.control_api.encoding import encode_line, encode_payload
-from dep2p.daemon.api.resources.subscriptions import LineQueue, Subscriptions, cancel_on_disconnect
+from dep2p.control_api.encoding import encode_line
+from dep2p.control_api.replies import TopicLine
+from dep2p.daemon.api.resources.subscriptions import LineQueue, SubscriptionRegistry, cancel_on_disconnect
 from dep2p.daemon.bounds import ControlBounds
-from dep2p.daemon.node_interface import NodeApi, TopicApi, TopicMessages
+from dep2p.daemon.node_interface import NodeInterface, TopicInterface, TopicMessages
 from dep2p.daemon.problems import Problem, problem_of, problem_response
 from dep2p.errors import TooManyTopicsError
 from dep2p.pubsub.types import Lagged, OnFull
@@ -22,7 +24,7 @@ _BATCH_BYTES = 262_144
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one subscriber asked for."""
+    """The request of one subscriber."""
 
     topic: str
     realm: str | None
@@ -36,23 +38,24 @@ class TopicTable:
     finds the mesh as it was."""
 
     def __init__(
-        self, node: NodeApi, subscriptions: Subscriptions, bounds: ControlBounds, counts: Counter[str]
+        self, node: NodeInterface, subscriptions: SubscriptionRegistry, bounds: ControlBounds, counts: Counter[str]
     ) -> None:
         self._node = node
         self._subscriptions = subscriptions
         self._bounds = bounds
         self._counts = counts
-        self._parked: dict[tuple[RealmId | None, str], tuple[TopicApi, float]] = {}
-        """Handles without a reader, and when they are left."""
+        self._parked: dict[tuple[RealmId | None, str], tuple[TopicInterface, float]] = {}
+        """Handles without a reader, and the time at which each is left."""
 
     @property
     def parked_count(self) -> int:
-        """Topics that are joined only until their grace is over."""
+        """The number of topics that are joined only until their grace is over."""
         return len(self._parked)
 
     @asynccontextmanager
-    async def joined(self, name: str, realm: str | None, public: bool) -> AsyncGenerator[TopicApi, None]:
-        """A handle of a topic. Raises NotInRealmError, TooManyTopicsError and :class:`Problem` D1005 for the name."""
+    async def joined(self, name: str, realm: str | None, public: bool) -> AsyncGenerator[TopicInterface, None]:
+        """Yield a handle of a topic. Raises NotInRealmError, TooManyTopicsError and :class:`Problem` D1005 for the
+        name."""
         topic = await self._join(name, realm, public)
         try:
             yield topic
@@ -60,19 +63,19 @@ class TopicTable:
             with trio.CancelScope(shield=True):
                 await self._park(topic)
 
-    async def _join(self, name: str, realm: str | None, public: bool) -> TopicApi:
+    async def _join(self, name: str, realm: str | None, public: bool) -> TopicInterface:
         try:
             try:
                 return await self._node.join(name, realm=realm, public=public)
             except TooManyTopicsError:
                 if not self._parked:
                     raise
-            await self._leave_parked(float("inf"))  # their places are wanted
+            await self._leave_parked(float("inf"))  # new topics need their places
             return await self._node.join(name, realm=realm, public=public)
         except ValueError as error:
             raise Problem("D1005", f"topic {name[:80]!r}: {error}", field="topic") from None
 
-    async def _park(self, topic: TopicApi) -> None:
+    async def _park(self, topic: TopicInterface) -> None:
         if topic.is_joined:
             key = (topic.realm_id, topic.name)
             before = self._parked.pop(key, None)
@@ -95,18 +98,18 @@ class TopicTable:
             await self._leave_parked(trio.current_time())
 
     def read(self, reading: Reading) -> "TopicLines":
-        """The answer of a subscription."""
+        """Return the answer of a subscription."""
         return TopicLines(self, self._subscriptions, self._bounds, self._counts, reading)
 
 
 class TopicLines:
-    """The messages of a topic as NDJSON. The bounded buffer and its policy are the library's own subscription: what the
-    client does not read waits there, is dropped there, or holds the peers back from there."""
+    """The messages of a topic as NDJSON. The bounded buffer and its policy are the library's own subscription. Unread
+    messages wait there, are dropped there, or hold the peers back."""
 
     def __init__(
         self,
         table: TopicTable,
-        subscriptions: Subscriptions,
+        subscriptions: SubscriptionRegistry,
         bounds: ControlBounds,
         counts: Counter[str],
         reading: Reading,
@@ -167,8 +170,16 @@ class TopicLines:
                 self._counts["lagged_topics"] += item.count
                 line = encode_line({"lagged": item.count})
             else:
-                fields = {"topic": topic, "sender": item.sender, "seqno": item.seqno, "id": item.id.hex()}
-                line = encode_line({**fields, "received_from": item.received_from, **encode_payload(item.data)})
+                line = encode_line(
+                    TopicLine(
+                        topic=topic,
+                        sender=item.sender,
+                        seqno=item.seqno,
+                        id=item.id.hex(),
+                        received_from=item.received_from,
+                        data=item.body,
+                    )
+                )
             batch.append(line)
             size += len(line)
             if not len(messages) or size >= _BATCH_BYTES:

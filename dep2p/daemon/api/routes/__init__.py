@@ -1,1 +1,1 @@
-"""routes."""
+"""The routes: one module per feature, functions only."""

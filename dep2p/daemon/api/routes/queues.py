@@ -1,41 +1,49 @@
-"""Durable queues: publish, consume with results, look, administer; here, or at another member."""
+"""Durable queues: publish, consume with results, describe, administer; here, or at another member."""
 
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Final, Unpack
 
 import trio
+from msgspec import convert
 from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dep2p.control_api.encoding import ItemSplitter, ItemTooLargeError, encode_line
+from dep2p.control_api.encoding import ItemSplitter, ItemTooLargeError, decode_headers, decode_payload, encode_line
+from dep2p.control_api.queues import (
+    DELAY_MAX_S,
+    PRIORITY_MAX,
+    Do,
+    MessageResult,
+    NewQueueMessage,
+    PublishedMessage,
+    QueuedMany,
+    SettledMessages,
+    SettleMessages,
+)
+from dep2p.control_api.structs import FieldError
 from dep2p.daemon.api.context import Control
-from dep2p.daemon.api.fields import Fields, as_peer, query_fields, read_json
+from dep2p.daemon.api.fields import Fields, as_peer, field_problem, query_fields, read_json
 from dep2p.daemon.api.resources.queue_consumers import Consuming
 from dep2p.daemon.api.routing import path_text, route
 from dep2p.daemon.problems import Problem, json_response, problem_of, problem_response
 from dep2p.errors import Dep2pError, MessageTooLargeError, StreamClosedError
+from dep2p.protocols.queues import admin
+from dep2p.protocols.queues.admin import AdminReply, AdminRequest, operation_of
 from dep2p.protocols.queues.failover_group import NODES_MAX
 from dep2p.protocols.queues.filters import Filter
 from dep2p.protocols.queues.names import check_name
-from dep2p.protocols.queues.wire import Result, Settle, WireMessage
+from dep2p.protocols.queues.options import MessageOptions
+from dep2p.protocols.queues.wire.admin import parse_request, reply_fields
+from dep2p.protocols.queues.wire.frames import DeliveryResult, Settle, WireMessage
 from dep2p.queues.api.queues import Queues
-from dep2p.queues.types import Attributes, encode_attributes, message_id, parse_message_id
+from dep2p.queues.types import SubscribeOptions, encode_options, message_id, parse_message_id
 
 _ITEMS: Final = "application/octet-stream"
 _IN_FLIGHT_MAX: Final = 65_536
-_TAGS_MAX: Final = 32
-_RESULTS_MAX: Final = 4_096
-_COUNT_MAX: Final = 1_000
-_RECEIVE_MAX: Final = 32
-_RECEIVE_WAIT_MAX_S: Final = 20.0
-_HANDLES_MAX: Final = 256
-_PARTITIONS_MAX: Final = 1_024
-_DELAY_MAX_S: Final = 10 * 365 * 86_400.0
-_PRIORITY_MAX: Final = 255
 _BATCH_ITEMS: Final = 512
 _BATCH_BYTES: Final = 262_144
-_KINDS: Final = {
+_KINDS: Final[dict[Do, Settle]] = {
     "finish": Settle.FINISH,
     "requeue": Settle.REQUEUE,
     "touch": Settle.TOUCH,
@@ -44,174 +52,185 @@ _KINDS: Final = {
 }
 
 
-def _place(control: Control, query: Fields) -> Queues:
+def _queues(control: Control, query: Fields) -> Queues:
     realm, peer = query.optional_text("realm"), query.optional_text("peer")
     if peer is None:
-        return control.node.queues.place(realm)
+        return control.node.queues.select(realm)
     peers = peer.split(",", NODES_MAX)
     if len(peers) > NODES_MAX:
         raise Problem("D1005", f"more than {NODES_MAX} peers: a store is shared by at most so many")
-    return control.node.queues.place(realm, *map(as_peer, peers))
+    return control.node.queues.select(realm, *map(as_peer, peers))
 
 
 async def _whole(control: Control, request: Request) -> tuple[Queues, Fields]:
-    """Place and body of a call with a JSON body."""
+    """Return the queues and the body of a call with a JSON body."""
     query = query_fields(request)
-    place = _place(control, query)
+    queues = _queues(control, query)
     query.finish()
-    return place, await read_json(request, control.bounds)
+    return queues, await read_json(request, control.bounds)
 
 
-async def _ask(place: Queues, op: str, fields: Mapping[str, object]) -> dict[str, Any]:
+def _query_alone(request: Request) -> Fields:
+    """Return the query of a call that takes no body. Raises :class:`Problem` for a body, whose fields would be
+    ignored."""
+    if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
+        raise Problem("D1005", "this call takes no body: its fields are query parameters")
+    return query_fields(request)
+
+
+async def _ask(queues: Queues, request: AdminRequest[AdminReply], status: int = 200) -> ASGIApp:
     try:
-        return await place.ask(op, fields)
+        return json_response(reply_fields(await queues.ask(request)), status)
     except ValueError as error:
         raise Problem("D1005", str(error)) from None
 
 
-def _named(request: Request, fields: Fields | None = None) -> dict[str, object]:
-    found: dict[str, object] = {"queue": path_text(request, "queue")}
-    if fields is not None:
-        channel = fields.optional_text("channel")
-        if channel is not None:
-            found["channel"] = channel
-    return found
+def _request(kind: type[AdminRequest[AdminReply]], fields: Mapping[str, object]) -> AdminRequest[AdminReply]:
+    """Make a request, whose struct checks the fields. Raises :class:`Problem`."""
+    try:
+        return parse_request({"op": operation_of(kind), **fields})
+    except FieldError as error:
+        raise field_problem(error) from None
 
 
-async def listing(control: Control, request: Request) -> ASGIApp:
-    """All queues of a place."""
-    query = query_fields(request)
-    place = _place(control, query)
-    query.finish()
-    return json_response(await _ask(place, "list", {}))
-
-
-async def create(control: Control, request: Request) -> ASGIApp:
-    """Make a queue."""
-    place, fields = await _whole(control, request)
-    wanted: dict[str, object] = {"queue": fields.text("name"), "options": fields.mapping("options")}
-    if fields.has("access"):
-        wanted["access"] = fields.mapping("access")
-    nodes = fields.texts("nodes", items_max=_PARTITIONS_MAX)
-    if nodes:
-        wanted["nodes"] = nodes
-    fields.finish()
-    control.lifecycle.require_running()
-    return json_response(await _ask(place, "create", wanted), 201)
-
-
-async def look(control: Control, request: Request) -> ASGIApp:
-    """One queue with its channels."""
-    query = query_fields(request)
-    place = _place(control, query)
-    query.finish()
-    return json_response(await _ask(place, "info", _named(request)))
-
-
-async def delete(control: Control, request: Request) -> ASGIApp:
-    """Delete a queue."""
-    query = query_fields(request)
-    place = _place(control, query)
-    wanted = _named(request)
-    if query.choice("force", ("false", "true")) == "true":
-        wanted["force"] = True
-    query.finish()
-    return json_response(await _ask(place, "delete", wanted))
-
-
-async def delete_channel(control: Control, request: Request) -> ASGIApp:
-    """Delete a channel."""
-    query = query_fields(request)
-    place = _place(control, query)
-    query.finish()
-    return json_response(await _ask(place, "delete_channel", _channel(request)))
+def _queue(request: Request) -> dict[str, object]:
+    return {"queue": path_text(request, "queue")}
 
 
 def _channel(request: Request) -> dict[str, object]:
     return {"queue": path_text(request, "queue"), "channel": path_text(request, "channel")}
 
 
-async def _act(control: Control, request: Request, op: str) -> ASGIApp:
-    place, fields = await _whole(control, request)
-    named = _named(request, fields)
+def _named_nodes(fields: Mapping[str, object]) -> dict[str, object]:
+    """Convert ``nodes`` to the names in requests between nodes; the struct refuses anything but a list."""
+    nodes = fields.get("nodes")
+    if not isinstance(nodes, list):
+        return dict(fields)
+    return {**fields, "nodes": ["home" if each == "self" else each for each in convert(nodes, list[object])]}
+
+
+async def _look(control: Control, request: Request, wanted: AdminRequest[AdminReply]) -> ASGIApp:
+    """Answer a request without fields of its own."""
+    query = _query_alone(request)
+    queues = _queues(control, query)
+    query.finish()
+    return await _ask(queues, wanted)
+
+
+async def listing(control: Control, request: Request) -> ASGIApp:
+    """List all queues of a broker."""
+    return await _look(control, request, admin.ListQueues())
+
+
+async def create(control: Control, request: Request) -> ASGIApp:
+    """Make a queue."""
+    queues, fields = await _whole(control, request)
+    name = fields.text("name")
+    given = fields.given("options", "access", "nodes")
     fields.finish()
-    return json_response(await _ask(place, op, named))
+    wanted = _request(admin.CreateQueue, {"queue": name, **_named_nodes(given)})
+    control.lifecycle.require_running()
+    return await _ask(queues, wanted, 201)
+
+
+async def describe(control: Control, request: Request) -> ASGIApp:
+    """Describe one queue with its channels."""
+    return await _look(control, request, admin.DescribeQueue(queue=path_text(request, "queue")))
+
+
+async def delete(control: Control, request: Request) -> ASGIApp:
+    """Delete a queue."""
+    query = _query_alone(request)
+    queues = _queues(control, query)
+    force = query.choice("force", ("false", "true")) == "true"
+    query.finish()
+    return await _ask(queues, admin.DeleteQueue(queue=path_text(request, "queue"), force=force))
+
+
+async def delete_channel(control: Control, request: Request) -> ASGIApp:
+    """Delete a channel."""
+    return await _look(control, request, _request(admin.DeleteChannel, _channel(request)))
+
+
+async def _act(
+    control: Control,
+    request: Request,
+    kind: type[AdminRequest[AdminReply]],
+    path_fields: Mapping[str, object],
+    *names: str,
+) -> ASGIApp:
+    """Carry out a request whose body has the fields ``names``."""
+    queues, fields = await _whole(control, request)
+    given = fields.given(*names)
+    fields.finish()
+    return await _ask(queues, _request(kind, {**path_fields, **_named_nodes(given)}))
 
 
 async def pause(control: Control, request: Request) -> ASGIApp:
-    """Deliver nothing."""
-    return await _act(control, request, "pause")
+    """Pause delivery."""
+    return await _act(control, request, admin.PauseQueue, _queue(request), "channel", "all_channels")
 
 
 async def resume(control: Control, request: Request) -> ASGIApp:
-    """Deliver again."""
-    return await _act(control, request, "resume")
+    """Resume delivery."""
+    return await _act(control, request, admin.ResumeQueue, _queue(request), "channel", "all_channels")
 
 
 async def empty(control: Control, request: Request) -> ASGIApp:
-    """Drop what waits."""
-    return await _act(control, request, "empty")
+    """Drop the messages that wait."""
+    return await _act(control, request, admin.EmptyQueue, _queue(request), "channel", "all_channels")
 
 
 async def peek(control: Control, request: Request) -> ASGIApp:
-    """The oldest messages."""
-    query = query_fields(request)
-    place = _place(control, query)
-    fields = _named(request, query)
-    fields["count"] = query.integer_text("count", 10, low=1, high=_COUNT_MAX)
+    """List the oldest messages."""
+    query = _query_alone(request)
+    queues = _queues(control, query)
+    channel = query.optional_text("channel")
+    count = query.integer_text("count", 10, low=1, high=admin.COUNT_MAX)
     query.finish()
-    return json_response(await _ask(place, "peek", fields))
+    return await _ask(queues, admin.PeekMessages(queue=path_text(request, "queue"), channel=channel, count=count))
 
 
-async def dead(control: Control, request: Request) -> ASGIApp:
-    """Dead letters."""
-    query = query_fields(request)
-    place = _place(control, query)
-    fields = _channel(request)
-    fields["after"] = query.integer_text("after", 0, low=0, high=10**17)
-    fields["count"] = query.integer_text("count", 100, low=1, high=_COUNT_MAX)
+async def dead_letters(control: Control, request: Request) -> ASGIApp:
+    """List dead letters."""
+    query = _query_alone(request)
+    queues = _queues(control, query)
+    after = query.integer_text("after", 0, low=0, high=10**17)
+    count = query.integer_text("count", 100, low=1, high=admin.COUNT_MAX)
     query.finish()
-    return json_response(await _ask(place, "dead", fields))
-
-
-async def _dead(control: Control, request: Request, op: str) -> ASGIApp:
-    place, fields = await _whole(control, request)
-    wanted = _channel(request)
-    if fields.has("ids"):
-        wanted["ids"] = fields.integers("ids", items_max=10_000)
-    fields.finish()
-    return json_response(await _ask(place, op, wanted))
+    queue, channel = path_text(request, "queue"), path_text(request, "channel")
+    return await _ask(queues, admin.ListDeadLetters(queue=queue, channel=channel, after=after, count=count))
 
 
 async def replay(control: Control, request: Request) -> ASGIApp:
-    """Dead letters again."""
-    return await _dead(control, request, "replay")
+    """Give dead letters to their channel again."""
+    return await _act(control, request, admin.ReplayDeadLetters, _channel(request), "ids", "all")
 
 
-async def forget(control: Control, request: Request) -> ASGIApp:
-    """Dead letters no more."""
-    return await _dead(control, request, "forget_dead")
+async def delete_dead_letters(control: Control, request: Request) -> ASGIApp:
+    """Drop dead letters."""
+    return await _act(control, request, admin.DeleteDeadLetters, _channel(request), "ids", "all")
 
 
 class _ExportLines:
     """Every message of a log as NDJSON."""
 
-    def __init__(self, place: Queues, queue: str) -> None:
-        self._place = place
+    def __init__(self, queues: Queues, queue: str) -> None:
+        self._queues = queues
         self._queue = queue
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
         last = b""
         try:
-            await self._place.info(self._queue)  # what is wrong is told before anything is sent
+            await self._queues.info(self._queue)  # a refusal comes before any line is sent
             headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store")]
             started = True
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             batch: list[bytes] = []
             size = 0
-            async for message in self._place.export(self._queue):
-                batch.append(encode_line(message))
+            async for message in self._queues.export(self._queue):
+                batch.append(encode_line(reply_fields(message)))
                 size += len(batch[-1])
                 if size >= _BATCH_BYTES:
                     await send({"type": "http.response.body", "body": b"".join(batch), "more_body": True})
@@ -226,151 +245,127 @@ class _ExportLines:
 
 
 async def export(control: Control, request: Request) -> ASGIApp:
-    """The whole log."""
-    query = query_fields(request)
-    place = _place(control, query)
+    """Send the whole log."""
+    query = _query_alone(request)
+    queues = _queues(control, query)
     query.finish()
-    return _ExportLines(place, path_text(request, "queue"))
+    return _ExportLines(queues, path_text(request, "queue"))
 
 
 # Partitions
 
 
 async def expand(control: Control, request: Request) -> ASGIApp:
-    """More partitions."""
-    place, fields = await _whole(control, request)
-    wanted = _named(request) | {"partitions": fields.integer("partitions", 0, low=1, high=_PARTITIONS_MAX)}
-    nodes = fields.texts("nodes", items_max=_PARTITIONS_MAX)
-    if nodes:
-        wanted["nodes"] = nodes
-    fields.finish()
-    return json_response(await _ask(place, "expand", wanted))
+    """Add partitions."""
+    return await _act(control, request, admin.ExpandQueue, _queue(request), "partitions", "nodes")
 
 
 async def route_table(control: Control, request: Request) -> ASGIApp:
-    """Where keys go."""
-    query = query_fields(request)
-    place = _place(control, query)
-    query.finish()
-    return json_response(await _ask(place, "route", _named(request)))
+    """Return the route table."""
+    return await _look(control, request, admin.DescribeRoute(queue=path_text(request, "queue")))
 
 
 async def consumers(control: Control, request: Request) -> ASGIApp:
-    """Who consumes from a channel."""
-    query = query_fields(request)
-    place = _place(control, query)
-    query.finish()
-    return json_response(await _ask(place, "consumers", _channel(request)))
+    """List the consumers of a channel."""
+    return await _look(control, request, _request(admin.ListConsumers, _channel(request)))
 
 
 async def locks(control: Control, request: Request) -> ASGIApp:
-    """Who holds which partition."""
-    query = query_fields(request)
-    place = _place(control, query)
-    query.finish()
-    return json_response(await _ask(place, "locks", _channel(request)))
+    """List the holders of partitions."""
+    return await _look(control, request, _request(admin.ListLocks, _channel(request)))
 
 
 # Receiving by calls
 
 
 async def receive(control: Control, request: Request) -> ASGIApp:
-    """Messages that are the node's for a while; it may wait for them."""
-    place, fields = await _whole(control, request)
-    wanted = _channel(request) | {
-        "count": fields.integer("count", 1, low=1, high=_RECEIVE_MAX),
-        "wait_s": fields.number("wait_s", 10.0, low=-1e-9, high=_RECEIVE_WAIT_MAX_S),
-        "invisible_s": fields.number("invisible_s", 60.0, high=_DELAY_MAX_S),
-        "attempt_id": fields.text("attempt_id", "", bytes_max=64),
-        "from_start": fields.boolean("from_start", False),
-    }
+    """Give messages to the client for a while; it may wait for them."""
+    queues, fields = await _whole(control, request)
+    given = fields.given("count", "wait_s", "invisible_s", "attempt_id", "from_start")
     fields.finish()
+    wanted = _request(admin.ReceiveMessages, {"count": 1, **_channel(request), **given})
     control.lifecycle.require_running()
-    return json_response(await _ask(place, "receive", wanted))
+    return await _ask(queues, wanted)
 
 
 async def acknowledge(control: Control, request: Request) -> ASGIApp:
-    """Received messages are done."""
-    place, fields = await _whole(control, request)
-    wanted = _channel(request) | {"handles": fields.texts("handles", items_max=_HANDLES_MAX)}
-    fields.finish()
-    return json_response(await _ask(place, "ack", wanted))
+    """Acknowledge received messages."""
+    return await _act(control, request, admin.AckMessages, _channel(request), "handles")
 
 
 async def invisible(control: Control, request: Request) -> ASGIApp:
-    """Another time for a received message."""
-    place, fields = await _whole(control, request)
-    wanted = _channel(request) | {
-        "handle": fields.text("handle"),
-        "invisible_s": fields.number("invisible_s", 60.0, low=-1e-9, high=_DELAY_MAX_S),
-    }
-    fields.finish()
-    return json_response(await _ask(place, "invisible", wanted))
+    """Change the time after which a received message is delivered again."""
+    return await _act(control, request, admin.ChangeInvisible, _channel(request), "handle", "invisible_s")
 
 
 # Publishing
 
 
 async def publish(control: Control, request: Request) -> ASGIApp:
-    """One message in JSON, or any number as a body of items, streamed and held back."""
+    """Publish one message in JSON, or any number as a body of items, streamed and held back."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == _ITEMS:
         return await _publish_many(control, request)
-    place, fields = await _whole(control, request)
-    body = fields.payload(control.config.limits.message_bytes_max)
-    headers = fields.headers()
-    key = fields.text("key", "")
-    attributes = _encoded(
-        Attributes(
-            key,
-            tuple(fields.texts("tags", items_max=_TAGS_MAX)),
-            fields.integer("priority", 0, low=0, high=_PRIORITY_MAX),
-            headers or {},
-            round(fields.number("defer_s", 0.0, low=-1e-9, high=_DELAY_MAX_S) * 1000),
-        )
-    )
-    fields.finish()
+    queues, fields = await _whole(control, request)
+    message = fields.struct(NewQueueMessage, "a message")
+    wire_message = WireMessage(_attributes(message), _body(message, control.config.limits.message_bytes_max))
     queue = path_text(request, "queue")
     with control.lifecycle.work():
-        points = await _publish(place, queue, [WireMessage(attributes, body)])
-    answer: dict[str, object] = {"id": message_id(*points[0])}
-    if key and place.is_elsewhere(queue, key, message_id(*points[0])):
-        answer["elsewhere"] = True
-    return json_response(answer, 201)
+        ((partition, seq),) = await _publish(queues, queue, [wire_message])
+    new_id = message_id(partition, seq)
+    off_partition = bool(message.key) and queues.is_off_partition(queue, message.key, new_id)
+    return json_response(reply_fields(PublishedMessage(id=new_id, off_partition=off_partition)), 201)
 
 
-def _encoded(attributes: Attributes) -> bytes:
+def _attributes(message: NewQueueMessage) -> bytes:
     try:
-        return encode_attributes(attributes)
+        headers = decode_headers(message.headers)
+    except ValueError as error:
+        raise Problem("D1005", f"a message: the field 'headers': {error}", field="headers") from None
+    return _encoded(
+        key=message.key, tags=message.tags, priority=message.priority, delay_s=message.delay_s, headers=headers
+    )
+
+
+def _body(message: NewQueueMessage, bytes_max: int) -> bytes:
+    try:
+        body = decode_payload(message.body, message.encoding)
+    except ValueError as error:
+        raise Problem("D1005", f"a message: the field 'body': {error}", field="body") from None
+    if len(body) > bytes_max:
+        raise MessageTooLargeError(f"the body has {len(body)} bytes; the most is {bytes_max}")
+    return body
+
+
+def _encoded(**options: Unpack[MessageOptions]) -> bytes:
+    try:
+        return encode_options(**options)
     except (ValueError, TypeError) as error:
         raise Problem("D1005", str(error)) from None
 
 
-async def _publish(place: Queues, queue: str, messages: list[WireMessage]) -> list[tuple[int, int]]:
+async def _publish(queues: Queues, queue: str, messages: list[WireMessage]) -> list[tuple[int, int]]:
     try:
-        return await place.publish_batch(queue, messages, None)
+        return await queues.publish_batch(queue, messages, None)
     except ValueError as error:
         raise Problem("D1005", str(error)) from None
 
 
 async def _publish_many(control: Control, request: Request) -> ASGIApp:
     query = query_fields(request)
-    place = _place(control, query)
+    queues = _queues(control, query)
     tags = query.text("tags", "")
     try:
-        delay_s = float(query.text("defer_s", "0"))
-        if not 0 <= delay_s <= _DELAY_MAX_S:
+        delay_s = float(query.text("delay_s", "0"))
+        if not 0 <= delay_s <= DELAY_MAX_S:
             raise ValueError
     except ValueError:
-        raise query.wrong("defer_s", "is no number of seconds") from None
+        raise query.wrong("delay_s", f"is no number of seconds from 0 to {DELAY_MAX_S:g}") from None
     attributes = _encoded(
-        Attributes(
-            query.text("key", ""),
-            tuple(tag for tag in tags.split(",") if tag),
-            query.integer_text("priority", 0, low=0, high=_PRIORITY_MAX),
-            {},
-            round(delay_s * 1000),
-        )
+        key=query.text("key", ""),
+        tags=[tag for tag in tags.split(",") if tag],
+        priority=query.integer_text("priority", 0, low=0, high=PRIORITY_MAX),
+        delay_s=delay_s,
     )
     query.finish()
     queue = path_text(request, "queue")
@@ -385,16 +380,17 @@ async def _publish_many(control: Control, request: Request) -> ASGIApp:
                 items = _items(splitter, piece, last=not more)
                 for start in range(0, len(items), _BATCH_ITEMS):
                     batch = items[start : start + _BATCH_ITEMS]
-                    points = await _publish(place, queue, [WireMessage(attributes, body) for body in batch])
+                    points = await _publish(queues, queue, [WireMessage(attributes, body) for body in batch])
                     first = first or message_id(*points[0])
                     last = message_id(*points[-1])
                     count += len(batch)
                     size += sum(map(len, batch))
     except Dep2pError as error:
-        # The caller must know how far it came: what was published cannot be taken back.
+        # The caller must know how far it came: published messages cannot be taken back.
         before = f"; {count} messages before it were published" if count else ""
         return problem_response(error, detail=f"{error}{before}", published=count)
-    return json_response({"messages": count, "bytes": size, "first_id": first, "last_id": last}, 201)
+    many = QueuedMany(messages=count, bytes=size, first_id=first, last_id=last)
+    return json_response(reply_fields(many), 201)
 
 
 def _items(splitter: ItemSplitter, piece: bytes, *, last: bool) -> list[bytes]:
@@ -410,7 +406,7 @@ def _items(splitter: ItemSplitter, piece: bytes, *, last: bool) -> list[bytes]:
 
 
 async def _piece(control: Control, request: Request, is_inside: bool) -> tuple[bytes, bool]:
-    """The next part of the body, and whether more follow. Between two messages it may take any time."""
+    """Return the next part of the body, and whether more follow. Between two messages it may take any time."""
     stall_s = control.bounds.body_timeout_s if is_inside else float("inf")
     message: Message = {}
     with trio.move_on_after(stall_s) as stalled:
@@ -419,16 +415,17 @@ async def _piece(control: Control, request: Request, is_inside: bool) -> tuple[b
         raise Problem("D1009", f"the rest of a message did not arrive within {stall_s:g} s")
     if message.get("type") != "http.request":
         raise ClientDisconnect
-    return cast(bytes, message.get("body", b"")), bool(message.get("more_body", False))
+    body: bytes = message.get("body", b"")
+    return body, bool(message.get("more_body", False))
 
 
 # Consuming
 
 
 async def consume(control: Control, request: Request) -> ASGIApp:
-    """Deliveries to this client, until it hangs up."""
-    query = query_fields(request)
-    place = _place(control, query)
+    """Send deliveries to this client, until it hangs up."""
+    query = _query_alone(request)
+    queues = _queues(control, query)
     in_flight = query.integer_text("max_in_flight", 1, low=1, high=_IN_FLIGHT_MAX)
     from_start, exclusive = query.text("from_start", "0"), query.text("exclusive", "0")
     for name, flag in (("from_start", from_start), ("exclusive", exclusive)):
@@ -448,45 +445,40 @@ async def consume(control: Control, request: Request) -> ASGIApp:
     control.lifecycle.require_running()
     return control.queue_consumers.lines(
         Consuming(
-            place,
+            queues,
             queue,
             channel,
-            in_flight,
-            from_start == "1",
-            control.bounds.subscription_bytes_max,
+            SubscribeOptions(
+                max_in_flight=in_flight,
+                bytes_max=control.bounds.subscription_bytes_max,
+                from_start=from_start == "1",
+                filter=filter_text,
+                exclusive=exclusive == "1",
+            ),
             count,
-            filter_text,
-            exclusive == "1",
         )
     )
 
 
 async def results(control: Control, request: Request) -> ASGIApp:
-    """What became of deliveries."""
-    fields = await read_json(request, control.bounds)
-    durable = fields.boolean("durable", False)
-    given = fields.objects("results", items_max=_RESULTS_MAX)
-    fields.finish()
-    wanted = [_result(each) for each in given]
+    """Take results of deliveries."""
+    given = (await read_json(request, control.bounds)).struct(SettleMessages, "results")
+    wanted = [_result(each) for each in given.results]
     if not wanted:
-        return json_response({"refused": {}, "timeouts_s": {}})
-    # A touch tells the time that is left: for that, the answer of the queue is needed.
-    needs_answer = durable or any(each.kind == Settle.TOUCH for each in wanted)
-    answer = await control.queue_consumers.settle(path_text(request, "consumer"), wanted, durable=needs_answer)
-    return json_response(answer)
+        return json_response(reply_fields(SettledMessages(refused={}, timeouts_s={})))
+    # The reply to a touch has the time that is left, which only the queue knows.
+    needs_answer = given.durable or any(each.kind == Settle.TOUCH for each in wanted)
+    settled = await control.queue_consumers.settle(path_text(request, "consumer"), wanted, durable=needs_answer)
+    return json_response(reply_fields(settled))
 
 
-def _result(value: dict[str, object]) -> Result:
-    fields = Fields(value, "field of a result")
-    kind = _KINDS[fields.choice("do", tuple(_KINDS))]
+def _result(result: MessageResult) -> DeliveryResult:
     try:
-        partition, seq = parse_message_id(fields.text("id"))
+        partition, seq = parse_message_id(result.id)
     except ValueError as error:
-        raise fields.wrong("id", str(error)) from None
-    delay_s = fields.number("delay_s", 0.0, low=-1e-9, high=_DELAY_MAX_S)
-    reason = fields.text("reason", "")
-    fields.finish()
-    return Result(kind, partition, seq, min(round(delay_s * 1000), 0xFFFF_FFFF), reason)
+        raise Problem("D1005", f"results: the field 'id': {error}", field="id") from None
+    delay_ms = min(round(result.delay_s * 1000), 0xFFFF_FFFF)
+    return DeliveryResult(_KINDS[result.do], partition, seq, delay_ms, result.reason)
 
 
 _QUEUE: Final = "/v1/queues/{queue}"
@@ -495,7 +487,7 @@ _CHANNEL: Final = f"{_QUEUE}/channels/{{channel}}"
 ROUTES: list[Route] = [
     route("GET", "/v1/queues", listing),
     route("POST", "/v1/queues", create),
-    route("GET", _QUEUE, look),
+    route("GET", _QUEUE, describe),
     route("DELETE", _QUEUE, delete),
     route("POST", f"{_QUEUE}/pause", pause),
     route("POST", f"{_QUEUE}/resume", resume),
@@ -512,8 +504,8 @@ ROUTES: list[Route] = [
     route("POST", f"{_CHANNEL}/receive", receive),
     route("POST", f"{_CHANNEL}/ack", acknowledge),
     route("POST", f"{_CHANNEL}/invisible", invisible),
-    route("GET", f"{_CHANNEL}/dead", dead),
-    route("POST", f"{_CHANNEL}/dead/replay", replay),
-    route("POST", f"{_CHANNEL}/dead/remove", forget),
+    route("GET", f"{_CHANNEL}/dead-letters", dead_letters),
+    route("POST", f"{_CHANNEL}/dead-letters/replay", replay),
+    route("POST", f"{_CHANNEL}/dead-letters/delete", delete_dead_letters),
     route("POST", "/v1/queue-consumers/{consumer}/results", results),
 ]

@@ -1,19 +1,20 @@
 """Streams: open, accept, send items, receive items, close."""
 
-import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import cast
 
+import msgspec
 import trio
 from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dep2p.control_api.calls import OpenStreamCall
 from dep2p.control_api.encoding import ITEM_ABORT, LENGTH_BYTES, ItemSplitter, ItemTooLargeError, encode_item
+from dep2p.control_api.replies import StreamClosed, StreamItems, StreamOpenedReply
 from dep2p.daemon.api.context import Control
-from dep2p.daemon.api.fields import query_fields, read_json
-from dep2p.daemon.api.resources.streams import Entry
+from dep2p.daemon.api.fields import as_peer, body_piece, checked_name, headers_of, payload_of, query_fields, read_call
+from dep2p.daemon.api.resources.streams import ControlStream
 from dep2p.daemon.api.resources.subscriptions import LinesResponse
 from dep2p.daemon.api.routing import path_text, route
 from dep2p.daemon.problems import Problem, json_response, problem_of
@@ -22,16 +23,15 @@ from dep2p.errors import Dep2pError, StreamClosedError
 
 async def open_stream(control: Control, request: Request) -> ASGIApp:
     """Open a stream to a member."""
-    fields = await read_json(request, control.bounds)
-    peer, name, headers, realm = fields.peer(), fields.name(), fields.headers(), fields.optional_text("realm")
-    data = fields.payload(control.config.limits.message_bytes_max, required=False)
-    fields.finish()
-    entry = await control.streams.open(peer, name, data, headers, realm)
-    return json_response({"id": entry.id, "peer": peer, "name": name, "realm_id": entry.realm_id}, 201)
+    call = await read_call(request, control.bounds, OpenStreamCall)
+    peer, name, headers = as_peer(call.peer), checked_name(call.name), headers_of(call.headers)
+    data = payload_of(call, control.config.limits.message_bytes_max)
+    entry = await control.streams.open(peer, name, data, headers, call.realm)
+    return json_response(StreamOpenedReply(id=entry.id, peer=peer, name=name, realm_id=entry.realm_id), 201)
 
 
 async def accept(control: Control, request: Request) -> ASGIApp:
-    """Streams that members open, from now on."""
+    """Send the streams that members open, from now on."""
     query = query_fields(request)
     name, realm = query.name("accept"), query.optional_text("realm")
     query.finish()
@@ -40,8 +40,8 @@ async def accept(control: Control, request: Request) -> ASGIApp:
 
 
 @asynccontextmanager
-async def _attached(control: Control, entry: Entry, direction: str) -> AsyncGenerator[None, None]:
-    """Attach; leaving by a failure ends the stream, since what was on its way is lost."""
+async def _attached(control: Control, entry: ControlStream, direction: str) -> AsyncGenerator[None, None]:
+    """Attach for the block. Leaving it by a failure ends the stream, since items on their way are lost."""
     scope = control.streams.attach(entry, direction)
     try:
         with scope:
@@ -59,7 +59,7 @@ async def _attached(control: Control, entry: Entry, direction: str) -> AsyncGene
 
 
 async def send_items(control: Control, request: Request) -> ASGIApp:
-    """Items from the body, as fast as the peer takes them."""
+    """Send items from the body, as fast as the peer takes them."""
     entry = control.streams.get(path_text(request, "id"))
     query = query_fields(request)
     eof = query.text("eof", "0")
@@ -80,7 +80,7 @@ async def send_items(control: Control, request: Request) -> ASGIApp:
             if message.get("type") != "http.request":
                 raise StreamClosedError("the control client went away")
             try:
-                complete = splitter.feed(cast(bytes, message.get("body", b"")))
+                complete = splitter.feed(body_piece(message))
             except ItemTooLargeError as error:
                 raise Problem("D6004", str(error)) from None
             if splitter.aborted:
@@ -95,13 +95,13 @@ async def send_items(control: Control, request: Request) -> ASGIApp:
         if eof == "1":
             await entry.stream.send_eof()
             entry.end_direction("send")
-    return json_response({"items": items, "bytes": size})
+    return json_response(StreamItems(items=items, bytes=size))
 
 
 class _ItemsResponse:
     """The peer's items until its end; a failure is the last item, after the length ITEM_ABORT."""
 
-    def __init__(self, control: Control, entry: Entry) -> None:
+    def __init__(self, control: Control, entry: ControlStream) -> None:
         self._control = control
         self._entry = entry
 
@@ -116,24 +116,24 @@ class _ItemsResponse:
                     await send({"type": "http.response.body", "body": encode_item(item), "more_body": True})
                 entry.end_direction("receive")
         except Dep2pError as error:
-            last = ITEM_ABORT.to_bytes(LENGTH_BYTES, "big") + encode_item(json.dumps(problem_of(error)).encode("ascii"))
+            last = ITEM_ABORT.to_bytes(LENGTH_BYTES, "big") + encode_item(msgspec.json.encode(problem_of(error)))
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 async def receive_items(control: Control, request: Request) -> ASGIApp:
-    """Items from the peer, as fast as the client takes them."""
+    """Send the peer's items to the client, as fast as it takes them."""
     entry = control.streams.get(path_text(request, "id"))
     query_fields(request).finish()
     if "receive" in entry.scopes or "receive" in entry.ended:
-        control.streams.attach(entry, "receive")  # raises, while a proper answer is still possible
+        control.streams.attach(entry, "receive")  # raises while a proper answer is still possible
     return _ItemsResponse(control, entry)
 
 
 async def close(control: Control, request: Request) -> ASGIApp:
-    """End a stream now. What was sent up to its end still arrives; without its end, the peer gets a reset."""
+    """End a stream now. A whole upload still arrives; a partial one is reset."""
     entry = control.streams.get(path_text(request, "id"))
     entry.leave(StreamClosedError("the control client closed the stream"))
-    return json_response({"id": entry.id, "closed": True})
+    return json_response(StreamClosed(id=entry.id))
 
 
 ROUTES: list[Route] = [

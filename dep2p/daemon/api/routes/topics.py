@@ -1,8 +1,7 @@
-"""Publish/subscribe: publish one message or a stream of them, read a topic, look at topics."""
+"""Publish/subscribe: publish one message or a stream of them, read a topic, describe topics."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import cast
+from dataclasses import dataclass
 from urllib.parse import unquote
 
 import trio
@@ -10,13 +9,23 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message
 
+from dep2p.control_api.calls import PublishCall, PublishedLine
 from dep2p.control_api.encoding import ItemSplitter, ItemTooLargeError, LineSplitter
+from dep2p.control_api.replies import PublishManyReply, PublishReply, TopicList, TopicPeers, TopicSummary
 from dep2p.daemon.api.context import Control
-from dep2p.daemon.api.fields import Fields, parse_json, query_fields, read_json
+from dep2p.daemon.api.fields import (
+    Fields,
+    body_piece,
+    parse_line,
+    payload_of,
+    query_fields,
+    read_call,
+    wrong_field,
+)
 from dep2p.daemon.api.resources.topics import Reading
 from dep2p.daemon.api.routes.delivery import publish_reliably
 from dep2p.daemon.api.routing import route
-from dep2p.daemon.node_interface import PubSubApi
+from dep2p.daemon.node_interface import PubSubInterface
 from dep2p.daemon.problems import Problem, json_response, problem_response
 from dep2p.errors import Dep2pError, MessageTooLargeError, StreamClosedError, TopicNotFoundError
 from dep2p.pubsub.types import OnFull, OnNoPeers, TopicStatus
@@ -26,11 +35,12 @@ _ON_NO_PEERS: tuple[OnNoPeers, ...] = ("error", "queue", "ok")
 _ON_FULL: tuple[OnFull, ...] = ("drop_oldest", "drop_newest", "pause")
 _ITEMS = "application/octet-stream"
 _LINES = "application/x-ndjson"
+_NO_REALM = "the public network has no realm: give one of the two"
 _DETAIL_SEGMENTS = 4  # "", v1, topics, {topic}
 
 
 def _segments(request: Request) -> list[str]:
-    raw = cast(bytes, request.scope.get("raw_path") or request.scope["path"].encode())
+    raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
     return raw.partition(b"?")[0].decode("latin-1").split("/")
 
 
@@ -59,30 +69,38 @@ def _flag(query: Fields, name: str) -> bool:
 def _place(fields: Fields, public: bool) -> tuple[str | None, bool]:
     realm = fields.optional_text("realm")
     if public and realm is not None:
-        raise fields.wrong("public", "the public network has no realm: give one of the two")
+        raise fields.wrong("public", _NO_REALM)
     return realm, public
 
 
 async def publish(control: Control, request: Request) -> ASGIApp:
-    """One message in JSON, or any number: a body of items, or of JSON lines, streamed and held back."""
+    """Publish one message in JSON, or any number: a body of items, or of JSON lines, streamed and held back."""
     topic = _topic(control, request, _DETAIL_SEGMENTS + 1)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind in (_ITEMS, _LINES):
         return await _publish_many(control, request, topic, kind)
-    fields = await read_json(request, control.bounds)
-    data = fields.payload(control.config.limits.message_bytes_max)
-    on_no_peers: OnNoPeers = fields.choice("on_no_peers", _ON_NO_PEERS)
-    realm, public = _place(fields, fields.boolean("public", False))
-    if fields.boolean("reliable", False):
-        if public:
-            raise fields.wrong("reliable", "needs a realm: the public network has no acknowledgements")
-        return json_response(await publish_reliably(control, topic, data, fields, realm), 202)
-    fields.finish()
+    call = await read_call(request, control.bounds, PublishCall)
+    data = payload_of(call, control.config.limits.message_bytes_max)
+    if call.public and call.realm is not None:
+        raise wrong_field("public", _NO_REALM)
+    if call.reliable:
+        if call.public:
+            raise wrong_field("reliable", "needs a realm: the public network has no acknowledgements")
+        return json_response(await publish_reliably(control, topic, data, call), 202)
+    for name in ("critical_peers", "wait_for", "wait_s"):
+        if getattr(call, name) is not None:
+            raise wrong_field(name, "goes with reliable")
     with control.lifecycle.work():
-        pubsub = control.node.pubsub(realm, public=public)
-        result = await pubsub.publish(topic, data, wait=True, on_no_peers=on_no_peers)
-    answer = {"id": result.id.hex(), "sent_to": list(result.sent_to), "queued": result.queued}
-    return json_response(answer | {"dropped": list(result.dropped)}, 202)
+        pubsub = control.node.pubsub(call.realm, public=call.public)
+        result = await pubsub.publish(topic, data, wait=True, on_no_peers=call.on_no_peers)
+    answer = PublishReply(
+        id=result.id.hex(),
+        sent_to=tuple(result.sent_to),
+        queued=result.queued,
+        dropped=tuple(result.dropped),
+        local_subscriptions=result.local_subscriptions,
+    )
+    return json_response(answer, 202)
 
 
 class _Items:
@@ -97,7 +115,7 @@ class _Items:
         return self._splitter.is_inside_item
 
     def feed(self, piece: bytes, last: bool) -> Iterable[bytes]:
-        """The messages that are complete now."""
+        """Take a piece of the body; return the messages that are complete now."""
         try:
             items = self._splitter.feed(piece)
         except ItemTooLargeError as error:
@@ -122,7 +140,7 @@ class _Lines:
         return self._splitter.is_inside_line
 
     def feed(self, piece: bytes, last: bool) -> Iterable[bytes]:
-        """The messages that are complete now; each is decoded when its turn comes."""
+        """Take a piece of the body; return the messages that are complete now, each decoded when its turn comes."""
         try:
             lines = self._splitter.feed(piece + b"\n" if last else piece)
         except ValueError as error:
@@ -130,24 +148,23 @@ class _Lines:
         return map(self._payload, lines)
 
     def _payload(self, line: bytes) -> bytes:
-        fields = parse_json(line, "a line")
-        data = fields.payload(self._bytes_max)
-        fields.finish()
-        return data
+        return payload_of(parse_line(line, PublishedLine), self._bytes_max)
 
 
 @dataclass(slots=True)
-class _Tally:
-    """What became of a body of messages."""
+class _PublishTally:
+    """Counts of the messages in one publish request."""
 
     messages: int = 0
     bytes: int = 0
     queued: int = 0
     """Messages that wait for a first peer."""
     dropped: int = 0
-    """Times that a neighbour did not get a message, being too slow."""
+    """Times that a neighbour did not get a message because it is too slow."""
     peers: int = 0
-    """The fewest neighbours that took one of the messages that were sent."""
+    """The fewest neighbours that took one of the sent messages."""
+    local_subscriptions: int = 0
+    """The fewest subscriptions of this node's programs that got one of the messages."""
 
 
 async def _publish_many(control: Control, request: Request, topic: str, kind: str) -> ASGIApp:
@@ -156,7 +173,7 @@ async def _publish_many(control: Control, request: Request, topic: str, kind: st
     realm, public = _place(query, _flag(query, "public"))
     query.finish()
     messages = _Items(control) if kind == _ITEMS else _Lines(control)
-    tally = _Tally()
+    tally = _PublishTally()
     try:
         with control.lifecycle.work():
             pubsub = control.node.pubsub(realm, public=public)
@@ -166,25 +183,39 @@ async def _publish_many(control: Control, request: Request, topic: str, kind: st
                 for data in messages.feed(piece, not more):
                     await _publish_one(pubsub, topic, data, on_no_peers, tally)
     except Dep2pError as error:
-        # The caller must know how far it came: what was published cannot be taken back.
+        # The caller must know how far it came: published messages cannot be taken back.
         before = f"; {tally.messages} messages before it were published" if tally.messages else ""
         return problem_response(error, detail=f"{error}{before}", published=tally.messages)
-    return json_response(asdict(tally), 202)
+    return json_response(
+        PublishManyReply(
+            messages=tally.messages,
+            bytes=tally.bytes,
+            queued=tally.queued,
+            dropped=tally.dropped,
+            peers=tally.peers,
+            local_subscriptions=tally.local_subscriptions,
+        ),
+        202,
+    )
 
 
-async def _publish_one(pubsub: PubSubApi, topic: str, data: bytes, on_no_peers: OnNoPeers, tally: _Tally) -> None:
+async def _publish_one(
+    pubsub: PubSubInterface, topic: str, data: bytes, on_no_peers: OnNoPeers, tally: _PublishTally
+) -> None:
     result = await pubsub.publish(topic, data, wait=True, on_no_peers=on_no_peers)
     tally.messages += 1
     tally.bytes += len(data)
     tally.queued += result.queued
     tally.dropped += len(result.dropped)
+    local = result.local_subscriptions
+    tally.local_subscriptions = local if tally.messages == 1 else min(tally.local_subscriptions, local)
     if not result.queued:
         sent_to = len(result.sent_to)
         tally.peers = sent_to if tally.messages - tally.queued == 1 else min(tally.peers, sent_to)
 
 
 async def _piece(control: Control, request: Request, is_inside: bool) -> tuple[bytes, bool]:
-    """The next part of the body, and whether more follow. Between two messages it may take any time."""
+    """Return the next part of the body, and whether more follow. Between two messages it may take any time."""
     stall_s = control.bounds.body_timeout_s if is_inside else float("inf")
     message: Message = {}
     with trio.move_on_after(stall_s) as stalled:
@@ -193,13 +224,13 @@ async def _piece(control: Control, request: Request, is_inside: bool) -> tuple[b
         raise Problem("D1009", f"the rest of a message did not arrive within {stall_s:g} s")
     if message.get("type") != "http.request":
         raise ClientDisconnect
-    return cast(bytes, message.get("body", b"")), bool(message.get("more_body", False))
+    return body_piece(message), bool(message.get("more_body", False))
 
 
 async def read(control: Control, request: Request) -> ASGIApp:
-    """Messages of a topic, from now on."""
+    """Send the messages of a topic, from now on."""
     if len(_segments(request)) == _DETAIL_SEGMENTS:
-        return await look(control, request)  # a topic whose name ends so
+        return await look(control, request)  # a topic whose name has that end
     topic = _topic(control, request, _DETAIL_SEGMENTS + 1)
     query = query_fields(request)
     buffer = query.integer_text(
@@ -212,26 +243,25 @@ async def read(control: Control, request: Request) -> ASGIApp:
 
 
 async def listing(control: Control, _request: Request) -> ASGIApp:
-    """The joined topics."""
+    """List the joined topics."""
     names = {realm.realm_id: realm.name for realm in control.node.realms()}
-    return json_response({"topics": [topic_fields(status, names) for status in control.node.topics()]})
+    return json_response(TopicList(topics=tuple(_summary(status, names) for status in control.node.topics())))
 
 
-def topic_fields(status: TopicStatus, realm_names: Mapping[RealmId, str]) -> dict[str, object]:
-    """A joined topic in JSON."""
-    return {
-        "topic": status.name,
-        "realm": None if status.realm_id is None else realm_names.get(status.realm_id, ""),
-        "realm_id": status.realm_id,
-        "peers": status.peers,
-        "mesh": status.mesh,
-        "subscriptions": status.subscriptions,
-        "buffered_items": status.buffered_items,
-    }
+def _summary(status: TopicStatus, realm_names: Mapping[RealmId, str]) -> TopicSummary:
+    return TopicSummary(
+        topic=status.name,
+        realm=None if status.realm_id is None else realm_names.get(status.realm_id, ""),
+        realm_id=status.realm_id,
+        peers=status.peers,
+        mesh=status.mesh,
+        subscriptions=status.subscriptions,
+        buffered_items=status.buffered_items,
+    )
 
 
 async def look(control: Control, request: Request) -> ASGIApp:
-    """Who is in a topic, joined or not: peers, mesh, scores."""
+    """Describe a topic, joined or not: its peers, mesh and scores."""
     topic = _topic(control, request, _DETAIL_SEGMENTS)
     query = query_fields(request)
     realm, public = _place(query, _flag(query, "public"))
@@ -242,14 +272,14 @@ async def look(control: Control, request: Request) -> ASGIApp:
     if not joined and not peers:
         raise TopicNotFoundError(f"neither this node nor a neighbour is in the topic {topic[:80]!r}")
     return json_response(
-        {
-            "topic": topic,
-            "realm_id": pubsub.realm_id,
-            "joined": joined,
-            "peers": peers,
-            "mesh": mesh,
-            "scores": {peer: round(scores[peer], 3) for peer in peers if peer in scores},
-        }
+        TopicPeers(
+            topic=topic,
+            realm_id=pubsub.realm_id,
+            joined=joined,
+            peers=tuple(peers),
+            mesh=tuple(mesh),
+            scores={peer: round(scores[peer], 3) for peer in peers if peer in scores},
+        )
     )
 
 

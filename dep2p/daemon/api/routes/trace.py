@@ -1,14 +1,18 @@
-"""The trace of the node: begun, ended, looked at."""
+"""The trace of the node: start, stop, state."""
 
 import dataclasses
 from pathlib import Path
 
+import msgspec
 from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from dep2p.control_api.calls import EmptyCall, StartTrace
+from dep2p.control_api.encoding import fields_of
+from dep2p.control_api.replies import TraceSettingsSummary, TraceState, parse_reply
 from dep2p.daemon.api.context import Control
-from dep2p.daemon.api.fields import Fields, read_json
+from dep2p.daemon.api.fields import read_call
 from dep2p.daemon.api.routing import route
 from dep2p.daemon.problems import Problem, json_response
 from dep2p.daemon.trace_settings import trace_settings
@@ -18,47 +22,40 @@ from dep2p.tracing.settings import TraceSettings
 _STOPPED_BY_CALL = "stopped by the control API"
 
 
-def status_fields(status: TraceStatus) -> dict[str, object]:
-    """In JSON."""
+def _state(status: TraceStatus) -> TraceState:
     found = dataclasses.asdict(status)
-    return {**found, "directory": found["directory"] or None, "growing": found["growing"] or None}
+    return parse_reply(found | {"directory": status.directory or None, "growing": status.growing or None}, TraceState)
 
 
 async def look(control: Control, _request: Request) -> ASGIApp:
-    """What the trace is doing."""
-    return json_response(status_fields(control.node.tracer.status()))
+    """Return the state of the trace."""
+    return json_response(_state(control.node.tracer.status()))
 
 
 async def start(control: Control, request: Request) -> ASGIApp:
-    """Begin one; what the call leaves out is as [trace] says."""
-    fields = await read_json(request, control.bounds)
-    chosen = fields.optional_text("dir")
-    directory = control.config.trace_dir if chosen is None else Path(chosen)
+    """Begin a trace; settings that the call leaves out are those of [trace]."""
+    call = await read_call(request, control.bounds, StartTrace)
+    directory = control.config.trace_dir if call.dir is None else Path(call.dir)
     if not directory.is_absolute():
-        raise Problem("D1005", f"dir: {chosen} is relative: give the whole path on the daemon's machine")
-    settings = _settings(fields, trace_settings(control.config.trace))
-    fields.finish()
+        raise Problem("D1005", f"dir: {call.dir} is relative: give the whole path on the daemon's machine")
+    settings = _settings(call, trace_settings(control.config.trace))
     with control.lifecycle.work():
-        return json_response(status_fields(await control.node.tracer.start(directory, settings)), 201)
+        return json_response(_state(await control.node.tracer.start(directory, settings)), 201)
 
 
-def _settings(fields: Fields, usual: TraceSettings) -> TraceSettings:
-    given: dict[str, object] = {"rpcs": fields.boolean("rpcs", usual.rpcs)}
-    given["sample"] = fields.number("sample", usual.sample, high=1)
-    for name in ("roll_bytes", "disk_bytes_max"):
-        given[name] = fields.integer(name, getattr(usual, name), low=1, high=1 << 50)
-    for name in ("roll_s", "age_max_s", "snapshot_s", "clock_s"):
-        given[name] = fields.number(name, getattr(usual, name), high=1e9)
+def _settings(call: StartTrace, usual: TraceSettings) -> TraceSettings:
+    settings = fields_of(parse_reply(dataclasses.asdict(usual), TraceSettingsSummary))
+    settings |= {name: value for name, value in fields_of(call).items() if name != "dir"}
     try:
-        return dataclasses.replace(usual, **given)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        return msgspec.convert(settings, TraceSettings)
     except ValueError as error:
         raise Problem("D1005", str(error)) from None
 
 
 async def stop(control: Control, request: Request) -> ASGIApp:
-    """End it: its file is complete when this answers. Nothing happens when there is none."""
-    (await read_json(request, control.bounds)).finish()
-    return json_response(status_fields(await control.node.tracer.stop(_STOPPED_BY_CALL)))
+    """End the trace: its file is complete when this answers. Nothing happens when there is none."""
+    await read_call(request, control.bounds, EmptyCall)
+    return json_response(_state(await control.node.tracer.stop(_STOPPED_BY_CALL)))
 
 
 ROUTES: list[Route] = [

@@ -1,0 +1,1 @@
+"""The common part of all benchmarks: processes, environment, comparison, report, servers."""

@@ -1,0 +1,1 @@
+"""The benchmarks of messages between two nodes: rates, dialing, memory."""

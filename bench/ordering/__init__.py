@@ -1,0 +1,1 @@
+"""Order by key: its rate, its crash test, its failover test."""

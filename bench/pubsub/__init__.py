@@ -1,0 +1,1 @@
+"""The benchmarks of pub/sub, on nodes and in the simulator."""

@@ -1,0 +1,1 @@
+"""The benchmarks of queues, and their crash test."""

@@ -1,0 +1,1 @@
+"""The cost of tracing, and traces recorded from live daemons."""

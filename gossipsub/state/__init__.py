@@ -1,0 +1,1 @@
+"""The state of the router, and the effects that it has not yet returned."""

@@ -1,0 +1,55 @@
+"""Places of one pool, shared among members so that one member's work leaves places for the others. Pure."""
+
+from collections.abc import Hashable
+from typing import Final, Generic, TypeVar
+
+Member = TypeVar("Member", bound=Hashable)
+SHARE_OF_FREE: Final = 7
+"""A member may take a place while it holds less than seven times the places that are free. So one member alone gets 7
+of 8 places, and two members get 7 of 15 each: the rule of dynamic thresholds (Choudhury and Hahne, IEEE/ACM
+Transactions on Networking 6, 1998). Pools of fewer than 8 places have none to spare: there one member may take all."""
+
+
+class MemberShares(Generic[Member]):
+    """Counts the places that each member holds.
+
+    >>> shares = MemberShares(64)
+    >>> while shares.may_take(ALICE):
+    ...     shares.take(ALICE)
+    >>> shares.held(ALICE), shares.may_take(BOB)
+    (56, True)
+    """
+
+    __slots__ = ("_held", "_places", "taken")
+
+    def __init__(self, places: int) -> None:
+        """``places`` is at least 1. Raises ``ValueError``."""
+        if places < 1:
+            raise ValueError(f"a pool of {places} places: it must have at least 1")
+        self._places = places
+        self._held: dict[Member, int] = {}
+        self.taken: int = 0
+        """Places of all members together."""
+
+    def may_take(self, member: Member) -> bool:
+        """Whether a place is free, and the member's share is not used up."""
+        free = self._places - self.taken
+        return free > 0 and self._held.get(member, 0) < SHARE_OF_FREE * free
+
+    def take(self, member: Member) -> None:
+        """Take a place; the caller has asked `may_take`."""
+        self.taken += 1
+        self._held[member] = self._held.get(member, 0) + 1
+
+    def release(self, member: Member) -> None:
+        """Give back a place that the member holds."""
+        self.taken -= 1
+        held = self._held[member] - 1
+        if held:
+            self._held[member] = held
+        else:
+            del self._held[member]
+
+    def held(self, member: Member) -> int:
+        """Places of this member."""
+        return self._held.get(member, 0)

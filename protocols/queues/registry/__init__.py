@@ -1,0 +1,1 @@
+"""The queues of a store by name: their definitions, the values that a store keeps of them, their makers."""

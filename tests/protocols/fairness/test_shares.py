@@ -1,0 +1,61 @@
+"""Places of one pool: a member uses nearly all of them, and leaves some for the first work of others."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dep2p.protocols.fairness.shares import MemberShares
+from dep2p.types import PeerId
+
+A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
+
+
+def fill(shares: MemberShares[PeerId], member: PeerId) -> int:
+    """Take as many as the member may; how many it holds."""
+    while shares.may_take(member):
+        shares.take(member)
+    return shares.held(member)
+
+
+@pytest.mark.parametrize(("places", "alone"), [(1, 1), (2, 2), (7, 7), (8, 7), (16, 14), (64, 56), (1_000, 875)])
+def test_a_member_alone_gets_seven_of_eight_places(places: int, alone: int) -> None:
+    shares: MemberShares[PeerId] = MemberShares(places)
+    assert fill(shares, A) == alone
+    assert shares.may_take(B) == (places >= 8)
+
+
+def test_a_newcomer_finds_a_place_beside_two_that_take_all_they_may() -> None:
+    shares: MemberShares[PeerId] = MemberShares(64)
+    assert (fill(shares, A), fill(shares, B)) == (56, 7)
+    assert shares.may_take(C)
+
+
+def test_members_with_endless_work_get_equal_shares_when_places_come_back() -> None:
+    shares: MemberShares[PeerId] = MemberShares(64)
+    fill(shares, A)
+    for _ in range(200):
+        shares.release(A if shares.held(A) > shares.held(B) else B)
+        fill(shares, B)
+        fill(shares, A)
+    assert abs(shares.held(A) - shares.held(B)) <= 8
+
+
+@given(st.integers(1, 30), st.lists(st.tuples(st.booleans(), st.sampled_from([A, B, C])), max_size=200))
+def test_places_are_never_lost_or_given_twice(places: int, steps: list[tuple[bool, PeerId]]) -> None:
+    shares: MemberShares[PeerId] = MemberShares(places)
+    held = dict.fromkeys([A, B, C], 0)
+    for takes, member in steps:
+        if takes and shares.may_take(member):
+            shares.take(member)
+            held[member] += 1
+        elif not takes and held[member]:
+            shares.release(member)
+            held[member] -= 1
+        assert {each: shares.held(each) for each in held} == held
+        assert shares.taken == sum(held.values()) <= places
+        assert shares.taken or shares.may_take(A)
+
+
+def test_an_empty_pool_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        MemberShares(0)
