@@ -23,7 +23,7 @@ async def test_requests_that_wait_for_their_turn_fail_at_once_when_the_answering
         open_control(node, load_config(flags={"node.data_dir": "/nowhere"})) as control,
         trio.open_nursery() as nursery,
     ):
-        queue, end = control.replies.subscribe("greet", None, concurrency=1)
+        queue, end = await control.replies.subscribe("greet", None, concurrency=1)
         failed: list[tuple[float, str]] = []
 
         async def ask() -> None:

@@ -8,6 +8,7 @@ import trio
 
 from dep2p.control_api.encoding import encode_headers, encode_line
 from dep2p.control_api.replies import RequestLine
+from dep2p.daemon.api.resources.exclusive_names import ExclusiveNames
 from dep2p.daemon.api.resources.subscriptions import LineQueue, SubscriptionRegistry
 from dep2p.daemon.bounds import ControlBounds
 from dep2p.daemon.node_interface import IncomingCall, MessagingInterface, NodeInterface
@@ -29,6 +30,15 @@ class _PendingReply:
         self.answered.set()
 
 
+@dataclass(slots=True, eq=False)
+class _Answering:
+    """The one program that answers a name."""
+
+    queue: LineQueue
+    pending: dict[str, _PendingReply] = field(default_factory=dict[str, _PendingReply])
+    ended: bool = False
+
+
 class PendingReplies:
     """Hands requests to the one client that answers their name, and its answers back.
 
@@ -39,7 +49,7 @@ class PendingReplies:
         self._node = node
         self._subscriptions = subscriptions
         self._bounds = bounds
-        self._names: dict[str, dict[str, _PendingReply]] = {}
+        self._names = ExclusiveNames("answers requests")
         self._pending: dict[str, _PendingReply] = {}
 
     @property
@@ -47,43 +57,39 @@ class PendingReplies:
         """The number of requests that wait for an answer."""
         return len(self._pending)
 
-    def subscribe(self, name: str, realm: str | None, concurrency: int) -> tuple[LineQueue, Callable[[], None]]:
+    async def subscribe(self, name: str, realm: str | None, concurrency: int) -> tuple[LineQueue, Callable[[], None]]:
         """Return a queue of requests ``name``, and a function that ends it. Raises :class:`Problem` D5012,
         NotInRealmError."""
-        if name in self._names:
-            raise Problem("D5012", f"a program answers requests {name!r} already")
-        queue = self._subscriptions.open("replies")
-        mine: dict[str, _PendingReply] = {}
-        self._names[name] = mine
+        free = await self._names.claim(name)
+        mine = _Answering(self._subscriptions.open("replies"))
         try:
-            unregister = self._node.handle(realm, lambda m: self._register(m, name, queue, mine, concurrency))
+            unregister = self._node.handle(realm, lambda m: self._register(m, name, mine, concurrency))
         except BaseException:
-            del self._names[name]
-            self._subscriptions.forget(queue)
+            free()
+            self._subscriptions.forget(mine.queue)
             raise
 
         def end() -> None:
-            self._subscriptions.forget(queue)
-            if self._names.get(name) is mine:
-                del self._names[name]
+            mine.ended = True
+            self._subscriptions.forget(mine.queue)
+            if free():
                 unregister()
-            for pending in list(mine.values()):
+            for pending in list(mine.pending.values()):
                 pending.answer(b"", _GONE)
 
-        return queue, end
+        return mine.queue, end
 
     def _register(
         self,
         messaging: MessagingInterface,
         name: str,
-        queue: LineQueue,
-        mine: dict[str, _PendingReply],
+        mine: _Answering,
         concurrency: int,
     ) -> Callable[[], None]:
         realm_id = messaging.realm_id
 
         async def serve(request: IncomingCall) -> bytes:
-            if self._names.get(name) is not mine:  # the request waited for its turn meanwhile
+            if mine.ended:  # the request waited for its turn meanwhile
                 raise HandlerError(_GONE)
             left_ms = (request.deadline_s - trio.current_time()) * 1000
             request_id = secrets.token_hex(8)
@@ -98,18 +104,18 @@ class PendingReplies:
                     deadline_ms=int(max(0, min(left_ms, _DEADLINE_MS_MAX))),
                 )
             )
-            if not queue.has_room(line):
+            if not mine.queue.has_room(line):
                 # Unlike notifies, no request may be dropped in silence: its caller waits.
                 raise HandlerError("the program that answers is too slow")
             pending = _PendingReply()
-            self._pending[request_id] = mine[request_id] = pending
-            queue.put(line)
+            self._pending[request_id] = mine.pending[request_id] = pending
+            mine.queue.put(line)
             try:
                 with trio.move_on_at(request.deadline_s):
                     await pending.answered.wait()
             finally:
                 self._pending.pop(request_id, None)
-                mine.pop(request_id, None)
+                mine.pending.pop(request_id, None)
             if not pending.answered.is_set():
                 raise HandlerError("the program that answers gave none in time")
             if pending.error is not None:

@@ -9,6 +9,7 @@ import trio
 
 from dep2p.control_api.encoding import encode_line
 from dep2p.control_api.replies import PushedToSessions, PushLine, SessionLine, SessionResetPoint, TakenPushes
+from dep2p.daemon.api.resources.exclusive_names import ExclusiveNames
 from dep2p.daemon.api.resources.subscriptions import LineQueue, SubscriptionRegistry
 from dep2p.daemon.bounds import ControlBounds
 from dep2p.daemon.node_interface import NodeInterface
@@ -44,7 +45,8 @@ class SessionRegistry:
         self._subscriptions = subscriptions
         self._bounds = bounds
         self._opened: dict[str, _Opened] = {}
-        self._serving: dict[str, LineQueue] = {}
+        self._serving = ExclusiveNames("serves sessions")
+        self._taking = ExclusiveNames("takes the pushes of session")
 
     # Taking pushes
 
@@ -79,9 +81,14 @@ class SessionRegistry:
 
         Waits up to ``wait_s`` for the first one. Pushes that were given and not reported as handled are given again.
         """
-        opened = self._get(session_id)
-        if opened.is_taking:
-            raise Problem("D5012", "another call is taking pushes of this session")
+        self._get(session_id)
+        free = await self._taking.claim(session_id)
+        try:
+            return await self._take(self._get(session_id), after, items_max, wait_s)
+        finally:
+            free()
+
+    async def _take(self, opened: _Opened, after: int, items_max: int, wait_s: float) -> TakenPushes:
         session = opened.session
         left = [push for push in opened.batch if push.seq > after]
         if left:
@@ -96,9 +103,9 @@ class SessionRegistry:
                 opened.batch = pushes
                 return _batch(session, pushes)
             if pushes is not None:
-                await self._forget(session_id, keep=False)
+                await self._forget(session.id, keep=False)
                 return TakenPushes(pushes=(), token=None, ended=True)
-            if opened is not self._opened.get(session_id):
+            if opened is not self._opened.get(session.id):
                 raise Problem("D5012", "another program goes on with this session")
             return _batch(session, ())
         except SessionResetError as error:
@@ -107,7 +114,7 @@ class SessionRegistry:
         except SessionGapError as error:
             return TakenPushes(pushes=(), token=session.token, ended=False, gap=str(error))
         except SessionClosedError:
-            await self._forget(session_id, keep=False)
+            await self._forget(session.id, keep=False)
             raise
         finally:
             opened.is_taking = False
@@ -139,26 +146,23 @@ class SessionRegistry:
 
     # Serving
 
-    def serve(self, name: str, realm: str | None) -> tuple[LineQueue, Callable[[], None]]:
+    async def serve(self, name: str, realm: str | None) -> tuple[LineQueue, Callable[[], None]]:
         """Return a queue of the events of sessions ``name``, and a function that ends it. Raises :class:`Problem`
         D5012."""
-        if name in self._serving:
-            raise Problem("D5012", f"a program serves sessions {name!r} already")
+        free = await self._serving.claim(name)
         queue = self._subscriptions.open("sessions")
         try:
             unregister = self._node.sessions.serve(name, partial(self._handle, queue), realm=realm)
-        except ValueError as error:
+        except BaseException as error:
+            free()
             self._subscriptions.forget(queue)
-            raise Problem("D5012", str(error)) from None
-        except BaseException:
-            self._subscriptions.forget(queue)
+            if isinstance(error, ValueError):
+                raise Problem("D5012", str(error)) from None
             raise
-        self._serving[name] = queue
 
         def end() -> None:
             self._subscriptions.forget(queue)
-            if self._serving.get(name) is queue:
-                del self._serving[name]
+            if free():
                 unregister()
                 for session in self._node.sessions.served(name):
                     session.end("the program that serves it went away")

@@ -11,6 +11,7 @@ import trio
 
 from dep2p.control_api.encoding import encode_headers, encode_line
 from dep2p.control_api.replies import StreamLine
+from dep2p.daemon.api.resources.exclusive_names import ExclusiveNames
 from dep2p.daemon.api.resources.subscriptions import LineQueue, SubscriptionRegistry
 from dep2p.daemon.bounds import ControlBounds
 from dep2p.daemon.lifecycle import Lifecycle
@@ -92,7 +93,7 @@ class StreamTable:
         self._counts = counts
         self._nursery = nursery
         self._entries: dict[str, ControlStream] = {}
-        self._accepting: dict[str, LineQueue] = {}
+        self._accepting = ExclusiveNames("accepts streams")
         self._accepted: Counter[PeerId] = Counter()
         # One peer must not take the slots of other peers, nor those of this node's own programs.
         self._accepted_per_peer_max = max(1, bounds.streams_max // 4)
@@ -147,24 +148,21 @@ class StreamTable:
         finally:
             opened.decided.set()
 
-    def accept(self, name: str, realm: str | None) -> tuple[LineQueue, Callable[[], None]]:
+    async def accept(self, name: str, realm: str | None) -> tuple[LineQueue, Callable[[], None]]:
         """Return a queue of streams ``name`` that members open, and a function that ends it. Raises :class:`Problem`
         D5012."""
-        if name in self._accepting:
-            raise Problem("D5012", f"a program accepts streams {name!r} already")
+        free = await self._accepting.claim(name)
         queue = self._subscriptions.open("streams")
-        self._accepting[name] = queue
         try:
             unregister = self._node.handle(realm, lambda messaging: self._register(messaging, name, queue))
         except BaseException:
-            del self._accepting[name]
+            free()
             self._subscriptions.forget(queue)
             raise
 
         def end() -> None:
             self._subscriptions.forget(queue)
-            if self._accepting.get(name) is queue:
-                del self._accepting[name]
+            if free():
                 unregister()
 
         return queue, end

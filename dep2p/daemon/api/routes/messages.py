@@ -104,7 +104,7 @@ async def reply(control: Control, incoming: Request) -> ASGIApp:
     if call.concurrency > most:
         raise wrong_field("concurrency", f"is out of range: 1 to {most}")
     control.lifecycle.require_running()
-    return LinesResponse(*control.replies.subscribe(name, call.realm, call.concurrency))
+    return LinesResponse(*(await control.replies.subscribe(name, call.realm, call.concurrency)))
 
 
 async def answer(control: Control, incoming: Request) -> ASGIApp:

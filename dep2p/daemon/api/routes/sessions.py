@@ -47,7 +47,7 @@ async def listing(control: Control, request: Request) -> ASGIApp:
         name, realm = query.name("serve"), query.optional_text("realm")
         query.finish()
         control.lifecycle.require_running()
-        return LinesResponse(*control.sessions.serve(name, realm))
+        return LinesResponse(*(await control.sessions.serve(name, realm)))
     query.finish()
     return json_response(SessionList(sessions=tuple(control.node.sessions.stats())))
 

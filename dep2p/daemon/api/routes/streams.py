@@ -36,7 +36,7 @@ async def accept(control: Control, request: Request) -> ASGIApp:
     name, realm = query.name("accept"), query.optional_text("realm")
     query.finish()
     control.lifecycle.require_running()
-    return LinesResponse(*control.streams.accept(name, realm))
+    return LinesResponse(*(await control.streams.accept(name, realm)))
 
 
 @asynccontextmanager
