@@ -25,6 +25,7 @@ from dep2p.protocols.realm.messages import (
     MEMBERS_PAYLOAD_BYTES_MAX,
     MembersMessage,
     decode_members,
+    in_turns,
     members_protocol,
 )
 from dep2p.protocols.timing.backoff import Backoff
@@ -34,6 +35,10 @@ from dep2p.types import RealmId
 LINKS_PER_CONNECTION_MAX: Final = 2
 GOSSIP_UNSENT_BYTES_MAX: Final = 1_048_576
 """Unsent bytes from which on gossip to a peer that reads too slowly is dropped; the next sync makes up for it."""
+TURN_PAUSES: Final = 3.0
+"""Pause after a part of a message, in times of what the part took."""
+TURN_PAUSE_MAX_S: Final = 1.0
+"""A part that took a second did so because the machine had no time for this process."""
 _REOPEN: Final = Backoff(first_s=1.0, max_s=30.0)
 
 _logger = logging.getLogger("dep2p.realm")
@@ -52,8 +57,8 @@ class LinkOwner(Protocol):
 
     def link_closed(self, link: int, connection: Connection) -> None: ...
 
-    def link_message(self, link: int, message: MembersMessage) -> list[SendFrames]:
-        """Act on a message; return the replies, for the same link."""
+    def link_message(self, link: int, message: MembersMessage, *, has_more: bool) -> list[SendFrames]:
+        """Act on a message, or on a part of one of which more follows; return the replies, for the same link."""
         ...
 
     def link_refused(self, connection: Connection, *, is_gone: bool) -> None:
@@ -81,6 +86,7 @@ class MemberLinks:
         self._links: dict[int, _MemberLink] = {}
         self._kept: dict[int, trio.Event] = {}
         self._one_ended = trio.Event()
+        self._turns = trio.Lock()
 
     def __len__(self) -> int:
         return len(self._links)
@@ -231,16 +237,31 @@ class MemberLinks:
                 if frame.type == FrameType.ERROR:
                     self._on_error(connection, frame)
                     return
-                started = trio.current_time()
-                replies = self._owner.link_message(number, decode_members(frame))
-                spent_s = trio.current_time() - started
-                for reply in replies:
+                for reply in await self._take(number, connection, frame):
                     for encoded in reply.frames:
                         await stream.write(encoded)
-                # A batch takes milliseconds, whatever comes of it: one link gets half of our time at most.
-                await trio.sleep(spent_s)
             if decoder.error is not None:
                 raise decoder.error
+
+    async def _take(self, number: int, connection: Connection, frame: Frame) -> list[SendFrames]:
+        """Act on a message, a part at a time; return the replies.
+
+        The links of a realm take turns, and together they get a quarter of the node's time: what members say of others
+        must not hold up requests, however many of them say how much.
+        """
+        replies: list[SendFrames] = []
+        parts: list[MembersMessage] | None = None
+        at = 0
+        while parts is None or at < len(parts):
+            async with self._turns:
+                if not self._owner.is_verified(connection):
+                    raise NotMemberError("not a member any more")
+                started = trio.current_time()
+                parts = parts or in_turns(decode_members(frame))
+                replies += self._owner.link_message(number, parts[at], has_more=at + 1 < len(parts))
+                at += 1
+                await trio.sleep(min(TURN_PAUSE_MAX_S, TURN_PAUSES * (trio.current_time() - started)))
+        return replies
 
     def _on_error(self, connection: Connection, frame: Frame) -> None:
         if frame.flags:

@@ -467,10 +467,10 @@ class Membership:
             entry.unlinked_since = trio.current_time()
         self._feed(LinkClosed(link))
 
-    def link_message(self, link: int, message: MembersMessage) -> list[SendFrames]:
+    def link_message(self, link: int, message: MembersMessage, *, has_more: bool) -> list[SendFrames]:
         """For `MemberLinks`."""
         self._feed(ClockObserved(self._wall_clock_s()))
-        effects = self._table.handle(MessageReceived(link, message), trio.current_time())
+        effects = self._table.handle(MessageReceived(link, message, has_more), trio.current_time())
         replies = [effect for effect in effects if isinstance(effect, SendFrames) and effect.is_reply]
         self._perform([effect for effect in effects if not (isinstance(effect, SendFrames) and effect.is_reply)])
         self._rearm()

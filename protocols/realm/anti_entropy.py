@@ -22,10 +22,16 @@ from dep2p.protocols.realm.messages import (
     encode_want,
 )
 from dep2p.protocols.realm.record_store import RecordStore
+from dep2p.token_bucket import TokenBucket
 from dep2p.types import PeerId, Rng
 
 FANOUT: Final = 8
 """Neighbours that a foreign record is forwarded to; own records go to all."""
+PASSED_ON_PER_S: Final = 32.0
+"""Records of others, unasked, that are passed on for one member in a second, averaged. Neighbours learn the rest when
+they compare, and then each asks for it once: passed on, it comes from each of their neighbours."""
+PASSED_ON_BURST: Final = 128
+"""Such records that may come at once: many members begin or move at the same time."""
 DIGEST_INTERVAL_S: Final = 5.0
 """Seconds between two of our lists to the peer of a link at least."""
 WANT_TIMEOUT_S: Final = 10.0
@@ -70,6 +76,8 @@ class _SyncLink:
     digest_sent_at: float | None = None
     wanted: dict[PeerId, float] = field(default_factory=dict[PeerId, float])
     invalid: int = 0
+    news: list[tuple[PeerId, bytes]] = field(default_factory=list[tuple[PeerId, bytes]])
+    """Records of the present message to pass on, and whose they are; at most those of one message."""
 
 
 class MemberSync:
@@ -84,6 +92,8 @@ class MemberSync:
         self._claims_due: deque[tuple[float, PeerId]] = deque()
         """`next_at` of the claims, in order; what does not match its claim any more is skipped."""
         self._summary_due: float | None = None
+        self._pass_on: dict[PeerId, TokenBucket] = {}
+        """Rates of records to pass on, by linked member."""
 
     def peer(self, link: int) -> PeerId | None:
         """Return the peer at the other end; None when the link is not open."""
@@ -108,7 +118,9 @@ class MemberSync:
 
     def closed(self, link: int) -> None:
         """Forget a link that ended."""
-        self._links.pop(link, None)
+        entry = self._links.pop(link, None)
+        if entry is not None and all(other.peer != entry.peer for other in self._links.values()):
+            self._pass_on.pop(entry.peer, None)
 
     def invalid_record(self, link: int) -> bool:
         """Count a bad record; return True when the link is to be closed."""
@@ -137,12 +149,36 @@ class MemberSync:
         frames = tuple(encode_records(envelopes))
         return [SendFrames(link, frames, is_reply=False) for link in self._one_link_per_peer()]
 
-    def gossip(self, envelopes: Sequence[bytes], *, without: Sequence[PeerId]) -> list[SendFrames]:
-        """Send foreign records to a few random neighbours, never back to ``without``."""
-        if not envelopes:
+    def is_news(self, link: int, owner: PeerId, envelope: bytes, now: float) -> None:
+        """Keep a record that the link's peer sent unasked until `pass_on`, within the peer's rate.
+
+        Above it, neighbours are soon asked to compare: they learn the record then.
+        """
+        entry = self._links.get(link)
+        if entry is None:
+            return
+        if owner != entry.peer:
+            bucket = self._pass_on.get(entry.peer)
+            if bucket is None:
+                bucket = self._pass_on[entry.peer] = TokenBucket(PASSED_ON_PER_S, PASSED_ON_BURST)
+            if bucket.take(now):
+                self._counts["record_not_passed_on_rate"] += 1
+                self.pulled(now)
+                return
+        entry.news.append((owner, envelope))
+
+    def pass_on(self, link: int, now: float) -> list[SendFrames]:
+        """Send the records of a whole message that are news to a few random neighbours, never back to their sender.
+
+        With one record its owner is left out, too: it knows its own. With more, it is not worth a frame each.
+        """
+        entry = self._links.get(link)
+        if entry is None or not entry.news:
             return []
+        news, entry.news = entry.news, []
+        without = {entry.peer, news[0][0]} if len(news) == 1 else {entry.peer}
         links = [link for link in self._one_link_per_peer() if self._links[link].peer not in without]
-        frames = tuple(encode_records(envelopes))
+        frames = tuple(encode_records([envelope for _, envelope in news]))
         return [SendFrames(link, frames, is_reply=False) for link in self._sample(links)]
 
     def on_summary(self, link: int, digest: bytes, now: float) -> list[SendFrames]:

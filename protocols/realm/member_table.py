@@ -99,6 +99,8 @@ class MessageReceived:
 
     link: int
     message: MembersMessage
+    has_more: bool = False
+    """This is a part of a message, and more of it follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +285,7 @@ class MemberTable:
         """Take one event and return the effects."""
         match event:
             case MessageReceived():
-                return self._on_message(event.link, event.message, now)
+                return self._on_message(event, now)
             case PeerVerified():
                 return self._on_verified(event.peer, event.connection, now)
             case PeerUnverified():
@@ -321,10 +323,12 @@ class MemberTable:
         effects += self._selected(self._keep.on_deadline(now), now)
         return effects
 
-    def _on_message(self, link: int, message: MembersMessage, now: float) -> list[TableEffect]:
+    def _on_message(self, event: MessageReceived, now: float) -> list[TableEffect]:
+        link, message = event.link, event.message
         match message:
             case Records():
-                return self._on_records(link, message.envelopes, now)
+                effects = self._on_records(link, message.envelopes, now)
+                return effects if event.has_more else [*effects, *self._sync.pass_on(link, now)]
             case Digest():
                 return list(self._sync.on_digest(link, message, now))
             case Want():
@@ -349,8 +353,6 @@ class MemberTable:
 
     def _on_records(self, link: int, envelopes: Sequence[bytes], now: float) -> list[TableEffect]:
         effects: list[TableEffect] = []
-        news: list[bytes] = []
-        owners: list[PeerId] = []
         now_ms = self._now_ms(now)
         source = RecordSource(self._sync.peer(link), self._sync.scope(link))
         for envelope in envelopes:
@@ -362,8 +364,7 @@ class MemberTable:
                     if self._sync.was_wanted(link, peer):
                         self._sync.pulled(now)
                     else:
-                        news.append(envelope)
-                        owners.append(peer)
+                        self._sync.is_news(link, peer, envelope, now)
                 case OwnRecordSeen():
                     self.counts["own_record_ahead"] += 1
                     self._own_record.seen(outcome.sealed.record, now)
@@ -372,11 +373,6 @@ class MemberTable:
                     if outcome.reason == "invalid" and self._sync.invalid_record(link):
                         effects.append(CloseLink(link, ProtocolError("too many invalid member records")))
                         return effects
-        if news:
-            sender = self._sync.peer(link)
-            # With one record the owner is left out, too: it knows its own. With more, it is not worth a frame each.
-            without = owners if len(owners) == 1 else []
-            effects += self._sync.gossip(news, without=[*without, sender] if sender else without)
         return effects
 
     def _on_applied(self, applied: Applied, now: float) -> list[TableEffect]:

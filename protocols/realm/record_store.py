@@ -99,6 +99,8 @@ class RecordStore:
         self._owner_burst = owner_burst
         self._owner_records_per_s = owner_records_per_s
         self._records: dict[PeerId, SealedRecord] = {}
+        self._owners: dict[bytes, PeerId] = {}
+        """The peer of each envelope that counts: neighbours pass on most records several times."""
         self._buckets: dict[PeerId, _Bucket] = {}
         self._expiries: list[tuple[int, PeerId, int]] = []
         self._sum = 0
@@ -196,6 +198,10 @@ class RecordStore:
 
     def offer(self, envelope: bytes, now_ms: int, now: float, source: RecordSource = RecordSource()) -> Outcome:
         """Take a record from anywhere: cheap checks first, the signature last."""
+        owner = self._owners.get(envelope)
+        if owner is not None:
+            self._note_scope(owner, source.scope)
+            return Refused("stale")
         try:
             sealed, signature = open_envelope(envelope, self._keys)
         except ProtocolError:
@@ -203,9 +209,6 @@ class RecordStore:
         record = sealed.record
         current = self._records.get(record.peer)
         if current is not None and record.seq <= current.record.seq:
-            if envelope == current.envelope:
-                self._note_scope(record.peer, source.scope)
-                return Refused("stale")
             if record.seq < current.record.seq:
                 return Refused("stale")
             if record.peer != self._own:
@@ -254,6 +257,7 @@ class RecordStore:
 
     def _drop(self, peer: PeerId) -> SealedRecord:
         sealed = self._records.pop(peer)
+        self._owners.pop(sealed.envelope, None)
         self._buckets.pop(peer, None)
         self._scopes.pop(peer, None)
         self._proved.pop(peer, None)
@@ -283,7 +287,9 @@ class RecordStore:
         previous = self._records.get(peer)
         if previous is not None:
             self._sum -= _weight(previous)
+            self._owners.pop(previous.envelope, None)
         self._records[peer] = sealed
+        self._owners[sealed.envelope] = peer
         self._sum = (self._sum + _weight(sealed)) % (1 << 256)
         if peer == self._own:
             return

@@ -1,6 +1,6 @@
 """Strangers, liars and noise: each gets a clear answer or a closed stream, and everybody else is served as before."""
 
-from typing import Any
+from collections import Counter
 
 import pytest
 import trio
@@ -14,6 +14,9 @@ from dep2p.protocols.realm.anti_entropy import SendFrames
 from dep2p.protocols.realm.handshake import AUTH_PROTOCOL
 from dep2p.protocols.realm.member_record import LIFE_MS, MemberRecord, seal_record
 from dep2p.protocols.realm.messages import (
+    RECORDS_PER_TURN,
+    MembersMessage,
+    Records,
     encode_digest,
     encode_records,
     encode_summary,
@@ -449,27 +452,71 @@ async def test_frames_are_not_taken_from_who_is_not_verified_any_more(autojump_c
         assert node.membership.member(fresh.peer_id) is None
 
 
-async def test_a_member_that_sends_without_end_gets_half_of_our_time_at_most(
-    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("links", [1, 3])
+async def test_members_that_send_without_end_get_a_quarter_of_our_time_in_turns(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch, links: int
 ) -> None:
     """A megabyte a second of outdated records is all that it would take."""
     async with realm_nodes() as nodes:
         node, member, connection = await pair(nodes)
+        others = [await nodes.add() for _ in range(links - 1)]
+        connections = [connection, *[await other.connect(node) for other in others]]
         sealed = member.membership._table.own_envelope  # pyright: ignore[reportPrivateUsage]
-        act, busy = node.membership.link_message, 0.0
+        act, turns, sizes = node.membership.link_message, list[int](), list[int]()
 
-        def act_slowly(*args: Any) -> list[SendFrames]:
-            nonlocal busy
+        def act_slowly(link: int, message: MembersMessage, *, has_more: bool) -> list[SendFrames]:
             autojump_clock.jump(0.1)
-            busy += 0.1
-            return act(*args)
+            if isinstance(message, Records):
+                turns.append(link)
+                sizes.append(len(message.envelopes))
+            return act(link, message, has_more=has_more)
 
+        streams = [await one.open_stream(MEMBERS) for one in connections]
+        await trio.sleep(5)
+        monkeypatch.setattr(node.membership, "link_message", act_slowly)
+        for stream in streams:
+            for frame in encode_records([sealed] * 64 * 10):
+                stream.write_nowait(frame)
+        started = trio.current_time()
+        await until(lambda: len(turns) >= 80 * links, timeout_s=600)
+        assert 0.1 * len(turns) <= 0.26 * (trio.current_time() - started)
+        assert set(sizes) == {RECORDS_PER_TURN}
+        by_link = Counter(turns[: 60 * links]).values()
+        assert len(by_link) == links and max(by_link) - min(by_link) <= 2
+        assert node.state(member) == "up"
+
+
+class Passes(trio.abc.Instrument):
+    """Counts the passes of the event loop."""
+
+    count = 0
+
+    def after_io_wait(self, timeout: float) -> None:
+        self.count += 1
+
+
+async def test_other_tasks_go_on_between_the_parts_of_a_message(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with realm_nodes() as nodes:
+        node, _, connection = await pair(nodes)
+        envelopes: list[bytes] = []
+        for number in range(64):
+            made = Identity((number + 1).to_bytes(32, "big"))
+            record = MemberRecord(made.peer_id, (), 1, NOW_MS, NOW_MS + LIFE_MS)
+            envelopes.append(seal_record(record, TEAM.keys, made.sign).envelope)
         stream = await connection.open_stream(MEMBERS)
         await trio.sleep(1)
-        monkeypatch.setattr(node.membership, "link_message", act_slowly)
-        for frame in encode_records([sealed] * 64 * 100):
-            stream.write_nowait(frame)
-        started = trio.current_time()
-        await until(lambda: node.counts.get("record_stale", 0) >= 6_400)
-        assert busy <= 0.55 * (trio.current_time() - started)
-        assert node.state(member) == "up"
+        act, passes, at = node.membership.link_message, Passes(), list[int]()
+
+        def act_and_note(link: int, message: MembersMessage, *, has_more: bool) -> list[SendFrames]:
+            at.append(passes.count)
+            return act(link, message, has_more=has_more)
+
+        monkeypatch.setattr(node.membership, "link_message", act_and_note)
+        trio.lowlevel.add_instrument(passes)
+        before = node.counts["record_applied"]
+        stream.write_nowait(encode_records(envelopes)[0])
+        await until(lambda: node.counts["record_applied"] == before + 64)
+        trio.lowlevel.remove_instrument(passes)
+        assert len(at) == len(set(at)) == 64 // RECORDS_PER_TURN

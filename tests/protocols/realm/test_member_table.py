@@ -8,7 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dep2p.identity import Identity
-from dep2p.protocols.realm.anti_entropy import INVALID_PER_LINK_MAX, NEXT_CLAIMANT_S, SendFrames
+from dep2p.protocols.realm.anti_entropy import (
+    INVALID_PER_LINK_MAX,
+    NEXT_CLAIMANT_S,
+    PASSED_ON_BURST,
+    SUMMARY_DELAY_S,
+    SendFrames,
+)
 from dep2p.protocols.realm.dialable import AddressScope
 from dep2p.protocols.realm.keys import derive_keys
 from dep2p.protocols.realm.member_record import LIFE_MS, SKEW_MS, MemberRecord, State, seal_record
@@ -32,7 +38,7 @@ from dep2p.protocols.realm.member_table import (
     TableEffect,
     TableEvent,
 )
-from dep2p.protocols.realm.messages import Digest, Records, Summary, Want, decode_members
+from dep2p.protocols.realm.messages import Digest, Records, Summary, Want, decode_members, in_turns
 from dep2p.protocols.realm.own_record import OwnRecord
 from dep2p.protocols.realm.record_store import (
     UNPROVED_PER_INTRODUCER_MAX,
@@ -718,3 +724,68 @@ def test_no_order_of_short_lived_records_proofs_losses_and_clock_jumps_fails_or_
     assert not store._proved and not store._introducers  # pyright: ignore[reportPrivateUsage]
     assert not store._introduced and not store._scopes  # pyright: ignore[reportPrivateUsage]
     assert not keep._candidates and not keep._kept and not keep._probes  # pyright: ignore[reportPrivateUsage]
+
+
+def test_what_a_member_says_of_others_is_passed_on_at_a_rate_and_compared_above_it() -> None:
+    own = table(members_max=1_000)
+    for link, member in ((1, A), (2, B)):
+        own.handle(LinkOpened(link, member.peer_id), 0.0)
+    made = [envelope(one, 1) for one in invented(PASSED_ON_BURST + 40)]
+    sent = [
+        (link, len(message.envelopes))
+        for at in range(0, len(made), 56)
+        for link, message in messages(give(own, *made[at : at + 56]))
+        if isinstance(message, Records)
+    ]
+    assert {link for link, _ in sent} == {2}, "to the other neighbour only"
+    assert sum(count for _, count in sent) == PASSED_ON_BURST
+    assert own.counts["record_applied"] == len(made) and own.counts["record_not_passed_on_rate"] == 40
+    due = own.next_deadline()
+    assert due is not None and due <= SUMMARY_DELAY_S
+    compared = [message for _, message in messages(own.on_deadline(due))]
+    assert any(isinstance(message, Summary) for message in compared), "neighbours learn the rest when they compare"
+    later = give(own, *[envelope(one, 2) for one in invented(1)], now=10.0)
+    assert [link for link, message in messages(later) if isinstance(message, Records)] == [2]
+
+
+def test_a_member_s_own_records_are_passed_on_whatever_it_says_of_others() -> None:
+    own = table(members_max=1_000)
+    for link, member in ((1, A), (2, B)):
+        own.handle(LinkOpened(link, member.peer_id), 0.0)
+    give(own, *[envelope(one, 1) for one in invented(PASSED_ON_BURST + 1)])
+    assert [link for link, message in messages(give(own, envelope(A, 1))) if isinstance(message, Records)] == [2]
+
+
+def test_a_message_in_parts_is_passed_on_as_one() -> None:
+    own = table(members_max=1_000)
+    for link, member in ((1, A), (2, B)):
+        own.handle(LinkOpened(link, member.peer_id), 0.0)
+    whole = Records(tuple(envelope(one, 1) for one in invented(20)))
+    parts = in_turns(whole)
+    assert [one for part in parts if isinstance(part, Records) for one in part.envelopes] == list(whole.envelopes)
+    sent: list[list[tuple[int, object]]] = []
+    for number, part in enumerate(parts, 1):
+        sent.append(messages(own.handle(MessageReceived(1, part, number < len(parts)), 0.0)))
+    assert sent == [[], [], [(2, whole)]]
+
+
+def test_a_record_that_is_known_is_not_verified_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of a node's neighbours passes a record on."""
+    own = table()
+    sealed = envelope(A, 1)
+    give(own, sealed)
+    newer = envelope(A, 2)
+
+    def fail(*_: object) -> None:
+        raise AssertionError("verified again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dep2p.protocols.realm.record_store.open_envelope", fail)
+        assert give(own, sealed, sealed) == []
+        assert own.counts["record_stale"] == 2
+    give(own, newer)
+    with monkeypatch.context() as patch:
+        patch.setattr("dep2p.protocols.realm.record_store.open_envelope", fail)
+        assert give(own, newer) == []
+        with pytest.raises(AssertionError):
+            give(own, sealed)  # forgotten with the record that it was
