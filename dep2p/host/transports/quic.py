@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from weakref import WeakValueDictionary
 
 import trio
 from aioquic.quic.configuration import QuicConfiguration
@@ -35,6 +36,12 @@ from dep2p.host.connections.connection import Upgraded
 from dep2p.host.connections.upgrade import UpgradeError, describe
 from dep2p.host.counters import Counters
 from dep2p.host.interface import MuxedConnection
+from dep2p.host.resources.receiving import (
+    STREAM_WINDOW_UNPROVEN_BYTES,
+    WINDOW_UNPROVEN_BYTES,
+    Receiving,
+    TooMuchHeldError,
+)
 from dep2p.host.scopes import shielded
 from dep2p.host.transports.quic_admission import DATAGRAM_BYTES_MIN, QuicAdmission, Start
 from dep2p.host.transports.quic_certificate import certificate_key, channel_binding, verify_certificate
@@ -44,9 +51,12 @@ from dep2p.host.upstream.muxer import UpstreamMuxer
 from dep2p.host.upstream.quic_internals import (
     aioquic_of,
     bound_connection_ids,
+    bound_receiving,
     completed_handshake,
+    drop_held,
     forget_handshake,
     forget_initial_cid,
+    held_by,
     is_handshake_complete,
     new_handshake,
     on_peer_close,
@@ -59,6 +69,8 @@ from dep2p.host.upstream.quic_internals import (
     send_datagrams,
     server_configurations,
     take_over_receiving,
+    transmit,
+    unread_of,
 )
 from dep2p.limits import Limits
 from dep2p.types import PeerId, peer_id_from_bytes
@@ -70,17 +82,70 @@ _NEVER_S = 1e9
 _BAD_CERTIFICATE = 0x100 + 42
 """TLS's alert as a QUIC error code (RFC 9001, section 4.8)."""
 _CRYPTO_FRAME = 0x06
+_CRYPTO_BUFFER_EXCEEDED = 0x0D
 _HANDSHAKE_CHECK_S = 1.0
 _CONNECTION_IDS_MAX = 64
 """Connection ids of one connection."""
 _GOODBYE_S = 0.2
 _RECEIVE_BYTES_MAX = 8_388_608
-"""Unread bytes of one stream at most; aioquic grants window without asking, so a stream with more is reset."""
-_STREAM_WINDOW_BYTES = 1_048_576
-_CONNECTION_WINDOW_BYTES = 8_388_608
+"""Unread bytes of one stream at most; a peer that sends more than its window gets a reset."""
 
 OnInbound = Callable[[Upgraded, str], Awaitable[None]]
 """Takes an inbound connection and its remote multiaddr; never raises."""
+
+
+def _why_it_ends(error: Exception, addr: tuple[str, int]) -> str:
+    """The counter of a handshake that a datagram ends."""
+    logger.debug("a QUIC handshake with %s cannot be read: %r", addr, error)
+    return "inbound_quic_ended_memory" if isinstance(error, TooMuchHeldError) else "inbound_quic_malformed"
+
+
+class _ReceivedBytes:
+    """Accounts for what aioquic holds of one connection, and ends the connection when it is too much."""
+
+    def __init__(self, quic: QuicConnection, count: Callable[[str], None]) -> None:
+        self._quic = quic
+        self._count = count
+        self._receiving = Receiving()
+        self._muxed: QUICConnection | None = None
+        self._connection: MuxedConnection | None = None
+        self._streams_seen: Callable[[], int] = lambda: 0
+        bound_receiving(quic, self)
+
+    @property
+    def window_bytes(self) -> int:
+        return self._receiving.window_bytes
+
+    @property
+    def stream_window_bytes(self) -> int:
+        return self._receiving.stream_window_bytes
+
+    def unread_bytes(self, stream_id: int) -> int:
+        return 0 if self._muxed is None else unread_of(self._muxed, stream_id)
+
+    def bind(self, muxed: QUICConnection, connection: MuxedConnection, streams_seen: Callable[[], int]) -> None:
+        """The handshake is complete; ``streams_seen`` returns how many streams are accounted for elsewhere."""
+        self._muxed, self._connection, self._streams_seen = muxed, connection, streams_seen
+        self._receiving.bind(connection.resources)
+        self.waiting_bytes()
+
+    def waiting_bytes(self) -> int:
+        held = held_by(self._quic, self._muxed, self._streams_seen())
+        try:
+            self._receiving.check(held)
+        except TooMuchHeldError as error:
+            drop_held(self._quic)
+            if self._connection is not None:
+                account = self._connection.resources.account
+                if not account.is_closed:
+                    account.end("connection", f"{account.name}: {error}")
+            elif is_handshake_complete(self._quic):
+                self._count("inbound_quic_ended_memory")
+                self._quic.close(_CRYPTO_BUFFER_EXCEEDED, reason_phrase="too much came early")
+            else:
+                raise
+            return 0
+        return held.waiting_bytes
 
 
 class ExclusiveListener(QUICListener):
@@ -99,6 +164,7 @@ class ExclusiveListener(QUICListener):
             security_manager=endpoint.transport.get_security_manager(),
         )
         self.admission = QuicAdmission()
+        self._endpoint = endpoint
         self._on_event = endpoint.count
         self._handshake_timeout_s = handshake_timeout_s
         self._handshakes: dict[int, tuple[QuicConnection, bytes]] = {}
@@ -131,12 +197,12 @@ class ExclusiveListener(QUICListener):
         quic = new_handshake(self, packet_info.version, decision.original_destination_cid, decision.retry_source_cid)
         if quic is None:
             return None
+        self._endpoint.watch(quic)
         try:
             quic.receive_datagram(data, addr, now_s)
             answer = [datagram for datagram, _ in quic.datagrams_to_send(now_s)]
         except Exception as error:
-            logger.debug("a QUIC handshake with %s cannot be read: %r", addr, error)
-            self._on_event("inbound_quic_malformed")
+            self._on_event(_why_it_ends(error, addr))
             return None
         if not answer:
             self._on_event("inbound_quic_dropped_junk")  # nothing in it could be decrypted: no state is kept
@@ -206,9 +272,9 @@ class ExclusiveListener(QUICListener):
             try:
                 receive(data, addr, now)
             except Exception as error:
-                logger.debug("a QUIC handshake with %s cannot be read: %r", addr, error)
-                quic_conn.close(_BAD_CERTIFICATE, _CRYPTO_FRAME)
-                self._on_event("inbound_quic_malformed")
+                code = _CRYPTO_BUFFER_EXCEEDED if isinstance(error, TooMuchHeldError) else _BAD_CERTIFICATE
+                quic_conn.close(code, _CRYPTO_FRAME)
+                self._on_event(_why_it_ends(error, addr))
 
         quic_conn.receive_datagram = receive_or_end  # type: ignore[method-assign]
         try:
@@ -246,7 +312,10 @@ class _QuicByteStream(MuxedByteStream):
         if muxed.is_initiator:
             # aioquic takes a stream for finished when a later one was written to first, and py-libp2p's writes race.
             open_early(muxed)
+        self._quic = muxed.muxed_conn
         self._received, self._has_fin = take_over_receiving(muxed)
+        self._read_bytes = 0
+        """Bytes read since the peer was last given a wider window for them."""
         self._arrived = trio.Event()
         take, handle_reset = muxed.handle_data_received, muxed.handle_reset
 
@@ -275,7 +344,17 @@ class _QuicByteStream(MuxedByteStream):
         data = bytes(self._received[:max_bytes])
         del self._received[:max_bytes]
         self._release(len(data))
+        self._read_bytes += len(data)
+        if self._read_bytes >= STREAM_WINDOW_UNPROVEN_BYTES // 2:
+            self._read_bytes = 0
+            self._spawn(self._widen)
         return data
+
+    async def _widen(self) -> None:
+        await transmit(self._quic)
+
+    def reserve_stream(self) -> bool:
+        return super().reserve_stream() and self._reserve(len(self._received))
 
     def _settle(self) -> None:
         self._received.clear()
@@ -285,10 +364,19 @@ class _QuicByteStream(MuxedByteStream):
 class _QuicMuxer(UpstreamMuxer):
     """Ends at once when the peer says goodbye; py-libp2p waits until aioquic has drained the connection, about 2 s."""
 
-    def __init__(self, connection: QUICConnection) -> None:
+    def __init__(self, connection: QUICConnection, received: _ReceivedBytes) -> None:
         super().__init__(connection, _QuicByteStream)
         self._quic = connection
+        self._received = received
         on_peer_close(connection, self._peer_closed)
+
+    def bind(self, connection: MuxedConnection) -> None:
+        super().bind(connection)
+        self._received.bind(self._quic, connection, lambda: len(self._streams))
+
+    def fail(self, reason: str) -> None:
+        super().fail(reason)
+        drop_held(aioquic_of(self._quic))  # which lives on for a while, to answer late packets
 
     def _peer_closed(self) -> None:
         if self._connection is not None:
@@ -346,8 +434,8 @@ class QuicEndpoint:
             STREAM_READ_TIMEOUT=_NEVER_S,
             STREAM_WRITE_TIMEOUT=_NEVER_S,
             MAX_STREAM_RECEIVE_BUFFER=_RECEIVE_BYTES_MAX,
-            STREAM_FLOW_CONTROL_WINDOW=_STREAM_WINDOW_BYTES,
-            CONNECTION_FLOW_CONTROL_WINDOW=_CONNECTION_WINDOW_BYTES,
+            STREAM_FLOW_CONTROL_WINDOW=STREAM_WINDOW_UNPROVEN_BYTES,
+            CONNECTION_FLOW_CONTROL_WINDOW=WINDOW_UNPROVEN_BYTES,
             enable_draft29=False,
         )
         self.transport: QUICTransport = QUICTransport(key_pair.private_key, config)
@@ -355,6 +443,15 @@ class QuicEndpoint:
         self._configs = server_configurations(self.transport)
         self.config: QUICTransportConfig = config
         self._listeners: list[ExclusiveListener] = []
+        self._received: WeakValueDictionary[int, _ReceivedBytes] = WeakValueDictionary()
+        """By the id of aioquic's connection, which keeps its own alive."""
+
+    def watch(self, quic: QuicConnection) -> _ReceivedBytes:
+        """Bound what aioquic holds for a connection. Idempotent."""
+        found = self._received.get(id(quic))
+        if found is None:
+            found = self._received[id(quic)] = _ReceivedBytes(quic, self.count)
+        return found
 
     def count(self, name: str) -> None:
         """Add one to the host's counter ``name``."""
@@ -395,10 +492,13 @@ class QuicEndpoint:
                 await connection.close()
             return
         try:
-            await self._on_inbound(Upgraded(_QuicMuxer(connection), peer, binding), remote)
+            await self._on_inbound(Upgraded(self._muxer(connection), peer, binding), remote)
         except Exception:
             self._counters.add("inbound_quic_failed")
             logger.exception("an inbound QUIC connection could not be taken over")
+
+    def _muxer(self, connection: QUICConnection) -> _QuicMuxer:
+        return _QuicMuxer(connection, self.watch(aioquic_of(connection)))
 
     async def dial(self, address: Address, peer: PeerId) -> Upgraded:
         """Dial a peer. Raises UpgradeError, for another peer than ``peer`` too."""
@@ -414,7 +514,7 @@ class QuicEndpoint:
             with shielded(self._limits.close_timeout_s):
                 await connection.close()
             raise UpgradeError(str(error)) from error
-        return Upgraded(_QuicMuxer(connection), peer, binding)
+        return Upgraded(self._muxer(connection), peer, binding)
 
     async def close(self) -> None:
         """Close the sockets; the connections were closed before."""

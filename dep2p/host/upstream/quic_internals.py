@@ -7,7 +7,12 @@ from contextlib import suppress
 from typing import Protocol
 
 from aioquic.quic.configuration import QuicConfiguration
-from aioquic.quic.connection import QuicConnection
+from aioquic.quic.connection import NetworkAddress, QuicConnection
+from aioquic.quic.events import StreamDataReceived
+from aioquic.quic.packet_builder import QuicPacketBuilder
+from aioquic.quic.rangeset import RangeSet
+from aioquic.quic.recovery import QuicPacketSpace
+from aioquic.quic.stream import QuicStream
 from aioquic.tls import Context
 from cryptography import x509
 from libp2p.custom_types import TProtocol
@@ -16,6 +21,8 @@ from libp2p.transport.quic.listener import QUICListener, ServerQuicConnection
 from libp2p.transport.quic.stream import QUICStream
 from libp2p.transport.quic.transport import QUICTransport
 from libp2p.transport.quic.utils import create_server_config_from_base, custom_quic_version_to_wire_format
+
+from dep2p.host.resources.receiving import Held
 
 
 class TakeData(Protocol):
@@ -63,6 +70,7 @@ def new_handshake(
         retry_source_connection_id=retry_source_cid,
     )
     quic._replenish_connection_ids()
+    quic._local_max_streams_uni.value = quic._local_max_streams_uni.sent = 0  # libp2p uses none
     return quic
 
 
@@ -181,3 +189,107 @@ def replace_receivers(stream: QUICStream, take_data: TakeData, take_reset: TakeR
     """Pass data and resets to these two from now on."""
     stream.handle_data_received = take_data  # type: ignore[method-assign]
     stream.handle_reset = take_reset  # type: ignore[method-assign]
+
+
+def held_by(quic: QuicConnection, connection: QUICConnection | None, streams_seen: int) -> Held:
+    """Return what aioquic holds, and py-libp2p before its streams are accepted.
+
+    Drops the rest of streams that have ended: aioquic keeps it until this node has ended its side. ``streams_seen``:
+    how many streams are accounted for elsewhere.
+    """
+    waiting = ranges = 0
+    for stream in quic._streams.values():
+        receiver = stream.receiver
+        if receiver._buffer:
+            if receiver.is_finished:
+                receiver._buffer.clear()
+                receiver._ranges = RangeSet()
+                continue
+            waiting += len(receiver._buffer)
+            ranges += len(receiver._ranges)
+    crypto = 0
+    for stream in quic._crypto_streams.values():
+        if stream.receiver._buffer:
+            crypto += len(stream.receiver._buffer)
+            ranges += len(stream.receiver._ranges)
+    for event in quic._events:
+        if isinstance(event, StreamDataReceived):
+            waiting += len(event.data)
+    if connection is not None:
+        for unaccepted in connection._stream_accept_queue:
+            waiting += len(unaccepted._receive_buffer)
+    return Held(waiting, crypto, ranges, max(0, len(quic._streams) - streams_seen))
+
+
+def drop_held(quic: QuicConnection) -> None:
+    """Release what aioquic holds of a connection that ends."""
+    for stream in [*quic._streams.values(), *quic._crypto_streams.values()]:
+        stream.receiver._buffer.clear()
+        stream.receiver._ranges = RangeSet()
+    quic._events.clear()
+
+
+class GrantWindows(Protocol):
+    """The windows that a connection grants."""
+
+    @property
+    def window_bytes(self) -> int: ...
+
+    @property
+    def stream_window_bytes(self) -> int: ...
+
+    def waiting_bytes(self) -> int:
+        """Called after each datagram: bytes that have come and wait. When it raises, the datagram fails."""
+        ...
+
+    def unread_bytes(self, stream_id: int) -> int:
+        """Bytes of a stream that have left aioquic and wait for their reader."""
+        ...
+
+
+def bound_receiving(quic: QuicConnection, windows: GrantWindows) -> None:
+    """Grant what ``windows`` says beyond what was read, in place of twice as much each time."""
+    receive = quic.receive_datagram
+    write_limits, write_stream_limits = quic._write_connection_limits, quic._write_stream_limits
+
+    def receive_and_check(data: bytes, addr: NetworkAddress, now: float) -> None:
+        receive(data, addr, now)
+        windows.waiting_bytes()
+
+    def write_bounded(builder: QuicPacketBuilder, space: QuicPacketSpace) -> None:
+        limit, most = quic._local_max_data, windows.window_bytes
+        used = limit.used
+        if limit.value - used <= most // 2:
+            limit.value = max(limit.value, used - windows.waiting_bytes() + most)
+        limit.used = 0  # else aioquic doubles the limit when half of it is used
+        try:
+            write_limits(builder=builder, space=space)
+        finally:
+            limit.used = used
+
+    def write_stream_bounded(builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream) -> None:
+        receiver, granted, most = stream.receiver, stream.max_stream_data_local, windows.stream_window_bytes
+        highest = receiver.highest_offset
+        if granted and not receiver.is_finished and granted - highest <= most // 2:
+            read = receiver.starting_offset() - windows.unread_bytes(stream.stream_id or 0)
+            stream.max_stream_data_local = max(granted, read + most)
+        receiver.highest_offset = 0  # for the same reason
+        try:
+            write_stream_limits(builder=builder, space=space, stream=stream)
+        finally:
+            receiver.highest_offset = highest
+
+    quic.receive_datagram = receive_and_check  # type: ignore[method-assign]
+    quic._write_connection_limits = write_bounded  # type: ignore[method-assign]
+    quic._write_stream_limits = write_stream_bounded  # type: ignore[method-assign]
+
+
+def unread_of(connection: QUICConnection, stream_id: int) -> int:
+    """Return how many bytes of a stream wait in its buffer, which is also that of `take_over_receiving`."""
+    stream = connection._streams.get(stream_id)
+    return 0 if stream is None else len(stream._receive_buffer)
+
+
+async def transmit(connection: QUICConnection) -> None:
+    """Send what aioquic has to say, such as a wider window."""
+    await connection._transmit()
