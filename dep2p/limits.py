@@ -1,6 +1,11 @@
 """Every bound of a node in one place. Units are in the names; all of it can be set in the config file's [limits]."""
 
 from dataclasses import dataclass, fields
+from typing import Final
+
+HANDLER_CONCURRENCY: Final = 80
+"""Requests, or streams, of one name that a handler works on at a time unless its registration says another number. One
+member may have seven eighths of them: with 80 a member that keeps 64 in flight never waits for a place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,6 +75,7 @@ from dep2p.control_api.replies import (
     parse_reply,
 )
 from dep2p.errors import Dep2pError, RealmFileError
+from dep2p.limits import HANDLER_CONCURRENCY
 from dep2p.types import Headers, PeerId
 
 _LOOK_TIMEOUT_S = 10.0  # for calls that only read the daemon's memory
@@ -302,7 +303,7 @@ class Client(
 
     @asynccontextmanager
     async def reply(
-        self, name: str, *, realm: str | None = None, concurrency: int = 64
+        self, name: str, *, realm: str | None = None, concurrency: int = HANDLER_CONCURRENCY
     ) -> AsyncGenerator[AsyncIterator[IncomingRequest], None]:
         """Answer requests ``name`` while the block runs; at most ``concurrency`` wait for an answer at once.
 

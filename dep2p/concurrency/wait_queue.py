@@ -5,14 +5,14 @@ made anew for each wait, and than `trio.lowlevel.ParkingLot`: every message pass
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
 from outcome import Value
 
 
-async def suspend(on_cancel: Callable[[], object]) -> Any:
+def suspend(on_cancel: Callable[[], object]) -> Awaitable[Any]:
     """Wait until another task calls ``trio.lowlevel.reschedule`` for the current one; give or raise what it sends.
 
     ``on_cancel`` is called when the wait is cancelled: it must remove the task from where the other one would find it.
@@ -22,7 +22,7 @@ async def suspend(on_cancel: Callable[[], object]) -> Any:
         on_cancel()
         return trio.lowlevel.Abort.SUCCEEDED
 
-    return await trio.lowlevel.wait_task_rescheduled(abort)
+    return trio.lowlevel.wait_task_rescheduled(abort)  # noqa: ASYNC105  (the caller awaits it: one coroutine less)
 
 
 class Sleeper:

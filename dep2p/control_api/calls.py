@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 from dep2p.control_api.encoding import decode_payload
 from dep2p.control_api.structs import FieldError, S, convert_fields
+from dep2p.limits import HANDLER_CONCURRENCY
 
 OnNoPeers = Literal["error", "queue", "ok"]
 """The policy while no peer is subscribed: raise NoPeersSubscribedError, wait for a first subscriber, or publish to no
@@ -107,7 +108,7 @@ class ServeRequests(Call, frozen=True, kw_only=True):
 
     name: str
     realm: str | None = None
-    concurrency: RepliesConcurrency = 64
+    concurrency: RepliesConcurrency = HANDLER_CONCURRENCY
 
 
 class GiveReply(Call, frozen=True, kw_only=True):

@@ -229,14 +229,17 @@ class InboundLink(Link):
         if work.has_place:
             work.has_place = False
             queue = work.entry.queue
-            queue.done(self.peer)
-            start_waiting(queue)
+            if queue.done(self.peer):
+                start_waiting(queue)
 
     def work_ended(self, work: RequestWork) -> None:
         """A worker is done with a request: forget it."""
-        self.handler_ended(work)
-        self._forget(work)
-        self._end_when_done()
+        if work.has_place:
+            self.handler_ended(work)
+        if work.job in self._works:  # it was not answered
+            self._forget(work)
+        if self._half_closed:
+            self._end_when_done()
 
     def _forget(self, work: RequestWork) -> None:
         if self._works.pop(work.job, None) is not None:

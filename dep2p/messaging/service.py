@@ -16,7 +16,7 @@ from dep2p.concurrency.contained import run_contained
 from dep2p.concurrency.deadlines import DeadlineTimer
 from dep2p.errors import Dep2pError, RequestTimeoutError
 from dep2p.host.interface import ByteStream, Connection, Host
-from dep2p.limits import Limits
+from dep2p.limits import HANDLER_CONCURRENCY, Limits
 from dep2p.links.fairness import Fairness
 from dep2p.links.link import LinkPool
 from dep2p.messaging.broadcast import to_each
@@ -268,16 +268,16 @@ class Messaging:
         name: str,
         handler: RequestHandler,
         *,
-        concurrency: int = 64,
+        concurrency: int = HANDLER_CONCURRENCY,
         rate_per_s: float = 0.0,
         waiting_max: int = 1024,
     ) -> Callable[[], None]:
         """Answer requests ``name`` by ``handler``; returns a function that ends it.
 
-        ``concurrency``: how many run at a time, all peers together; up to ``waiting_max`` more of each peer wait, in
-        turns; further ones get OVERLOADED. ``rate_per_s``: requests of one peer per second, 0 for no limit; those
-        over it get RATE_LIMITED. The handler is cancelled when the caller gave up, its deadline passed or its link
-        ended. Raises ``ValueError`` when the name is taken or a value is wrong.
+        ``concurrency``: how many run at a time, all peers together, of which one peer may have seven eighths; up to
+        ``waiting_max`` more of each peer wait, in turns; further ones get OVERLOADED. ``rate_per_s``: requests of one
+        peer per second, 0 for no limit; those over it get RATE_LIMITED. The handler is cancelled when the caller gave
+        up, its deadline passed or its link ended. Raises ``ValueError`` when the name is taken or a value is wrong.
         """
         return self._registry.on_request(
             name, handler, concurrency=concurrency, rate_per_s=rate_per_s, waiting_max=waiting_max
@@ -295,7 +295,7 @@ class Messaging:
         return self._registry.on_notify(name, handler, concurrency=concurrency, rate_per_s=rate_per_s)
 
     def on_stream(
-        self, name: str, handler: StreamHandler, *, concurrency: int = 64, rate_per_s: float = 0.0
+        self, name: str, handler: StreamHandler, *, concurrency: int = HANDLER_CONCURRENCY, rate_per_s: float = 0.0
     ) -> Callable[[], None]:
         """Serve streams ``name`` by ``handler``; returns a function that ends it.
 

@@ -25,7 +25,7 @@ from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.scoring.params import ScoreParams
 from dep2p.host.interface import Connection, Host, HostEvent
 from dep2p.identity import Identity
-from dep2p.limits import Limits
+from dep2p.limits import HANDLER_CONCURRENCY, Limits
 from dep2p.messaging.context import RequestOptions
 from dep2p.messaging.service import MessageStream, Messaging, NotifyHandler, RequestHandler, StreamHandler
 from dep2p.node.host_factory import NetworkOptions, libp2p_host
@@ -602,7 +602,7 @@ class Node:
 
     @unchecked
     def on_request(
-        self, name: str, *, realm: RealmChoice = None, concurrency: int = 64, rate_per_s: float = 0.0
+        self, name: str, *, realm: RealmChoice = None, concurrency: int = HANDLER_CONCURRENCY, rate_per_s: float = 0.0
     ) -> Callable[[RequestHandler], RequestHandler]:
         """Decorator: answer requests ``name`` of verified members, in every realm or in the given one."""
         check_decorated(name)
@@ -622,7 +622,7 @@ class Node:
 
     @unchecked
     def on_stream(
-        self, name: str, *, realm: RealmChoice = None, concurrency: int = 64
+        self, name: str, *, realm: RealmChoice = None, concurrency: int = HANDLER_CONCURRENCY
     ) -> Callable[[StreamHandler], StreamHandler]:
         """Decorator: serve streams ``name`` that verified members open."""
         check_decorated(name)

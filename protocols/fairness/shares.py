@@ -41,6 +41,16 @@ class MemberShares(Generic[Member]):
         self.taken += 1
         self._held[member] = self._held.get(member, 0) + 1
 
+    def try_take(self, member: Member) -> bool:
+        """Take a place if the member may; whether it has."""
+        held = self._held.get(member, 0)
+        free = self._places - self.taken
+        if free <= 0 or held >= SHARE_OF_FREE * free:
+            return False
+        self.taken += 1
+        self._held[member] = held + 1
+        return True
+
     def release(self, member: Member) -> None:
         """Give back a place that the member holds."""
         self.taken -= 1

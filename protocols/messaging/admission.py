@@ -50,8 +50,7 @@ class HandlerQueue(Generic[Job]):
         """Take a place for a job, put it in line, or refuse it when the peer's line is full."""
         line = self._waiting.get(peer)
         if line is None:
-            if self._places.may_take(peer):
-                self._places.take(peer)
+            if self._places.try_take(peer):
                 return "start"
             if not self._waiting_max:
                 return "refuse"
@@ -62,9 +61,10 @@ class HandlerQueue(Generic[Job]):
         line[job] = None
         return "wait"
 
-    def done(self, peer: PeerId) -> None:
-        """A job of this peer has left its place; `next` says which jobs get it."""
+    def done(self, peer: PeerId) -> bool:
+        """A job of this peer has left its place. Returns whether jobs wait; `next` says which ones get the place."""
         self._places.release(peer)
+        return bool(self._waiting)
 
     def next(self) -> Job | None:
         """A waiting job that may start: it has a place now. None: no place, or none of those that wait may take one."""
@@ -73,11 +73,10 @@ class HandlerQueue(Generic[Job]):
             return None
         places = self._places
         for peer in waiting:
-            if places.may_take(peer):
+            if places.try_take(peer):
                 break
         else:
             return None
-        places.take(peer)
         line = waiting.pop(peer)
         job = next(iter(line))
         del line[job]

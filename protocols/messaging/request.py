@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
+import msgspec
+
 from dep2p.errors import ErrorCode, ProtocolError, WireError, error_from_wire
 from dep2p.protocols.messaging.admission import PeerLoad, Refusal
 from dep2p.protocols.wire.frame import HEADERS, REQ_ID_MAX, Frame, FrameType, decode_error, encode_error
@@ -146,9 +148,9 @@ class RequestPolicy:
     """Requests of one peer per second; 0 means no limit."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Job:
-    """A request that was taken. Two jobs are never equal."""
+class Job(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """A request that was taken. Two jobs are never equal. A Struct: it is made in a fifth of the time of a frozen
+    dataclass."""
 
     req_id: int
     name: str
@@ -158,23 +160,20 @@ class Job:
     idempotent: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(msgspec.Struct, frozen=True, gc=False):
     """Effect: run the handler of this job, now or when it has a place."""
 
     job: Job
 
 
-@dataclass(frozen=True, slots=True)
-class Abandon:
+class Abandon(msgspec.Struct, frozen=True, gc=False):
     """Effect: stop working on the job: its caller waits no more. `Responder.finish` is still due."""
 
     job: Job
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SendAnswer:
+class SendAnswer(msgspec.Struct, frozen=True, gc=False):
     """Effect: send this frame."""
 
     frame: bytes

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dep2p.limits import HANDLER_CONCURRENCY
 from dep2p.protocols.fairness.shares import MemberShares
 from dep2p.types import PeerId
 
@@ -59,3 +60,19 @@ def test_places_are_never_lost_or_given_twice(places: int, steps: list[tuple[boo
 def test_an_empty_pool_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         MemberShares(0)
+
+
+@pytest.mark.parametrize("places", [1, 3, 8, 80])
+def test_try_take_gives_what_may_take_allows(places: int) -> None:
+    asked, taken = MemberShares[str](places), MemberShares[str](places)
+    for member in "aab" * places:
+        may = asked.may_take(member)
+        if may:
+            asked.take(member)
+        assert taken.try_take(member) is may
+        assert (taken.taken, taken.held(member)) == (asked.taken, asked.held(member))
+
+
+def test_a_lone_member_keeps_64_requests_at_work_with_the_default_concurrency() -> None:
+    shares = MemberShares[str](HANDLER_CONCURRENCY)
+    assert all(shares.try_take("a") for _ in range(64))
