@@ -31,6 +31,7 @@ ATTACKS: dict[str, Attack] = {
     "graft-flood": public_wire.graft_flood,
     "relay-circuits": relays.silent_circuits,
     "relay-reservations": relays.reservations,
+    "open-relay-reservations": relays.reservations,
     "relay-proofs": relays.failed_proofs,
 }
 """By the name in the result, ``hostile/<name>``."""

@@ -54,6 +54,8 @@ class Scenario:
     connections: int = 8
     """In the whole run; an eighth of it with ``--quick``, at least 8. Records, for ``invented-members``."""
     layout: Layout = "direct"
+    relay_is_member: bool = False
+    """The relay is in the realm of the members, as one that they run themselves."""
     needs_all: bool = False
     """The attack is its number: the quick run has all of it, too."""
 
@@ -78,7 +80,8 @@ SCENARIOS: Mapping[str, Scenario] = {
     "graft-unsubscribed": Scenario("stranger"),
     "quic-initials": Scenario("stranger"),
     "relay-circuits": Scenario("stranger", layout="relay"),
-    "relay-reservations": Scenario("stranger", 280, layout="relay", needs_all=True),
+    "relay-reservations": Scenario("stranger", 280, layout="relay", relay_is_member=True, needs_all=True),
+    "open-relay-reservations": Scenario("stranger", 280, layout="relay", needs_all=True),
     "relay-proofs": Scenario("stranger", layout="relay"),
     "high-numbers": Scenario("member", layout="newcomer"),
     "subscribe-flood": Scenario("stranger"),
@@ -174,7 +177,8 @@ async def _set_up(play: _Play) -> None:
     secret, layout, relay = play.run.secret, play.scenario.layout, ""
     if layout == "relay":
         play.watched = await play.crew.start(_SIDE, "relay", "bench.hostile.victim")
-        relay = _texts(await play.watched.call_text("relay"))[0]
+        relay_secret = secret if play.scenario.relay_is_member else ""
+        relay = _texts(await play.watched.call_text("relay", secret=relay_secret))[0]
     addresses = _texts(await play.victim.call_text("serve", secret=secret, relay=relay))
     play.address = next(one for one in addresses if "/p2p-circuit" in one or "/tcp/" in one)
     play.target = relay or play.address
@@ -322,8 +326,10 @@ async def _let_newcomers_in(play: _Play, name: str) -> None:
     """Honest members come while the attack goes on."""
     if play.scenario.layout in ("topic", "newcomer"):
         return
-    if name == "relay-reservations":
-        found = await play.bystander.call("reserve", address=play.target, count=NEWCOMERS, give_up_s=_GIVE_UP_S)
+    if play.scenario.relay_is_member:
+        found = await play.bystander.call(
+            "reserve", secret=play.run.secret, address=play.target, count=NEWCOMERS, give_up_s=_GIVE_UP_S
+        )
     else:
         found = await play.bystander.call(
             "newcomers",

@@ -136,17 +136,19 @@ class BystanderCommands:
                     longest_s = max(longest_s, trio.current_time() - began_s)
         return {"joined": joined, "longest_ms": longest_s * 1_000}
 
-    async def reserve(self, address: str, count: int, give_up_s: float) -> dict[str, object]:
-        """Fresh nodes want a reservation at the relay; answers with how many got one."""
-        reserved = 0
+    async def reserve(self, secret: str, address: str, count: int, give_up_s: float) -> dict[str, object]:
+        """Fresh members want a reservation at the relay; answers with how many got one, and the longest time."""
+        reserved, longest_s = 0, 0.0
         for _ in range(count):
+            began_s = trio.current_time()
             with trio.move_on_after(give_up_s), suppress(Dep2pError):
-                async with Node.open(listen=(), relay="client") as node:
+                async with _open(secret, True) as node:
                     await node.connect(address)
                     while not any("/p2p-circuit" in one for one in node.listen_addrs()):  # noqa: ASYNC110
                         await trio.sleep(_POLL_S)
                     reserved += 1
-        return {"joined": reserved, "longest_ms": 0.0}
+                    longest_s = max(longest_s, trio.current_time() - began_s)
+        return {"joined": reserved, "longest_ms": longest_s * 1_000}
 
     async def author(self, address: str) -> dict[str, object]:
         """An author of the public topic, and the honest neighbour between it and the node; answers with its address."""

@@ -91,9 +91,10 @@ class VictimCommands:
 
         nursery.start_soon(take)
 
-    async def relay(self) -> dict[str, object]:
-        """A relay of no realm."""
-        self._node = await self._stack.enter_async_context(Node.open(listen=(_TCP,), relay="server"))
+    async def relay(self, secret: str) -> dict[str, object]:
+        """A relay that is a member, or with "" for ``secret`` one of no realm; answers with its addresses as JSON."""
+        realm = realm_of(secret) if secret else None
+        self._node = await self._stack.enter_async_context(Node.open(realm, listen=(_TCP,), relay="server"))
         return {"text": json.dumps(self._node.listen_addrs())}
 
     async def status(self, members: list[str]) -> dict[str, object]:

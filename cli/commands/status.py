@@ -106,6 +106,7 @@ def render(status: "DaemonStatus", run: Invocation) -> str:
     ]
     lines += _refused(status, run)
     lines += _unproven(status, run)
+    lines += _relay(status, run)
     if status.realms:
         rows = [
             [printable(realm.name), short_realm(realm.realm_id), str(realm.members_known), str(realm.members_up)]
@@ -143,6 +144,32 @@ def _unproven(status: "DaemonStatus", run: Invocation) -> list[str]:
     delay_ms = counts.get("host_loop_delay_max_ms", 0)
     if delay_ms >= _LOOP_BLOCKED_MS:
         lines.append(f"{run.paint('Loop', 'yellow')}      blocked for up to {delay_ms} ms in the last minute")
+    return lines
+
+
+def _relay(status: "DaemonStatus", run: Invocation) -> list[str]:
+    """The reservations and circuits of a relay, and the relays through which others reach this node."""
+    counts = status.counters
+    lines: list[str] = []
+    if "host_relay_reservations_held" in counts:
+        refused = {
+            what: sum(count for name, count in counts.items() if name.startswith(f"host_relay_refused_{what}_"))
+            for what in ("reservations", "circuits")
+        }
+        lines.append(
+            f"Relay     serves {counts['host_relay_reservations_held']} reservations "
+            f"({counts.get('host_relay_reservations_held_members', 0)} of members) and "
+            f"{counts.get('host_relay_circuits_held', 0)} circuits "
+            f"({counts.get('host_relay_circuits_held_members', 0)} of members)"
+            + (f"; refused: {refused['reservations']} and {refused['circuits']}" if any(refused.values()) else "")
+        )
+    if "host_relay_reserved_held" in counts:
+        held = counts["host_relay_reserved_held"]
+        failed = counts.get("host_relay_reservation_failed", 0)
+        text = f"reservations of this node at {held} relay{'' if held == 1 else 's'}"
+        if not held and failed:
+            text = run.paint(f"no relay gives this node a reservation; {failed} tries failed: see the log", "yellow")
+        lines.append(f"Relay     {text}")
     return lines
 
 

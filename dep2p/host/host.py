@@ -50,7 +50,8 @@ from dep2p.host.multistream import encode_message
 from dep2p.host.scopes import new_scope, shielded
 from dep2p.host.supervisor import Supervisor
 from dep2p.host.transports.registry import Transports
-from dep2p.host.transports.relay import RelayClient, RelayServer
+from dep2p.host.transports.relay.client import RelayClient
+from dep2p.host.transports.relay.server import RelayServer
 from dep2p.host.transports.tcp import listenable
 from dep2p.identity import Identity
 from dep2p.limits import Limits
@@ -123,6 +124,7 @@ class LibP2PHost:
         )
         self._relay_mode = options.relay
         self._relay_client: RelayClient | None = None
+        self._relay_server: RelayServer | None = None
         self._nursery: trio.Nursery | None = None
         self._dialer: Dialer | None = None
         self._interest = ConnectionInterest()
@@ -216,7 +218,7 @@ class LibP2PHost:
     def _start_relaying(self, nursery: trio.Nursery) -> None:
         timeout_s = self._limits.stream_open_timeout_s
         if self._relay_mode == "server":
-            RelayServer(self, self._counters, timeout_s=timeout_s, ledger=self._swarm.ledger)
+            self._relay_server = RelayServer(self, self._counters, timeout_s=timeout_s, ledger=self._swarm.ledger)
         self._relay_client = RelayClient(
             self,
             self._counters,
@@ -353,6 +355,11 @@ class LibP2PHost:
         """Whether a part of the node protects the connection."""
         return isinstance(connection, PeerConnection) and bool(connection.protected_by)
 
+    def keep_place(self, connection: Connection, *, keeps: bool) -> None:
+        """Whether other connections of strangers give way before this one, whose peer uses this host as a relay."""
+        if isinstance(connection, PeerConnection):
+            connection.keep_place(keeps)
+
     def add_addrs(self, peer: PeerId, addrs: Sequence[str], *, ttl_s: float) -> None:
         if self._peer_store.add_addrs(peer, addrs, ttl_s):
             self._reconnector.hint(peer)
@@ -388,6 +395,8 @@ class LibP2PHost:
         counts["inbound_pending"] = self._swarm.pending_inbound
         counts["peers_known"] = len(self._peer_store)
         counts.update(self._swarm.ledger.values())
+        for relaying in (self._relay_server, self._relay_client):
+            counts.update({} if relaying is None else relaying.values())
         counts["loop_delay_max_ms"] = self._loop_watch.delay_max_ms
         return dict(sorted(counts.items()))
 

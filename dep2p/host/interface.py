@@ -20,6 +20,20 @@ EndCallback = Callable[[BaseException | None], None]
 """Called once when no more bytes will come: None for the peer's half-close, else a StreamClosedError."""
 
 
+@dataclass(frozen=True, slots=True)
+class CircuitUse:
+    """The relay of a connection, and what it still carries.
+
+    ``is_limited``: it carries little, or not for long. ``data_left_bytes``: bytes in the direction that has carried
+    more; None without a limit. ``time_left_s``: seconds; None without a limit.
+    """
+
+    relay: PeerId
+    is_limited: bool
+    data_left_bytes: int | None = None
+    time_left_s: float | None = None
+
+
 class Connection(Protocol):
     """One transport connection to a peer, authenticated by the transport's handshake."""
 
@@ -72,6 +86,11 @@ class Connection(Protocol):
     def is_limited(self) -> bool:
         """Whether it goes through a relay that carries little or not for long: nothing that no app asked for goes over
         it, such as pub/sub."""
+        ...
+
+    @property
+    def circuit(self) -> CircuitUse | None:
+        """The relay that it goes through, with what is left of the relay's limits now; None for a direct one."""
         ...
 
     async def open_stream(self, protocol: str, *, timeout_s: float = 10.0) -> "ByteStream":

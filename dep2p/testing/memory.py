@@ -26,6 +26,7 @@ from dep2p.host.connection_interest import ConnectionInterest
 from dep2p.host.connections.duplicates import Duplicates
 from dep2p.host.counters import Counters
 from dep2p.host.interface import (
+    CircuitUse,
     Connection,
     Direction,
     EndCallback,
@@ -146,6 +147,9 @@ class MemoryConnection:
         self.is_closed: bool = False
         self.is_superseded: bool = False
         self.is_limited: bool = False
+        self.circuit: CircuitUse | None = None
+        self.protected_by: dict[str, None] = {}
+        self.keeps_place: bool = False
         self.channel_binding = b""
         self.twin: MemoryConnection
         self.streams: dict[MemoryStream, None] = {}
@@ -612,14 +616,23 @@ class MemoryHost:
             self._targets.pop(peer).cancel()
 
     def protect(self, connection: Connection, by: str) -> None:
-        """Nothing to do: this host takes any number of connections."""
+        """Note who has verified the peer; this host takes any number of connections."""
+        if isinstance(connection, MemoryConnection):
+            connection.protected_by[by] = None
 
     def unprotect(self, connection: Connection, by: str) -> None:
-        """Nothing to do."""
+        """Undo `protect`."""
+        if isinstance(connection, MemoryConnection):
+            connection.protected_by.pop(by, None)
 
     def is_protected(self, connection: Connection) -> bool:
-        """Always False: see `protect`."""
-        return False
+        """Whether a part of the node protects the connection."""
+        return isinstance(connection, MemoryConnection) and bool(connection.protected_by)
+
+    def keep_place(self, connection: Connection, *, keeps: bool) -> None:
+        """Note whether the connection keeps its place; this host takes any number of connections."""
+        if isinstance(connection, MemoryConnection):
+            connection.keeps_place = keeps
 
     def discover(self, peer: PeerId, addrs: Sequence[str], source: str = "test") -> None:
         """Act as if a discovery source had named a peer."""

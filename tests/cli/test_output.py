@@ -66,6 +66,39 @@ def test_status_shows_what_strangers_hold_and_that_the_loop_was_blocked(cli: Cal
     assert "Loop" not in shown
 
 
+def test_status_shows_what_a_relay_serves_and_refuses(cli: Callable[..., Any], fake: Any) -> None:
+    fake.answers["status"]["counters"] = {
+        "host_relay_reservations_held": 65,
+        "host_relay_reservations_held_members": 3,
+        "host_relay_circuits_held": 4,
+        "host_relay_circuits_held_members": 1,
+        "host_relay_refused_reservations_max": 17,
+        "host_relay_refused_reservations_rate": 3,
+        "host_relay_refused_circuits_rate": 2,
+    }
+    shown = cli("status").out
+    said = "Relay     serves 65 reservations (3 of members) and 4 circuits (1 of members); refused: 20 and 2\n"
+    assert said in shown
+
+
+@pytest.mark.parametrize(
+    ("held", "failed", "said"),
+    [
+        (1, 0, "reservations of this node at 1 relay\n"),
+        (0, 0, "reservations of this node at 0 relays\n"),
+        (0, 7, "no relay gives this node a reservation; 7 tries failed: see the log\n"),
+    ],
+)
+def test_status_says_whether_relays_give_this_node_reservations(
+    cli: Callable[..., Any], fake: Any, held: int, failed: int, said: str
+) -> None:
+    fake.answers["status"]["counters"] = {
+        "host_relay_reserved_held": held,
+        "host_relay_reservation_failed": failed,
+    }
+    assert f"Relay     {said}" in cli("status").out
+
+
 def test_status_json_is_what_the_daemon_says(cli: Callable[..., Any], fake: Any) -> None:
     assert cli("status", "--json").json == fake.answers["status"]
 

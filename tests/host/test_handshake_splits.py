@@ -24,7 +24,10 @@ from dep2p.host.connections.upgrade import new_upgrader, upgrade_inbound, upgrad
 from dep2p.host.counters import Counters
 from dep2p.host.interface import ByteStream
 from dep2p.host.multistream import encode_message, respond, select
-from dep2p.host.transports import relay, websocket
+from dep2p.host.transports import websocket
+from dep2p.host.transports.relay.client import RelayClient
+from dep2p.host.transports.relay.messages import HOP, STOP
+from dep2p.host.transports.relay.server import RelayServer
 from dep2p.host.transports.websocket import WebSocketStream
 from dep2p.limits import Limits
 from dep2p.testing import MemoryHost, MemoryNetwork
@@ -273,12 +276,12 @@ async def test_an_upgrade_split_at_any_byte_gives_the_same_connection(
 
 def relay_with_target(network: MemoryNetwork) -> tuple[MemoryHost, MemoryHost]:
     middle, target = network.host(), network.host()
-    relay.RelayServer(middle, Counters(), timeout_s=30.0)
+    RelayServer(middle, Counters(), timeout_s=30.0)
     return middle, target
 
 
 async def reserve(middle: MemoryHost, target: MemoryHost) -> None:
-    stream = await (await target.dial(middle.peer_id, [middle.addr])).open_stream(relay.HOP)
+    stream = await (await target.dial(middle.peer_id, [middle.addr])).open_stream(HOP)
     stream.write_nowait(encode_length_prefixed(HopMessage(type=HopMessage.RESERVE).SerializeToString()))
     assert HopMessage.FromString(await read_length_prefixed(stream, 4_096)).status == circuit_pb2.OK
 
@@ -307,11 +310,11 @@ async def test_a_circuit_carries_what_came_with_its_connect_and_its_answer(
         await send_split(stream, answer + b"from the target", split)
         carried.append(await read_all(stream, 16))
 
-    target.set_stream_handler(relay.STOP, serve)
+    target.set_stream_handler(STOP, serve)
     await reserve(middle, target)
     for split in range(len(connect) + 1):
         connection = await network.host().dial(middle.peer_id, [middle.addr])
-        stream = await connection.open_stream(relay.HOP)
+        stream = await connection.open_stream(HOP)
         with trio.fail_after(20):
             await send_split(stream, connect, split)
             status = HopMessage.FromString(await read_length_prefixed(stream, 4_096))
@@ -331,14 +334,14 @@ async def test_a_client_of_a_relay_takes_what_came_with_the_connect(autojump_clo
     async def accept(raw: ReadWriteCloser, _addr: str, _prepare: None) -> None:
         accepted.append(await read_all(raw, 16))
 
-    client = relay.RelayClient(target, Counters(), accept, lambda _peer: (relay.HOP,), reserves=True, timeout_s=30.0)
+    client = RelayClient(target, Counters(), accept, lambda _peer: (HOP,), reserves=True, timeout_s=30.0)
     connection = await target.dial(middle.peer_id, [middle.addr])
     await client.reserve(connection)
     ask = StopMessage(type=StopMessage.CONNECT)
     ask.peer.id = peer_id_bytes(network.host().peer_id)
     connect = encode_length_prefixed(ask.SerializeToString()) + b"from the dialler"
     for split in range(len(connect) + 1):
-        stream = await middle.connections(target.peer_id)[0].open_stream(relay.STOP)
+        stream = await middle.connections(target.peer_id)[0].open_stream(STOP)
         await send_split(stream, connect, split)
         answer = StopMessage.FromString(await read_length_prefixed(stream, 4_096))
         assert answer.status == circuit_pb2.OK

@@ -22,7 +22,7 @@ from dep2p.host.connections.signed_records import open_signed_record
 from dep2p.host.discovery.dht import DhtDiscovery
 from dep2p.host.discovery.dht_stream import admitted
 from dep2p.host.interface import ByteStream
-from dep2p.host.transports import relay
+from dep2p.host.transports.relay.messages import HOP
 from dep2p.types import peer_id_bytes
 from tests.host.hostile_keys import ENCODED, private_key_envelope
 
@@ -161,7 +161,7 @@ async def test_a_voucher_of_a_relay_is_not_parsed(open_host: Any, eventually: An
         await stream.close()
 
     async with open_host() as stranger, open_host(relay="client") as host:
-        stranger.set_stream_handler(relay.HOP, reserve)
+        stranger.set_stream_handler(HOP, reserve)
         await host.dial(stranger.peer_id, stranger.listen_addrs())
         await eventually(lambda: host.counters().get("relay_reserved") == 1)
 

@@ -1,7 +1,7 @@
 """Attacks of strangers on a host: pings, identify messages, relayed circuits, slots."""
 
 import errno
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import pytest
@@ -16,9 +16,11 @@ from dep2p.host.connections.connection import NEGOTIATING_MAX
 from dep2p.host.connections.identify import IDENTIFY_PUSH, PING, PingServer
 from dep2p.host.counters import Counters
 from dep2p.host.interface import ByteStream
-from dep2p.host.transports import relay
+from dep2p.host.transports.relay.messages import HOP, STOP
+from dep2p.host.transports.relay.server import RelayServer
 from dep2p.host.transports.tcp import TCPListener
 from dep2p.limits import Limits
+from dep2p.protocols.relay.bounds import CircuitBounds
 from dep2p.testing import MemoryHost, MemoryNetwork
 from dep2p.types import peer_id_bytes
 
@@ -74,16 +76,19 @@ async def test_identify_pushes_without_end_are_refused_and_leave_nothing(two_hos
         assert host.peer_protocols(stranger.peer_id) == ()
 
 
+BOUNDS = CircuitBounds()
+
+
 def relay_and_client(network: MemoryNetwork) -> tuple[MemoryHost, MemoryHost, Counters]:
     """A relay, and a host that reserves there and serves circuits when ``answer`` is set."""
     middle, target, counters = network.host(), network.host(), Counters()
-    relay.RelayServer(middle, counters, timeout_s=5.0)
+    RelayServer(middle, counters, timeout_s=5.0)
     return middle, target, counters
 
 
 async def reserve(middle: MemoryHost, target: MemoryHost) -> None:
     connection = await target.dial(middle.peer_id, [middle.addr])
-    stream = await connection.open_stream(relay.HOP)
+    stream = await connection.open_stream(HOP)
     stream.write_nowait(encode_length_prefixed(HopMessage(type=HopMessage.RESERVE).SerializeToString()))
     assert HopMessage.FromString(await read_length_prefixed(stream, 4_096)).status == circuit_pb2.OK
     await stream.close()
@@ -106,17 +111,17 @@ async def test_circuits_asked_for_at_the_same_time_keep_to_the_limit(autojump_cl
         await stream.write(encode_length_prefixed(answer.SerializeToString()))
         await trio.sleep_forever()
 
-    target.set_stream_handler(relay.STOP, accept)
+    target.set_stream_handler(STOP, accept)
     await reserve(middle, target)
     connection = await network.host().dial(middle.peer_id, [middle.addr])
-    for _ in range(3 * relay.CIRCUITS_PER_PEER_MAX):
-        (await connection.open_stream(relay.HOP)).write_nowait(connect_message(target))
+    for _ in range(3 * BOUNDS.per_source_max):
+        (await connection.open_stream(HOP)).write_nowait(connect_message(target))
     await trio.sleep(3)
-    assert counters["relay_circuits"] == relay.CIRCUITS_PER_PAIR_MAX
-    assert counters["relay_refused_circuits_max"] == 3 * relay.CIRCUITS_PER_PEER_MAX - relay.CIRCUITS_PER_PAIR_MAX
+    assert counters["relay_circuits"] == BOUNDS.per_pair_max
+    assert counters["relay_refused_circuits_max"] == 3 * BOUNDS.per_source_max - BOUNDS.per_pair_max
     await connection.close()
     await trio.sleep(3)
-    again = await (await network.host().dial(middle.peer_id, [middle.addr])).open_stream(relay.HOP)
+    again = await (await network.host().dial(middle.peer_id, [middle.addr])).open_stream(HOP)
     again.write_nowait(connect_message(target))
     assert HopMessage.FromString(await read_length_prefixed(again, 4_096)).status == circuit_pb2.OK
 
@@ -128,13 +133,13 @@ async def test_a_circuit_that_its_target_does_not_answer_leaves_nothing(autojump
     async def never_answer(stream: ByteStream) -> None:
         await trio.sleep_forever()
 
-    target.set_stream_handler(relay.STOP, never_answer)
+    target.set_stream_handler(STOP, never_answer)
     await reserve(middle, target)
     connection = await network.host().dial(middle.peer_id, [middle.addr])
     for _ in range(40):
-        (await connection.open_stream(relay.HOP)).write_nowait(connect_message(target))
+        (await connection.open_stream(HOP)).write_nowait(connect_message(target))
     await trio.sleep(10)
-    assert counters["relay_circuits"] == 0 and counters["relay_refused_timeout"] == relay.CIRCUITS_PER_PAIR_MAX
+    assert counters["relay_circuits"] == 0 and counters["relay_refused_timeout"] == BOUNDS.per_pair_max
     assert middle.connections(target.peer_id)[0].streams == {}
 
 
@@ -223,3 +228,27 @@ async def test_a_flood_of_control_frames_ends_the_connection_and_reports_why(two
         await eventually(lambda: connection.is_closed)
         assert host.counters()["mux_control_rate_exceeded"] == 1
         assert await stranger.ping(host.peer_id) > 0  # a new connection begins anew
+
+
+@pytest.mark.real
+async def test_strangers_of_an_address_block_do_not_end_the_connections_that_a_relay_serves(
+    open_host: Any, eventually: Any
+) -> None:
+    """The target's connection to the relay was the oldest unproven one of its block, and made room for strangers."""
+    few = Limits(connections_unproven_per_address_block_max=6)
+    async with (
+        open_host(relay="server", limits=few) as middle,
+        open_host(relay="client", listen=[]) as target,
+        open_host(relay="client", listen=[]) as dialler,
+    ):
+        await target.dial(middle.peer_id, middle.listen_addrs())
+        await eventually(lambda: bool(target.listen_addrs()))
+        connection = await dialler.dial(target.peer_id, target.listen_addrs())
+        async with AsyncExitStack() as stack:
+            for _ in range(12):
+                stranger = await stack.enter_async_context(open_host(listen=[]))
+                await stranger.dial(middle.peer_id, middle.listen_addrs())
+            assert middle.counters()["resources_ended_address_block"] >= 8
+            await dialler.ping(target.peer_id)
+        assert not connection.is_closed
+        assert target.counters().get("relay_reservation_lost", 0) == 0

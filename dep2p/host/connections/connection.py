@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import trio
 
 from dep2p.errors import ProtocolError, ProtocolNotSupportedError, RequestTimeoutError, StreamClosedError
-from dep2p.host.connections.circuit_limit import CircuitLimit
+from dep2p.host.connections.circuit_limit import CircuitMeter
 from dep2p.host.connections.protocol_gates import ProtocolGates
 from dep2p.host.counters import Counters
-from dep2p.host.interface import ByteStream, Direction, Muxer, NamedStream, StreamHandler
+from dep2p.host.interface import ByteStream, CircuitUse, Direction, Muxer, NamedStream, StreamHandler
 from dep2p.host.multistream import respond, select
 from dep2p.host.resources.ledger import ConnectionResources, Ledger
 from dep2p.host.resources.turns import Turns
@@ -35,8 +35,8 @@ class Upgraded:
     muxer: Muxer
     peer: PeerId
     channel_binding: bytes
-    limit: CircuitLimit | None = None
-    """The limit of the relay that it goes through."""
+    meter: CircuitMeter | None = None
+    """The relay that it goes through, and its limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,8 @@ class PeerConnection:
         self.protected_by: dict[str, None] = {}
         """The names of the parts that need it: `protect`."""
         self.is_superseded: bool = False
-        self.is_limited: bool = upgraded.limit is not None and upgraded.limit.is_narrow
+        self.is_limited: bool = upgraded.meter is not None and upgraded.meter.limit.is_narrow
+        self._meter = upgraded.meter
         self._muxer = upgraded.muxer
         self._limits = context.limits
         self._counters = context.counters
@@ -110,6 +111,10 @@ class PeerConnection:
         return self._closed
 
     @property
+    def circuit(self) -> CircuitUse | None:
+        return None if self._meter is None else self._meter.left(trio.current_time())
+
+    @property
     def limits(self) -> Limits:
         return self._limits
 
@@ -127,6 +132,10 @@ class PeerConnection:
         self.protected_by.pop(by, None)
         if not self.protected_by:
             self._ledger.unprove(self.resources)
+
+    def keep_place(self, keeps: bool) -> None:
+        """Whether others of its address block, and of this host, give way before it although its peer is unproven."""
+        self.resources.account.keeps_place = keeps
 
     def muxer_counters(self) -> Mapping[str, int]:
         """Counts of the multiplexer while the connection lives; at the end they go into the host's counters."""
@@ -170,6 +179,11 @@ class PeerConnection:
             for name, amount in self._muxer.counters().items():
                 self._counters.add(f"mux_{name}", amount)
             self._closed = True
+            spent = "" if self._meter is None else self._meter.spent(trio.current_time())
+            if spent:
+                self._counters.add("connections_ended_relay_limit")
+                logger.info("the connection to %s over a relay has ended at the relay's limit: %s", self.peer, spent)
+                reason = f"{spent} ({reason})"
             self.end_reason = reason
             self._ledger.close_connection(self.resources)
             self._on_end(self, reason)

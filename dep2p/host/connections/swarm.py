@@ -13,7 +13,7 @@ from libp2p.io.exceptions import IOException
 
 from dep2p.errors import StreamClosedError
 from dep2p.host.connections import liveness
-from dep2p.host.connections.circuit_limit import circuit_limit_of
+from dep2p.host.connections.circuit_limit import meter_of
 from dep2p.host.connections.connection import ConnectionContext, PeerConnection, Upgraded
 from dep2p.host.connections.duplicates import Duplicates
 from dep2p.host.connections.identify import ping
@@ -147,7 +147,8 @@ class Swarm:
             for one in some
             if one.opened_at_s <= latest_s and not one.protected_by and not self._is_pinned(one.peer)
         ]
-        return min(idle, key=lambda one: one.opened_at_s, default=None)
+        # Those that use this host as a relay last: others reach them, or they reach others, through it.
+        return min(idle, key=lambda one: (one.resources.account.keeps_place, one.opened_at_s), default=None)
 
     def admit(self, upgraded: Upgraded, direction: Direction, remote_addr: str) -> PeerConnection:
         """Take an upgraded connection into the table and start serving it.
@@ -176,9 +177,10 @@ class Swarm:
             # A peer that restarts again and again has left dead ones behind: the newest is the one that it uses.
             self.counters.add("connections_replaced_per_peer_max")
             self._connections[peer][0].abort("the peer has opened more connections than connections_per_peer_max")
-        if upgraded.limit is not None and upgraded.limit.is_narrow:
+        if upgraded.meter is not None and upgraded.meter.limit.is_narrow:
+            limit = upgraded.meter.limit
             self.counters.add(f"{direction}_connections_limited")
-            logger.info("the relay of the connection with %s carries %s: no pub/sub over it", peer, upgraded.limit)
+            logger.info("the relay of the connection with %s carries %s: no pub/sub over it", peer, limit)
         others = self.connections(peer)
         connection = PeerConnection(upgraded, direction, remote_addr, self._context)
         nursery.start_soon(connection.run)
@@ -229,7 +231,7 @@ class Swarm:
                 try:
                     ready = raw if prepare is None else await prepare(raw)
                     upgraded = await upgrade_inbound(self.upgrader, ready)
-                    upgraded = replace(upgraded, limit=circuit_limit_of(ready))
+                    upgraded = replace(upgraded, meter=meter_of(ready))
                 finally:
                     in_time = self._pending.pop(key, None) is not None
                 try:

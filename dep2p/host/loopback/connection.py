@@ -10,7 +10,7 @@ import trio
 from dep2p.concurrency.wait_queue import Sleeper
 from dep2p.errors import ProtocolError, ProtocolNotSupportedError, RequestTimeoutError, StreamClosedError
 from dep2p.host.counters import Counters
-from dep2p.host.interface import Direction, StreamHandler
+from dep2p.host.interface import CircuitUse, Direction, StreamHandler
 from dep2p.host.loopback.stream import LoopbackStream
 from dep2p.limits import Limits
 from dep2p.types import PeerId
@@ -34,6 +34,7 @@ class LoopbackConnection:
     rtt_s: float | None = 0.0
     is_superseded: bool = False
     is_limited: bool = False
+    circuit: CircuitUse | None = None
 
     def __init__(self, own: PeerId, handlers: Mapping[str, StreamHandler], limits: Limits, counters: Counters) -> None:
         """``handlers``: the host's handlers of inbound streams, by protocol."""

@@ -22,6 +22,8 @@ CIRCUIT_UNSENT_BYTES = 131_072
 CIRCUITS_BYTES_MAX = 67_108_864
 """Bytes of all circuits of a relay: 256 circuits with `CIRCUIT_UNSENT_BYTES`, and as much again for bytes that
 arrived."""
+CIRCUITS_UNPROVEN_BYTES_MAX = 50_331_648
+"""Bytes of the circuits that strangers have dialled: the rest is for those of members."""
 CIRCUIT_BYTES_MAX = 1_048_576
 """Bytes of one circuit: the receive windows of both ends and `CIRCUIT_UNSENT_BYTES`."""
 RELAYED_UNPROVEN_MAX = 8
@@ -91,6 +93,9 @@ class Ledger:
         self._system = Scope("system", limits.memory_bytes_max, "memory_bytes_max")
         self._unproven = Scope("unproven", limits.memory_bytes_unproven_max, "memory_bytes_unproven_max")
         self._circuits = Scope("circuits", CIRCUITS_BYTES_MAX, "the bound of all circuits")
+        self._circuits_unproven = Scope(
+            "circuits_unproven", CIRCUITS_UNPROVEN_BYTES_MAX, "the bound of circuits that strangers have dialled"
+        )
         self._blocks: dict[str, Scope] = {}
         self._peers: dict[PeerId, Scope] = {}
         self._protocols: Counter[str] = Counter()
@@ -122,7 +127,7 @@ class Ledger:
         if block.startswith("relay "):
             most = min(most, RELAYED_UNPROVEN_MAX)
         while len(scope.accounts) >= most:
-            oldest = next(iter(scope.accounts))
+            oldest = next((each for each in scope.accounts if not each.keeps_place), next(iter(scope.accounts)))
             oldest.end(
                 "address_block",
                 f"{oldest.name} is the oldest of {most} from {block} (connections_unproven_per_address_block_max)",
@@ -208,10 +213,15 @@ class Ledger:
         if self._protocols[protocol] <= 0:
             del self._protocols[protocol]
 
-    def open_circuit(self, end: End) -> Account:
-        """Account for a circuit of a relay, whose bytes count for neither of its connections."""
+    def open_circuit(self, end: End, *, is_proven: bool = False) -> Account:
+        """Account for a circuit of a relay, whose bytes count for neither of its connections.
+
+        ``is_proven``: its dialler has proved itself; the others together hold a part of the bytes of all circuits only.
+        """
         name = "a relayed circuit"
-        scopes = (self._circuits, self._system)
+        scopes: tuple[Scope, ...] = (self._circuits, self._system)
+        if not is_proven:
+            scopes = (self._circuits_unproven, *scopes)  # first: its circuits give way before those of members
         circuit = Account(name, CIRCUIT_BYTES_MAX, scopes, end=end, on_event=self._on_event, ends_at_limit=True)
         circuit.reserve(CIRCUIT_UNSENT_BYTES)
         return circuit
@@ -220,9 +230,9 @@ class Ledger:
 
     @property
     def scopes(self) -> int:
-        """Count of the scopes that are kept: three, and one for each address block and proven peer with a
+        """Count of the scopes that are kept: four, and one for each address block and proven peer with a
         connection."""
-        return 3 + len(self._blocks) + len(self._peers)
+        return 4 + len(self._blocks) + len(self._peers)
 
     def values(self) -> dict[str, int]:
         """Return the bytes, connections and streams that are held now, by the name of their scope."""

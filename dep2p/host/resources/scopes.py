@@ -50,6 +50,7 @@ class Account:
         "_on_event",
         "ends_at_limit",
         "is_closed",
+        "keeps_place",
         "memory_bytes",
         "memory_bytes_max",
         "name",
@@ -72,6 +73,8 @@ class Account:
         self.ends_at_limit = ends_at_limit
         self.memory_bytes: int = 0
         self.is_closed: bool = False
+        self.keeps_place: bool = False
+        """Others of its scope give way before it where a number of connections is the bound."""
         self._end = end
         self._on_event = on_event
         self.move(scopes)

@@ -11,7 +11,7 @@ from libp2p.io.abc import ReadWriteCloser
 
 from dep2p.errors import StreamClosedError
 from dep2p.host.addresses import Address, expand_wildcard
-from dep2p.host.connections.circuit_limit import circuit_limit_of
+from dep2p.host.connections.circuit_limit import meter_of
 from dep2p.host.connections.connection import PeerConnection, Upgraded
 from dep2p.host.connections.swarm import Swarm
 from dep2p.host.connections.upgrade import UpgradeError, upgrade_outbound
@@ -120,7 +120,7 @@ class Transports:
         admitted = False
         try:
             upgraded = await upgrade_outbound(self._swarm.upgrader, raw, peer)
-            upgraded = replace(upgraded, limit=circuit_limit_of(raw))
+            upgraded = replace(upgraded, meter=meter_of(raw))
             connection = await self._admit(upgraded, "outbound", address.text)
             admitted = True
             return connection

@@ -31,7 +31,7 @@ from dep2p.errors import (
     StreamClosedError,
     TooManyTopicsError,
 )
-from dep2p.host.interface import ByteStream, Connection, Direction, HostEvent, PeerConnected
+from dep2p.host.interface import ByteStream, CircuitUse, Connection, Direction, HostEvent, PeerConnected
 from dep2p.identity import Identity
 from dep2p.limits import Limits
 from dep2p.node.joined_realm import RealmChoice
@@ -90,6 +90,7 @@ class FakeConnection:
         self.is_closed = False
         self.is_superseded = False
         self.is_limited = False
+        self.circuit: CircuitUse | None = None
         self.channel_binding = bytes(32)
 
     async def open_stream(self, protocol: str, *, timeout_s: float = 10.0) -> ByteStream:

@@ -139,7 +139,7 @@ def test_nothing_is_left_of_connections_that_have_ended() -> None:
         host.ledger.prove(held)
         host.ledger.unprove(held)
     assert not any(host.ledger.values().values())
-    assert host.ledger.scopes == 3
+    assert host.ledger.scopes == 4
 
 
 def test_streams_of_one_protocol_that_strangers_hold_are_bounded() -> None:
@@ -164,3 +164,31 @@ def test_circuits_of_a_relay_are_bounded_and_the_largest_ends() -> None:
         circuit.reserve(CIRCUIT_UNSENT_BYTES)
     assert ended and circuits[0].is_closed
     assert ledger.values()["memory_bytes_circuits"] <= CIRCUITS_BYTES_MAX
+
+
+def test_a_connection_that_keeps_its_place_gives_way_after_all_others_of_its_block() -> None:
+    host = Host(connections_unproven_per_address_block_max=3)
+    host.open("client of a relay").account.keeps_place = True
+    for number in range(6):
+        host.open(f"stranger {number}")
+    assert host.ended == [f"stranger {number}" for number in range(4)]
+
+
+def test_a_full_block_of_connections_that_keep_their_places_still_lets_the_next_one_in() -> None:
+    host = Host(connections_unproven_per_address_block_max=2)
+    for number in range(3):
+        host.open(f"client {number}").account.keeps_place = True
+    assert host.ended == ["client 0"]
+
+
+def test_circuits_of_strangers_leave_memory_for_those_of_members() -> None:
+    host = Host()
+    ended: list[str] = []
+    member = host.ledger.open_circuit(lambda _reason: ended.append("member"), is_proven=True)
+    assert member.reserve(CIRCUIT_BYTES_MAX - CIRCUIT_UNSENT_BYTES), "it holds as much as any"
+    for _ in range(2 * CIRCUITS_BYTES_MAX // CIRCUIT_BYTES_MAX):
+        host.ledger.open_circuit(lambda _reason: ended.append("stranger")).reserve(
+            CIRCUIT_BYTES_MAX - CIRCUIT_UNSENT_BYTES
+        )
+    assert "stranger" in ended and "member" not in ended
+    assert not member.is_closed

@@ -5,9 +5,9 @@ import trio
 from libp2p.io.exceptions import ConnectionClosedError
 from trio.testing import MockClock
 
-from dep2p.host.connections.circuit_limit import CircuitLimit, circuit_limit_of
+from dep2p.host.connections.circuit_limit import CircuitLimit, meter_of
 from dep2p.host.counters import Counters
-from dep2p.host.transports.relay import RelayedTransport
+from dep2p.host.transports.relay.circuit import RelayedTransport
 from dep2p.testing import MemoryNetwork, MemoryStream
 
 KIB_128 = 131_072
@@ -34,7 +34,7 @@ def test_a_limit_says_what_the_relay_carries() -> None:
     assert str(CircuitLimit(KIB_128, 120.0)) == "131072 bytes in each direction and 120 s"
     assert str(CircuitLimit(0, 120.0)) == "120 s"
     assert str(CircuitLimit(0, 0.0)) == "no limit"
-    assert circuit_limit_of(object()) is None
+    assert meter_of(object()) is None
 
 
 async def circuit(limit: CircuitLimit) -> tuple[RelayedTransport, Counters]:
@@ -53,7 +53,8 @@ async def circuit(limit: CircuitLimit) -> tuple[RelayedTransport, Counters]:
 
 async def test_no_byte_more_is_sent_than_the_relay_carries(autojump_clock: MockClock) -> None:
     transport, counters = await circuit(CircuitLimit(1_000, 0.0))
-    assert circuit_limit_of(transport) == CircuitLimit(1_000, 0.0)
+    meter = meter_of(transport)
+    assert meter is not None and meter.limit == CircuitLimit(1_000, 0.0)
     await transport.write(bytes(600))
     await transport.write(bytes(400))
     with pytest.raises(ConnectionClosedError, match="the relay carries at most 1000 bytes in each direction"):

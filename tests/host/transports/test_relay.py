@@ -1,5 +1,6 @@
 """Circuit relay v2 between real hosts."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,7 +9,9 @@ import trio
 from dep2p.errors import PeerNotFoundError, StreamClosedError
 from dep2p.host.connections.circuit_limit import CircuitLimit
 from dep2p.host.interface import PeerConnected
-from dep2p.host.transports import relay
+from dep2p.host.transports.relay import client, server
+from dep2p.host.transports.relay.messages import HOP
+from dep2p.protocols.relay.bounds import ReservationBounds
 
 pytestmark = pytest.mark.real
 
@@ -82,7 +85,7 @@ async def test_relay_is_off_by_default(two_hosts: Any) -> None:
 async def test_reservations_are_bounded_and_counted(
     open_host: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "RESERVATIONS_MAX", 1)
+    monkeypatch.setattr(server, "ReservationBounds", partial(ReservationBounds, total_max=1))
     async with (
         open_host(relay="server") as middle,
         open_host(relay="client") as first,
@@ -98,7 +101,7 @@ async def test_reservations_are_bounded_and_counted(
 async def test_junk_to_a_relay_costs_the_stream_only(open_host: Any, junk: bytes) -> None:
     async with open_host(relay="server") as middle, open_host() as other:
         connection = await other.dial(middle.peer_id, middle.listen_addrs())
-        stream = await connection.open_stream(relay.HOP)
+        stream = await connection.open_stream(HOP)
         await stream.write(junk)
         await stream.close_write()
         with trio.fail_after(5):
@@ -114,12 +117,12 @@ async def test_junk_to_a_relay_costs_the_stream_only(open_host: Any, junk: bytes
 async def test_circuit_over_its_bytes_is_ended(
     open_host: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "CIRCUIT_BYTES_MAX", 50_000)
+    monkeypatch.setattr(server, "CIRCUIT_BYTES_MAX", 50_000)
 
     def no_limit(_message: object) -> CircuitLimit:
         return CircuitLimit(0, 0.0)
 
-    monkeypatch.setattr(relay, "_limit_of", no_limit)  # peers that do not keep to the limit
+    monkeypatch.setattr(client, "limit_of", no_limit)  # peers that do not keep to the limit
     async with (
         open_host(relay="server") as middle,
         open_host(relay="client", listen=[]) as target,

@@ -14,7 +14,9 @@ from dep2p.encoding.length_prefixed import encode_length_prefixed, read_length_p
 from dep2p.errors import StreamClosedError
 from dep2p.host.counters import Counters
 from dep2p.host.interface import ByteStream
-from dep2p.host.transports import relay
+from dep2p.host.transports.relay import server as relay
+from dep2p.host.transports.relay.messages import HOP, STOP
+from dep2p.protocols.relay.bounds import CircuitBounds, ReservationBounds
 from dep2p.testing import MemoryHost, MemoryNetwork
 from dep2p.types import peer_id_bytes
 
@@ -36,19 +38,31 @@ async def serve_circuit(stream: ByteStream) -> None:
 class Relayed:
     """A relay and a target that holds a reservation."""
 
-    def __init__(self) -> None:
+    def __init__(self, reservations: ReservationBounds | None = None, circuits: CircuitBounds | None = None) -> None:
         self.network = MemoryNetwork()
         self.middle, self.target, self.counters = self.network.host(), self.network.host(), Counters()
-        self.server = relay.RelayServer(self.middle, self.counters, timeout_s=5.0)
-        self.target.set_stream_handler(relay.STOP, serve_circuit)
+        self.server = relay.RelayServer(
+            self.middle, self.counters, timeout_s=5.0, reservations=reservations, circuits=circuits
+        )
+        self.target.set_stream_handler(STOP, serve_circuit)
 
     async def ask(self, host: MemoryHost, message: HopMessage) -> tuple[int, ByteStream]:
-        stream = await (await host.dial(self.middle.peer_id, [self.middle.addr])).open_stream(relay.HOP)
+        stream = await (await host.dial(self.middle.peer_id, [self.middle.addr])).open_stream(HOP)
         stream.write_nowait(encode_length_prefixed(message.SerializeToString()))
         return HopMessage.FromString(await read_length_prefixed(stream, 4_096)).status, stream
 
     async def reserve(self, host: MemoryHost) -> int:
         return (await self.ask(host, HopMessage(type=HopMessage.RESERVE)))[0]
+
+    async def become_member(self, host: MemoryHost) -> None:
+        """The relay verifies a host as a member of one of its realms."""
+        await host.dial(self.middle.peer_id, [self.middle.addr])
+        for connection in self.middle.connections(host.peer_id):
+            self.middle.protect(connection, "realm")
+
+    def keeps_place(self, host: MemoryHost) -> bool:
+        """Whether all connections of a host to the relay keep their places."""
+        return all(connection.keeps_place for connection in self.middle.connections(host.peer_id))
 
     async def connect(self, host: MemoryHost) -> tuple[int, ByteStream]:
         ask = HopMessage(type=HopMessage.CONNECT)
@@ -84,7 +98,7 @@ async def test_one_silent_stranger_does_not_take_the_circuits_to_a_member(autoju
     status, stream = await relayed.connect(member)
     assert status == circuit_pb2.OK
     assert await is_alive(stream)
-    assert relayed.counters["relay_circuit_ended_pair"] == 40 - relay.CIRCUITS_PER_PAIR_MAX
+    assert relayed.counters["relay_circuit_ended_pair"] == 40 - CircuitBounds().per_pair_max
 
 
 async def test_a_circuit_in_which_nothing_is_said_ends(autojump_clock: Clock) -> None:
@@ -117,7 +131,7 @@ async def test_a_circuit_that_one_end_has_closed_ends(autojump_clock: Clock) -> 
         await stream.write(encode_length_prefixed(status.SerializeToString()))
         await stream.close_write()
 
-    relayed.target.set_stream_handler(relay.STOP, close_at_once)
+    relayed.target.set_stream_handler(STOP, close_at_once)
     await relayed.reserve(relayed.target)
     _, stream = await relayed.connect(relayed.network.host())
     stream.write_nowait(b"x")
@@ -126,10 +140,9 @@ async def test_a_circuit_that_one_end_has_closed_ends(autojump_clock: Clock) -> 
 
 
 async def test_circuits_of_one_address_block_give_way_to_those_of_another(
-    autojump_clock: Clock, blocks: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    autojump_clock: Clock, blocks: dict[str, str]
 ) -> None:
-    monkeypatch.setattr(relay, "CIRCUITS_PER_TARGET_MAX", 6)
-    relayed = Relayed()
+    relayed = Relayed(circuits=CircuitBounds(per_target_max=6))
     await relayed.reserve(relayed.target)
     for _ in range(6):
         assert (await relayed.connect(relayed.network.host()))[0] == circuit_pb2.OK
@@ -160,17 +173,16 @@ async def test_one_address_block_asks_for_circuits_at_a_rate(autojump_clock: Clo
 
 
 async def test_unused_reservations_of_an_address_block_are_replaced_and_used_ones_stay(
-    autojump_clock: Clock, blocks: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    autojump_clock: Clock, blocks: dict[str, str]
 ) -> None:
     """256 strangers took all reservations."""
-    monkeypatch.setattr(relay, "RESERVATIONS_PER_BLOCK_MAX", 4)
-    relayed = Relayed()
+    relayed = Relayed(ReservationBounds(per_block_max=4))
     await relayed.reserve(relayed.target)
     await relayed.connect(relayed.network.host())
     strangers = [relayed.network.host() for _ in range(3)]
     assert [await relayed.reserve(each) for each in strangers] == [circuit_pb2.OK] * 3
     assert await relayed.reserve(relayed.network.host()) == circuit_pb2.RESERVATION_REFUSED
-    await trio.sleep(relay.RESERVATION_UNUSED_S)
+    await trio.sleep(ReservationBounds().unused_s)
     assert await relayed.reserve(relayed.network.host()) == circuit_pb2.OK
     await trio.sleep(1)
     assert not relayed.middle.connections(strangers[0].peer_id), "the stranger does not learn of its loss"
@@ -180,15 +192,91 @@ async def test_unused_reservations_of_an_address_block_are_replaced_and_used_one
 
 
 async def test_a_full_relay_takes_the_place_of_the_block_that_holds_most(
-    autojump_clock: Clock, blocks: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    autojump_clock: Clock, blocks: dict[str, str]
 ) -> None:
-    monkeypatch.setattr(relay, "RESERVATIONS_MAX", 4)
-    relayed = Relayed()
+    relayed = Relayed(ReservationBounds(total_max=4))
     for _ in range(4):
         await relayed.reserve(relayed.network.host())
-    await trio.sleep(relay.RESERVATION_UNUSED_S)
     assert await relayed.reserve(relayed.network.host()) == circuit_pb2.RESERVATION_REFUSED
     other: Any = relayed.network.host()
     await other.dial(relayed.middle.peer_id, [relayed.middle.addr])
     blocks[relayed.middle.connections(other.peer_id)[0].remote_addr] = "two"
     assert await relayed.reserve(other) == circuit_pb2.OK
+
+
+async def test_a_member_gets_in_at_once_though_strangers_hold_all_that_strangers_may_hold(
+    autojump_clock: Clock, blocks: dict[str, str]
+) -> None:
+    """Reservations, circuits to the member, all circuits, the rates of its block, and streams that say nothing."""
+    bounds = ReservationBounds(total_max=8, unproven_max=6, per_block_max=6, asks_per_s=0.01, asks_burst=20)
+    relayed = Relayed(
+        bounds, CircuitBounds(total_max=8, unproven_max=6, per_target_max=6, unproven_per_target_max=4, asks_burst=20)
+    )
+    await relayed.become_member(relayed.target)
+    assert await relayed.reserve(relayed.target) == circuit_pb2.OK
+    statuses = [await relayed.reserve(relayed.network.host()) for _ in range(30)]
+    assert statuses.count(circuit_pb2.OK) == 6
+    assert relayed.counters["relay_refused_reservations_max"] == 14
+    assert relayed.counters["relay_refused_reservations_rate"] == 10
+    circuits = [(await relayed.connect(relayed.network.host()))[0] for _ in range(30)]
+    assert circuits.count(circuit_pb2.OK) == 4
+    silent = [await relayed.network.host().dial(relayed.middle.peer_id, [relayed.middle.addr]) for _ in range(10)]
+    for connection in silent:
+        for _ in range(relay.UNREAD_PER_PEER_MAX):
+            await connection.open_stream(HOP)
+
+    began_s = trio.current_time()
+    members = [relayed.network.host() for _ in range(3)]
+    for member in members:
+        await relayed.become_member(member)
+        assert await relayed.reserve(member) == circuit_pb2.OK
+        status, stream = await relayed.connect(member)
+        assert status == circuit_pb2.OK and await is_alive(stream)
+    assert trio.current_time() - began_s < 1.0
+    values = relayed.server.values()
+    assert (values["relay_reservations_held"], values["relay_reservations_held_members"]) == (8, 4)
+    assert values["relay_circuits_held_members"] == 3
+    assert relayed.counters["relay_reservations_replaced"] == 2
+    assert relayed.counters["relay_circuit_ended_block"] == 1
+
+
+async def test_peers_that_use_the_relay_keep_their_places_and_no_longer(autojump_clock: Clock) -> None:
+    """The relay ended the connections of members to make room for strangers of their address block."""
+    relayed = Relayed()
+    await relayed.reserve(relayed.target)
+    assert relayed.keeps_place(relayed.target)
+    dialler, idle = relayed.network.host(), relayed.network.host()
+    await idle.dial(relayed.middle.peer_id, [relayed.middle.addr])
+    status, stream = await relayed.connect(dialler)
+    assert status == circuit_pb2.OK
+    assert relayed.keeps_place(dialler) and not relayed.keeps_place(idle)
+    stream.reset()
+    await trio.sleep(1)
+    assert not relayed.keeps_place(dialler)
+    assert relayed.server.values()["relay_circuits_held"] == 0
+
+
+async def test_diallers_of_one_block_keep_a_part_of_its_places(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "DIALLERS_KEPT_PER_BLOCK_MAX", 2)
+    relayed = Relayed()
+    await relayed.reserve(relayed.target)
+    diallers = [relayed.network.host() for _ in range(3)]
+    for dialler in diallers:
+        await relayed.connect(dialler)
+    assert [relayed.keeps_place(dialler) for dialler in diallers] == [True, True, False]
+
+
+async def test_streams_that_send_no_message_give_way_to_others(autojump_clock: Clock) -> None:
+    relayed = Relayed()
+    silent = [relayed.network.host() for _ in range(2 + relay.UNREAD_MAX // relay.UNREAD_PER_PEER_MAX)]
+    for host in silent:
+        connection = await host.dial(relayed.middle.peer_id, [relayed.middle.addr])
+        for _ in range(relay.UNREAD_PER_PEER_MAX + 1):
+            await connection.open_stream(HOP)
+    assert await relayed.reserve(relayed.target) == circuit_pb2.OK
+    own, others = len(silent), 2 * relay.UNREAD_PER_PEER_MAX + 1
+    assert relayed.counters["relay_refused_unread"] == own + others
+    await trio.sleep(6)
+    assert relayed.counters["relay_refused_timeout"] == relay.UNREAD_MAX - 1

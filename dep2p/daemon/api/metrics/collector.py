@@ -40,6 +40,11 @@ _VALUES: Final = (
     "host_memory_bytes_largest_peer",
     "host_memory_bytes_unproven",
     "host_peers_known",
+    "host_relay_circuits_held",
+    "host_relay_circuits_held_members",
+    "host_relay_reservations_held",
+    "host_relay_reservations_held_members",
+    "host_relay_reserved_held",
     "host_streams_unproven",
 )
 """Counts of the node that can also fall."""
