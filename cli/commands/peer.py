@@ -6,14 +6,14 @@ import typer
 
 from dep2p.cli.framework.command import Invocation, command, group
 from dep2p.cli.framework.errors import CliError
-from dep2p.cli.framework.render import duration, short_peer, table
+from dep2p.cli.framework.render import duration, left_of, short_peer, table
 from dep2p.cli.framework.resolve import refuse_self, resolve_peer
 from dep2p.error_codes import EXIT_OK, EXIT_TIMEOUT
 from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
     from dep2p.client import Client
-    from dep2p.control_api.replies import ConnectedPeer, PeerSummary
+    from dep2p.control_api.replies import CircuitSummary, ConnectedPeer, PeerSummary
 
 PeerArgument = Annotated[str, typer.Argument(help="Peer id, or an abbreviation of a known one.", metavar="PEER")]
 
@@ -30,7 +30,10 @@ def list_peers(
         run.say("not connected to any peer; `dep2p realm join` or `dep2p peer connect ADDR`")
     else:
         run.print(
-            table(["PEER", "DIRECTION", "ADDRESS", "RTT", "AGE", "REALMS"], [r for p in peers for r in _rows(p, full)])
+            table(
+                ["PEER", "DIRECTION", "ADDRESS", "PATH", "RTT", "AGE", "REALMS"],
+                [r for p in peers for r in _rows(p, full)],
+            )
         )
 
 
@@ -41,14 +44,22 @@ def _rows(peer: "PeerSummary", full: bool) -> list[list[str]]:
         [
             name,
             each.direction,
-            printable(each.addr or "-"),
+            printable(each.addr.partition("/p2p-circuit")[0].partition("/p2p/")[0] or "-"),
+            _path(each.circuit),
             "-" if each.rtt_ms is None else duration(each.rtt_ms / 1000),
             duration(each.age_s),
             realms,
         ]
         for each in peer.connections
     ]
-    return rows or [[name, "-", "-", "-", "-", realms]]
+    return rows or [[name, "-", "-", "-", "-", "-", realms]]
+
+
+def _path(circuit: "CircuitSummary | None") -> str:
+    if circuit is None:
+        return "direct"
+    relay = f"relay {short_peer(circuit.relay)}"
+    return f"limited {relay}: {left_of(circuit.data_left_bytes, circuit.time_left_s)}" if circuit.limited else relay
 
 
 def connect(

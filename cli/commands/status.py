@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dep2p.cli.framework.command import Invocation, command
-from dep2p.cli.framework.render import byte_count, duration, short_peer, short_realm, table
+from dep2p.cli.framework.render import address, byte_count, duration, left_of, short_peer, short_realm, table
 from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def render(status: "DaemonStatus", run: Invocation) -> str:
         f"dep2p {status.version}" + ("" if status.state == "running" else f"   {run.paint(status.state, 'yellow')}")
     ]
     lines += [
-        f"{'Listen' if number == 0 else '':8}  {printable(addr.partition('/p2p/')[0])}"
+        f"{'Listen' if number == 0 else '':8}  {printable(address(addr))}"
         for number, addr in enumerate(status.listen or ["nowhere: this node only dials"])
     ]
     lines.append(
@@ -107,6 +107,11 @@ def render(status: "DaemonStatus", run: Invocation) -> str:
     lines += _refused(status, run)
     lines += _unproven(status, run)
     lines += _relay(status, run)
+    lines += [
+        f"{run.paint('Limited', 'yellow')}   {short_peer(each.peer)} over relay {short_peer(each.circuit.relay)}: "
+        f"{left_of(each.circuit.data_left_bytes, each.circuit.time_left_s)}; no pub/sub"
+        for each in status.limited
+    ]
     if status.realms:
         rows = [
             [printable(realm.name), short_realm(realm.realm_id), str(realm.members_known), str(realm.members_up)]

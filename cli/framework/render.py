@@ -16,6 +16,24 @@ def short_peer(peer: str) -> str:
     return peer if len(peer) <= 16 else f"{peer[:8]}…{peer[-4:]}"
 
 
+def address(addr: str) -> str:
+    """Return a multiaddr without the peer id at its end; a relayed one names its relay.
+
+    >>> address("/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWRelay/p2p-circuit/p2p/12D3KooWPeer")
+    '/ip4/192.0.2.7/tcp/4001 through relay 12D3KooWRelay'
+    """
+    before, circuit, _ = addr.partition("/p2p-circuit")
+    direct, _, peer = before.partition("/p2p/")
+    return f"{direct} through relay {short_peer(peer)}" if circuit else direct
+
+
+def left_of(data_left_bytes: int | None, time_left_s: float | None) -> str:
+    """Return what a relay still carries: ``126.0 KiB and 1m 40s left``; "" without a limit."""
+    parts = [] if data_left_bytes is None else [byte_count(data_left_bytes)]
+    parts += [] if time_left_s is None else [duration(int(time_left_s))]
+    return f"{' and '.join(parts)} left" if parts else ""
+
+
 def short_realm(realm_id: str) -> str:
     """The first eight digits of a realm id."""
     return realm_id if len(realm_id) <= 12 else f"{realm_id[:8]}…"

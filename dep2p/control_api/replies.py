@@ -113,6 +113,26 @@ class MemberQuotas(Reply, frozen=True, kw_only=True):
     """By quota, how often it was refused since the node started."""
 
 
+class CircuitSummary(Reply, frozen=True, kw_only=True):
+    """The relay that a connection goes through, and what the relay still carries."""
+
+    relay: PeerId
+    limited: bool
+    """It carries little, or not for long: requests go over it, pub/sub does not."""
+    data_left_bytes: int | None
+    """Bytes in the direction that has carried more; None without a limit."""
+    time_left_s: float | None
+    """None without a limit."""
+
+
+class LimitedPeer(Reply, frozen=True, kw_only=True):
+    """A peer that is reached over limited relays only."""
+
+    peer: PeerId
+    circuit: CircuitSummary
+    """The circuit of the connection in use."""
+
+
 class DaemonStatus(Reply, frozen=True, kw_only=True):
     """GET /v1/status: the node at a glance."""
 
@@ -141,6 +161,8 @@ class DaemonStatus(Reply, frozen=True, kw_only=True):
     """Problems of a daemon that runs nevertheless, human-readable."""
     quotas: tuple[MemberQuotas, ...] = ()
     """The members that were refused most, at most 16."""
+    limited: tuple[LimitedPeer, ...] = ()
+    """The peers that are reached over limited relays only, at most 16."""
     messaging: object
     """Statistics, as docs/reference/control-api.md has them; so are the next ones."""
     pubsub: object
@@ -196,6 +218,8 @@ class ConnectionSummary(Reply, frozen=True, kw_only=True):
     addr: str
     age_s: float
     rtt_ms: float | None
+    circuit: CircuitSummary | None = None
+    """None for a direct connection."""
 
 
 class PeerSummary(Reply, frozen=True, kw_only=True):

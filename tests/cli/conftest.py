@@ -298,6 +298,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
             "streams": 0,
             "problems": [],
             "quotas": [],
+            "limited": [],
             "realms": [{"name": "team", "realm_id": REALM_ID, "members_known": 3, "members_up": 2, "problems": []}],
             "state": "running",
         },
@@ -305,7 +306,14 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
             {
                 "peer": ANN,
                 "connections": [
-                    {"id": 1, "direction": "outbound", "addr": "/ip4/127.0.0.1/tcp/4002", "age_s": 61, "rtt_ms": 1.25}
+                    {
+                        "id": 1,
+                        "direction": "outbound",
+                        "addr": "/ip4/127.0.0.1/tcp/4002",
+                        "age_s": 61,
+                        "rtt_ms": 1.25,
+                        "circuit": None,
+                    }
                 ],
                 "addrs": [],
                 "realms": ["team"],

@@ -144,14 +144,58 @@ def test_status_of_a_lonely_node_says_what_to_do(cli: Callable[..., Any], fake: 
 
 def test_peer_ls(cli: Callable[..., Any], fake: Any) -> None:
     assert cli("peer", "ls").out == (
-        "PEER           DIRECTION  ADDRESS                  RTT      AGE    REALMS\n"
-        "12D3KooW…RMuD  outbound   /ip4/127.0.0.1/tcp/4002  1.25 ms  1m 1s  team\n"
+        "PEER           DIRECTION  ADDRESS                  PATH    RTT      AGE    REALMS\n"
+        "12D3KooW…RMuD  outbound   /ip4/127.0.0.1/tcp/4002  direct  1.25 ms  1m 1s  team\n"
     )
     assert cli("peer", "ls", "--full").out.splitlines()[1].startswith(ANN)
     assert cli("peer", "ls", "--json").json == {"peers": fake.answers["peers"]}
     fake.answers["peers"] = []
     done = cli("peer", "ls")
     assert done.code == 0 and done.out == "" and "not connected to any peer" in done.err
+
+
+LIMITED = {"relay": BOB, "limited": True, "data_left_bytes": 129_024, "time_left_s": 100.4}
+
+
+@pytest.mark.parametrize(
+    ("circuit", "path"),
+    [
+        (LIMITED, "limited relay 12D3KooW…NaM8: 126.0 KiB and 1m 40s left"),
+        (LIMITED | {"data_left_bytes": None}, "limited relay 12D3KooW…NaM8: 1m 40s left"),
+        (LIMITED | {"limited": False}, "relay 12D3KooW…NaM8 "),
+    ],
+)
+def test_peer_ls_says_which_relay_a_connection_uses_and_what_is_left_of_it(
+    cli: Callable[..., Any], fake: Any, circuit: dict[str, object], path: str
+) -> None:
+    (connection,) = fake.answers["peers"][0]["connections"]
+    connection |= {"addr": f"/ip4/192.0.2.1/tcp/4001/p2p/{BOB}/p2p-circuit", "circuit": circuit}
+    shown = cli("peer", "ls").out
+    assert f"outbound   /ip4/192.0.2.1/tcp/4001  {path}" in shown
+    assert cli("peer", "ls", "--json").json == {"peers": fake.answers["peers"]}
+
+
+def test_status_and_doctor_name_peers_that_are_reached_over_a_limited_relay(cli: Callable[..., Any], fake: Any) -> None:
+    fake.answers["status"]["limited"] = [{"peer": ANN, "circuit": LIMITED}]
+    said = "Limited   12D3KooW…RMuD over relay 12D3KooW…NaM8: 126.0 KiB and 1m 40s left; no pub/sub\n"
+    assert said in cli("status").out
+    checks = [check for check in cli("doctor", "--json").json["checks"] if check["check"] == "limited relay"]
+    assert [check["state"] for check in checks] == ["warn"]
+    assert "12D3KooW…RMuD is reached over relay 12D3KooW…NaM8 only, which has 126.0 KiB" in checks[0]["detail"]
+    assert "relay" in checks[0]["try"]
+    fake.answers["status"]["limited"] = []
+    assert "Limited" not in cli("status").out
+    assert not [check for check in cli("doctor", "--json").json["checks"] if check["check"] == "limited relay"]
+
+
+def test_a_relayed_address_is_not_shown_as_an_address_of_the_node(cli: Callable[..., Any], fake: Any) -> None:
+    addr = f"/ip4/192.0.2.1/tcp/4001/p2p/{BOB}/p2p-circuit/p2p/{ANN}"
+    fake.answers["status"]["listen"] = [addr]
+    fake.answers["realm_members"][1]["addrs"] = [addr]
+    text = "/ip4/192.0.2.1/tcp/4001 through relay 12D3KooW…NaM8"
+    assert f"Listen    {text}\n" in cli("status").out
+    assert text in cli("realm", "members").out
+    assert text in cli("doctor").out
 
 
 def test_peer_connect_ping_disconnect(cli: Callable[..., Any], fake: Any) -> None:

@@ -14,7 +14,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Final, Literal
 
 from dep2p.cli.framework.command import Invocation
-from dep2p.cli.framework.render import byte_count, short_peer
+from dep2p.cli.framework.render import address, byte_count, left_of, short_peer
 from dep2p.errors import ConfigError, IdentityError, RealmFileError
 from dep2p.outside_text import printable
 
@@ -259,11 +259,19 @@ async def _ask_daemon(client: "Client") -> list[CheckResult]:
         for problem in status.problems
     ]
     if status.listen:
-        findings.append(
-            CheckResult("ok", "listening", printable(", ".join(a.partition("/p2p/")[0] for a in status.listen)))
-        )
+        findings.append(CheckResult("ok", "listening", printable(", ".join(map(address, status.listen)))))
     else:
         findings.append(CheckResult("warn", "listening", "nowhere: others cannot dial this node", "set [node] listen"))
+    findings += [
+        CheckResult(
+            "warn",
+            "limited relay",
+            f"{short_peer(each.peer)} is reached over relay {short_peer(each.circuit.relay)} only, which has "
+            f"{left_of(each.circuit.data_left_bytes, each.circuit.time_left_s)}: no pub/sub goes over it",
+            'give one of the two an address that others can dial, or let a member relay: [node] relay = "server"',
+        )
+        for each in status.limited
+    ]
     for realm in await client.realms():
         findings += await _ask_members(client, realm, status.peer_id)
     return findings

@@ -8,7 +8,7 @@ import typer
 from dep2p.cli.commands.realm import files as realm_secrets
 from dep2p.cli.framework.command import Invocation, command, group
 from dep2p.cli.framework.errors import CliError
-from dep2p.cli.framework.render import short_peer, short_realm, table
+from dep2p.cli.framework.render import address, short_peer, short_realm, table
 from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def members(
             member.peer if full else short_peer(member.peer),
             "self" if member.peer == own else member.state,
             datetime.fromtimestamp(member.expires_s, UTC).strftime("%Y-%m-%d %H:%M") if member.expires_s else "-",
-            printable(" ".join(addr.partition("/p2p/")[0] for addr in member.addrs)) or "-",
+            printable(", ".join(map(address, member.addrs))) or "-",
         ]
         for member in found
     ]

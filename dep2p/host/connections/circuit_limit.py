@@ -51,6 +51,8 @@ class CircuitMeter:
     opened_s: float
     sent_bytes: int = 0
     received_bytes: int = 0
+    is_over: bool = False
+    """This end had more to send than the relay carries."""
 
     @property
     def end_s(self) -> float:
@@ -58,8 +60,10 @@ class CircuitMeter:
         return self.opened_s + self.limit.duration_s if self.limit.duration_s else float("inf")
 
     def may_send(self, size_bytes: int) -> bool:
-        """Whether the relay carries so many bytes more."""
-        return not self.limit.data_bytes or self.sent_bytes + size_bytes <= self.limit.data_bytes
+        """Whether the relay carries so many bytes more; a False is noted for `spent`."""
+        if self.limit.data_bytes and self.sent_bytes + size_bytes > self.limit.data_bytes:
+            self.is_over = True
+        return not self.is_over
 
     def left(self, now_s: float) -> CircuitUse:
         """Return what the relay still carries; of the direction that has carried more."""
@@ -76,7 +80,7 @@ class CircuitMeter:
         left = self.left(now_s)
         if left.time_left_s is not None and left.time_left_s < _SPENT_S:
             return f"the relay carries a connection for {self.limit.duration_s:g} s"
-        if left.data_left_bytes is not None and left.data_left_bytes < _SPENT_BYTES:
+        if self.is_over or (left.data_left_bytes is not None and left.data_left_bytes < _SPENT_BYTES):
             return f"the relay carries {self.limit.data_bytes} bytes in each direction of a connection"
         return ""
 

@@ -10,9 +10,11 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from dep2p.daemon.api.routes.peers import limited_peers
 from dep2p.error_codes import ERRORS
+from dep2p.host.interface import CircuitUse
 from dep2p.realm.credentials import Realm
-from tests.daemon.api.fake_node import ADDR, ANN, BOB, FAILURES, ME, STRANGER
+from tests.daemon.api.fake_node import ADDR, ANN, BOB, FAILURES, ME, STRANGER, FakeConnection
 from tests.daemon.api.harness import TOKEN, Served, serving
 
 DATA = {"data": base64.b64encode(b"abc").decode(), "encoding": "base64"}
@@ -47,6 +49,32 @@ def test_status_has_what_people_look_for(served: Served) -> None:
     assert (status["queues"]["shared"], status["queues"]["role"]) == (False, "owner")
 
 
+def test_peers_and_status_say_which_relay_a_peer_is_reached_through_and_what_is_left_of_it(served: Served) -> None:
+    for peer in (ANN, BOB):
+        served.http.post("/v1/peers", json={"peer": peer})
+    limited, wide = served.node.host.open[ANN], served.node.host.open[BOB]
+    limited.is_limited, limited.circuit = True, CircuitUse(ME, True, data_left_bytes=1_000, time_left_s=12.345)
+    wide.circuit = CircuitUse(ME, False)
+    circuit = {"relay": ME, "limited": True, "data_left_bytes": 1_000, "time_left_s": 12.3}
+    peers = served.http.get("/v1/peers").json()["peers"]
+    shown = {peer["peer"]: peer["connections"][0]["circuit"] for peer in peers}
+    assert shown == {
+        ANN: circuit,
+        BOB: {"relay": ME, "limited": False, "data_left_bytes": None, "time_left_s": None},
+    }
+    assert served.http.get("/v1/status").json()["limited"] == [{"peer": ANN, "circuit": circuit}]
+
+
+async def test_a_peer_with_a_direct_connection_too_is_not_reached_over_its_limited_relay_only() -> None:
+    direct, relayed, newer = (FakeConnection(ANN, number) for number in range(3))
+    for connection, left in ((relayed, 1), (newer, 2)):
+        connection.is_limited, connection.circuit = True, CircuitUse(BOB, True, data_left_bytes=left)
+    assert limited_peers([direct, relayed]) == limited_peers([relayed, direct]) == limited_peers([direct]) == []
+    relayed.is_superseded = True
+    (found,) = limited_peers([newer, relayed])
+    assert found.circuit.data_left_bytes == 2, "of the connection in use"
+
+
 def test_configuration_has_origins(served: Served) -> None:
     answer = served.http.get("/v1/config").json()
     assert answer["origins"]["node.data_dir"] == "flag"
@@ -72,6 +100,7 @@ def test_peers_connect_list_ping_disconnect(served: Served) -> None:
     peers = served.http.get("/v1/peers").json()["peers"]
     assert [(peer["peer"], peer["realms"]) for peer in peers] == [(ANN, ["team"]), (BOB, [])]
     assert peers[0]["connections"][0]["rtt_ms"] == 12.5
+    assert peers[0]["connections"][0]["circuit"] is None
     assert served.http.post(f"/v1/peers/{ANN}/ping", json={"count": 3}).json() == {
         "peer": ANN,
         "rtts_ms": [2.0, 2.0, 2.0],

@@ -5,10 +5,12 @@ import trio
 from libp2p.io.exceptions import ConnectionClosedError
 from trio.testing import MockClock
 
-from dep2p.host.connections.circuit_limit import CircuitLimit, meter_of
+from dep2p.host.connections.circuit_limit import CircuitLimit, CircuitMeter, meter_of
 from dep2p.host.counters import Counters
+from dep2p.host.interface import CircuitUse
 from dep2p.host.transports.relay.circuit import RelayedTransport
 from dep2p.testing import MemoryNetwork, MemoryStream
+from dep2p.types import PeerId
 
 KIB_128 = 131_072
 
@@ -70,6 +72,36 @@ async def test_a_circuit_ends_when_its_time_is_over(autojump_clock: MockClock) -
     assert trio.current_time() - started == pytest.approx(120.0)
     with pytest.raises(ConnectionClosedError):
         await transport.write(b"x")
+
+
+def test_a_meter_says_what_is_left_and_which_limit_is_used_up() -> None:
+    relay = PeerId("relay")
+    meter = CircuitMeter(relay, CircuitLimit(KIB_128, 120.0), opened_s=10.0)
+    assert meter.left(10.0) == CircuitUse(relay, True, KIB_128, 120.0)
+    meter.sent_bytes, meter.received_bytes = 1_000, 2_000
+    assert meter.left(40.0) == CircuitUse(relay, True, KIB_128 - 2_000, 90.0)
+    assert meter.spent(40.0) == ""
+    assert meter.spent(129.9) == "the relay carries a connection for 120 s"
+    assert meter.left(1_000.0).time_left_s == 0.0
+    meter.received_bytes = KIB_128
+    assert meter.spent(40.0) == "the relay carries 131072 bytes in each direction of a connection"
+    meter.received_bytes = 0
+    assert meter.may_send(KIB_128 - 1_000) and meter.spent(40.0) == ""
+    assert not meter.may_send(KIB_128)
+    assert "131072 bytes" in meter.spent(40.0), "this end had more to send"
+    wide = CircuitMeter(relay, CircuitLimit(0, 0.0), opened_s=10.0)
+    wide.sent_bytes = 10**12
+    assert (wide.left(10**9), wide.spent(10**9)) == (CircuitUse(relay, False, None, None), "")
+
+
+async def test_a_transport_counts_both_directions(autojump_clock: MockClock) -> None:
+    transport, _ = await circuit(CircuitLimit(1_000, 50.0))
+    await transport.write(bytes(600))
+    assert (transport.meter.sent_bytes, transport.meter.received_bytes) == (600, 0)
+    await trio.sleep(20)
+    left = transport.meter.left(trio.current_time())
+    assert left.data_left_bytes == 400
+    assert left.time_left_s == pytest.approx(30.0, abs=0.1)
 
 
 async def test_without_a_limit_all_is_carried(autojump_clock: MockClock) -> None:

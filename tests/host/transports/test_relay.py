@@ -1,15 +1,18 @@
 """Circuit relay v2 between real hosts."""
 
+import logging
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import pytest
 import trio
+import trio.lowlevel
 
 from dep2p.errors import PeerNotFoundError, StreamClosedError
 from dep2p.host.connections.circuit_limit import CircuitLimit
-from dep2p.host.interface import PeerConnected
-from dep2p.host.transports.relay import client, server
+from dep2p.host.interface import PeerConnected, PeerDisconnected
+from dep2p.host.transports.relay import client, messages, server
 from dep2p.host.transports.relay.messages import HOP
 from dep2p.protocols.relay.bounds import ReservationBounds
 
@@ -136,3 +139,50 @@ async def test_circuit_over_its_bytes_is_ended(
                 await stream.write(bytes(10_000))
                 await stream.read()
         assert middle.counters()["relay_circuit_ended_bytes"] == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "said"),
+    [
+        ("CIRCUIT_BYTES_MAX", 60_000, "the relay carries 60000 bytes in each direction of a connection"),
+        ("CIRCUIT_S", 2, "the relay carries a connection for 2 s"),
+    ],
+)
+async def test_a_connection_says_what_its_relay_still_carries_and_the_log_says_when_the_limit_ends_it(
+    open_host: Any,
+    event_log: Any,
+    eventually: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    limit: str,
+    value: int,
+    said: str,
+) -> None:
+    monkeypatch.setattr(messages, limit, value)
+    async with (
+        open_host(relay="server") as middle,
+        open_host(relay="client", listen=[]) as target,
+        open_host(relay="client", listen=[]) as dialler,
+    ):
+        addrs = await relayed_addrs(middle, target, eventually)
+        log = event_log(dialler)
+        connection = await dialler.dial(target.peer_id, addrs)
+        assert connection.is_limited and connection.circuit.relay == middle.peer_id
+        (direct,) = dialler.connections(middle.peer_id)
+        assert direct.circuit is None
+        before = connection.circuit
+        stream = await connection.open_stream("/echo/1")
+        await stream.write(bytes(10_000))
+        assert len(await stream.read()) > 0
+        after = connection.circuit
+        assert after.data_left_bytes <= before.data_left_bytes - 10_000
+        assert after.time_left_s <= before.time_left_s
+        with caplog.at_level(logging.INFO, "dep2p.host"), trio.fail_after(10):
+            with suppress(StreamClosedError):
+                while limit == "CIRCUIT_BYTES_MAX":
+                    await stream.write(bytes(10_000))
+                    await trio.lowlevel.checkpoint()
+            ended = (await log.wait(PeerDisconnected)).reason
+        assert said in ended
+        assert any(said in record.message and target.peer_id in record.message for record in caplog.records)
+        assert dialler.counters()["connections_ended_relay_limit"] == 1

@@ -1,5 +1,7 @@
 """Peers: list, connect, disconnect, ping."""
 
+from collections.abc import Sequence
+
 import trio
 from starlette.requests import Request
 from starlette.routing import Route
@@ -7,8 +9,10 @@ from starlette.types import ASGIApp
 
 from dep2p.control_api.calls import ConnectPeer, PingPeer
 from dep2p.control_api.replies import (
+    CircuitSummary,
     ConnectedPeer,
     ConnectionSummary,
+    LimitedPeer,
     PeerDisconnection,
     PeerList,
     PeerSummary,
@@ -19,7 +23,8 @@ from dep2p.daemon.api.fields import as_peer, read_call, within, wrong_field
 from dep2p.daemon.api.routing import path_text, route
 from dep2p.daemon.problems import Problem, json_response
 from dep2p.errors import RequestTimeoutError, StreamClosedError
-from dep2p.host.interface import Connection
+from dep2p.host.interface import CircuitUse, Connection
+from dep2p.types import PeerId
 
 
 async def listing(control: Control, _request: Request) -> ASGIApp:
@@ -52,7 +57,30 @@ def _summary(connection: Connection, now: float) -> ConnectionSummary:
         addr=connection.remote_addr,
         age_s=round(now - connection.opened_at_s, 3),
         rtt_ms=None if connection.rtt_s is None else round(connection.rtt_s * 1000, 3),
+        circuit=None if connection.circuit is None else _circuit(connection.circuit),
     )
+
+
+def _circuit(use: CircuitUse) -> CircuitSummary:
+    return CircuitSummary(
+        relay=use.relay,
+        limited=use.is_limited,
+        data_left_bytes=use.data_left_bytes,
+        time_left_s=None if use.time_left_s is None else round(use.time_left_s, 1),
+    )
+
+
+def limited_peers(connections: Sequence[Connection]) -> list[LimitedPeer]:
+    """Return the peers that are reached over limited relays only, with the circuit of the connection in use."""
+    found: dict[PeerId, Connection] = {}
+    others: dict[PeerId, None] = {}
+    for connection in connections:
+        if not connection.is_limited:
+            others[connection.peer] = None
+        elif connection.peer not in found or not connection.is_superseded:
+            found[connection.peer] = connection
+    uses = {peer: connection.circuit for peer, connection in found.items() if peer not in others}
+    return [LimitedPeer(peer=peer, circuit=_circuit(use)) for peer, use in uses.items() if use is not None]
 
 
 async def connect(control: Control, request: Request) -> ASGIApp:

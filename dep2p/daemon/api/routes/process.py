@@ -31,12 +31,15 @@ from dep2p.daemon.api.context import Control
 from dep2p.daemon.api.fields import query_fields, read_call
 from dep2p.daemon.api.resources.feeds import EVENT_KINDS
 from dep2p.daemon.api.resources.subscriptions import LinesResponse
+from dep2p.daemon.api.routes.peers import limited_peers
 from dep2p.daemon.api.routing import route
 from dep2p.daemon.node_interface import RealmInfo
 from dep2p.daemon.problems import json_response
 
 _QUOTAS_SHOWN: Final = 16
 """Members whose quotas `status` shows."""
+_LIMITED_SHOWN: Final = 16
+"""Peers over limited relays that `status` shows."""
 
 
 async def healthz(control: Control, _request: Request) -> ASGIApp:
@@ -98,6 +101,7 @@ async def status(control: Control, _request: Request) -> ASGIApp:
                 MemberQuotas(peer=each.peer, held=dict(each.held), refused=dict(each.refused))
                 for each in node.quotas()[:_QUOTAS_SHOWN]
             ),
+            limited=tuple(limited_peers(connections)[:_LIMITED_SHOWN]),
             messaging=plain(stats.get("realms", {})),
             pubsub=plain(stats.get("pubsub", {})),
             public_pubsub=plain(stats.get("public_pubsub", [])),
