@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dep2p.config.config_trace import TRACE_CHECKS
-from dep2p.config.sections import QUEUE_CHECKS
+from dep2p.config.sections import QUEUE_CHECKS, check_size
 from dep2p.config.values import ConfigKey, nearest
 from dep2p.encoding.shapes import is_sequence
 from dep2p.errors import ConfigError
@@ -118,6 +118,12 @@ def split_loopback(text: str, where: str, *, what: str = "the control API", port
     return host, int(given)
 
 
+def _check_rate(value: object, where: str) -> None:
+    if not 0 <= float(str(value)) < float("inf"):
+        raise ConfigError(f"{where}: {value} is out of range: a rate is 0, for no limit, or more.")
+
+
+_NSQ_SIZES: Final = ("connections_max", "memory_bytes_max", "publishes_pending_max", "topics_max")
 _CHECKS: Final[dict[str, Callable[[object, str], None]]] = {
     "node.key_file": _check_filled,
     "node.listen": _check_addresses,
@@ -129,6 +135,8 @@ _CHECKS: Final[dict[str, Callable[[object, str], None]]] = {
     "control.tcp": _check_tcp,
     "nsq.listen": _check_nsq,
     "nsq.http": _check_nsq,
+    **{f"nsq.{name}": check_size for name in _NSQ_SIZES},
+    **{f"nsq.{name}": _check_rate for name in ("topics_per_s", "messages_per_s")},
     **QUEUE_CHECKS,
     **TRACE_CHECKS,
 }

@@ -31,15 +31,15 @@ class MemberShares(Generic[Member]):
         self.taken: int = 0
         """Places of all members together."""
 
-    def may_take(self, member: Member) -> bool:
-        """Whether a place is free, and the member's share is not used up."""
-        free = self._places - self.taken
-        return free > 0 and self._held.get(member, 0) < SHARE_OF_FREE * free
+    def may_take(self, member: Member, amount: int = 1) -> bool:
+        """Whether so many places are free, and the member's share is not used up before the last of them."""
+        free_for_last = self._places - self.taken - amount + 1
+        return free_for_last > 0 and self._held.get(member, 0) + amount - 1 < SHARE_OF_FREE * free_for_last
 
-    def take(self, member: Member) -> None:
-        """Take a place; the caller has asked `may_take`."""
-        self.taken += 1
-        self._held[member] = self._held.get(member, 0) + 1
+    def take(self, member: Member, amount: int = 1) -> None:
+        """Take places; the caller has asked `may_take`, or takes more than there are for once."""
+        self.taken += amount
+        self._held[member] = self._held.get(member, 0) + amount
 
     def try_take(self, member: Member) -> bool:
         """Take a place if the member may; whether it has."""
@@ -51,10 +51,10 @@ class MemberShares(Generic[Member]):
         self._held[member] = held + 1
         return True
 
-    def release(self, member: Member) -> None:
-        """Give back a place that the member holds."""
-        self.taken -= 1
-        held = self._held[member] - 1
+    def release(self, member: Member, amount: int = 1) -> None:
+        """Give back places that the member holds."""
+        self.taken -= amount
+        held = self._held[member] - amount
         if held:
             self._held[member] = held
         else:
@@ -63,3 +63,8 @@ class MemberShares(Generic[Member]):
     def held(self, member: Member) -> int:
         """Places of this member."""
         return self._held.get(member, 0)
+
+    @property
+    def held_most(self) -> int:
+        """Places of the member that holds most."""
+        return max(self._held.values(), default=0)

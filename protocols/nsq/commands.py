@@ -100,9 +100,12 @@ def split_mpub(body: bytes, limits: NsqLimits) -> tuple[bytes, ...]:
     if len(body) < 4:
         raise NsqError("E_BAD_BODY", "MPUB failed to read message count")
     (count,) = _SIZE.unpack_from(body)
-    # 4 bytes of the count, and for each message 4 of its size and 1 at least of its own
-    if not 0 < count <= (limits.body_bytes_max - 4) // 5:
+    if count <= 0:
         raise NsqError("E_BAD_BODY", f"MPUB invalid message count {count}")
+    if count > limits.mpub_items_max:
+        raise NsqError(
+            "E_BAD_BODY", f"MPUB of {count} messages: {limits.mpub_items_max} may come at once, send several"
+        )
     at = 4
     found: list[bytes] = []
     for index in range(count):

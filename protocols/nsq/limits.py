@@ -12,6 +12,8 @@ class NsqLimits:
     message_bytes_max: int = 1_048_576
     body_bytes_max: int = 5_242_880
     """Bytes of the body of an IDENTIFY or MPUB."""
+    mpub_items_max: int = 16_384
+    """Messages of one MPUB: a million tiny ones would hold up all others for four seconds (nsqd: no limit)."""
     ready_max: int = 2_500
     msg_timeout_ms: int = 60_000
     """The message timeout that clients get when they ask for none: the daemon's default for queues."""

@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 import trio
 
+from dep2p.daemon.nsq.quotas import NsqQuotas
 from dep2p.errors import (
     ChannelNotFoundError,
     Dep2pError,
@@ -44,12 +45,15 @@ from dep2p.protocols.queues.wire.frames import DeliveryResult, Settle
 from dep2p.queues.broker.engine import QueueEngine
 from dep2p.queues.broker.local_consumer import LocalConsumer
 from dep2p.queues.types import SubscribeOptions, message_id, parse_message_id
+from dep2p.token_bucket import TokenBucket
 
 logger: logging.Logger = logging.getLogger("dep2p.nsq")
 
 READ_BYTES: Final = 65_536
 OUT_BYTES_MAX: Final = 1_048_576
 """Bytes of frames that wait for the socket; at this bound the connection takes no further messages."""
+ANSWER_BYTES_MAX: Final = 65_536
+"""Bytes of answers and errors that wait for the socket; at this bound the server does not read from the client."""
 IN_FLIGHT_BYTES_MAX: Final = 16_777_216
 PUBLISHES_MAX: Final = 256
 PUBLISH_BYTES_MAX: Final = 8_388_608
@@ -68,6 +72,7 @@ class NsqQueues(Protocol):
     def engine(self) -> QueueEngine: ...
 
     limits: NsqLimits
+    quotas: NsqQuotas
     counts: Counter[str]
     rng: Random
 
@@ -75,8 +80,8 @@ class NsqQueues(Protocol):
         """The namespace of the topics. Raises NotInRealmError."""
         ...
 
-    async def topic(self, namespace: str, name: str) -> None:
-        """Make a topic when it is new, and load it."""
+    async def topic(self, namespace: str, name: str, rate: TokenBucket | None) -> None:
+        """Make a topic when it is new, as soon as ``rate`` allows it, and load it."""
         ...
 
 
@@ -103,8 +108,10 @@ class NsqConnection:
         self._stream = stream
         self._parser = CommandParser(queues.limits)
         self._answers: deque[_Answer] = deque()
-        self._out: deque[bytes] = deque()
+        self._out: deque[tuple[bytes, bool]] = deque()
+        """Frames, and whether each is an answer."""
         self._out_bytes = 0
+        self._answer_bytes = 0
         self._changed = trio.Event()
         """Set when the writer has work to do."""
         self._eased = trio.Event()
@@ -113,7 +120,19 @@ class NsqConnection:
         self._reading = trio.CancelScope()
         self._publishes = 0
         self._publish_bytes = 0
+        self._topics_rate = queues.quotas.topics_rate()
+        self._messages_rate = queues.quotas.messages_rate()
+        self._has_begun = False
         self._nursery: trio.Nursery
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the client has sent a whole command."""
+        return self._has_begun
+
+    def cut(self) -> None:
+        """End a connection that is to make room."""
+        self._nursery.cancel_scope.cancel()
 
     async def run(self) -> None:
         """Serve the client. Never raises because of it."""
@@ -140,6 +159,7 @@ class NsqConnection:
             if self.consumer is not None:
                 with trio.CancelScope(shield=True):
                     await self.consumer.aclose()
+            self._queues.quotas.memory.hold(self, 0)
             await trio.aclose_forcefully(self._stream)
 
     async def _linger(self) -> None:
@@ -157,6 +177,10 @@ class NsqConnection:
             heartbeat_ms = self.session.settings.heartbeat_ms
             data = b""
             with trio.move_on_after(heartbeat_ms * 2 / 1000 if heartbeat_ms else float("inf")) as self._reading:
+                while self._answer_bytes > ANSWER_BYTES_MAX:
+                    await self._ease()
+                if parser.buffered_bytes >= READ_BYTES:  # in a large body; small commands always get through
+                    await self._wait_for_memory()
                 data = bytes(await self._stream.receive_some(READ_BYTES))
             if self._reading.cancelled_caught:
                 if not self._ending:
@@ -165,19 +189,34 @@ class NsqConnection:
             if not data:
                 return
             try:
-                await self._do(parser.feed(data))
+                commands = parser.feed(data)
+                self._has_begun = self._has_begun or bool(commands)
+                self._account()
+                await self._do(commands)
+                self._account()
                 if parser.failure is not None:
                     raise parser.failure
             except NsqError as error:
                 self._fail(error)
                 return
 
+    def _account(self) -> None:
+        held_bytes = self._parser.buffered_bytes + self._publish_bytes + self._out_bytes
+        self._queues.quotas.memory.hold(self, held_bytes)
+
+    async def _wait_for_memory(self) -> None:
+        memory = self._queues.quotas.memory
+        if not memory.has_share(self):
+            self._queues.counts["memory_waited"] += 1
+            await memory.wait(self)
+
     def _fail(self, error: NsqError) -> None:
         self._answer(self._failed(error))
 
     def _failed(self, error: NsqError) -> bytes:
         """Count an error, log it, and send it as a frame."""
-        logger.info("client %s: %s", self.remote, error)
+        if error.fatal or not self.counts["errors"]:  # a client can cause further ones without end
+            logger.info("client %s: %s", self.remote, error)
         self.counts["errors"] += 1
         self._queues.counts[f"errors_{error.nsq_code[2:].lower()}"] += 1
         return encode_frame(FRAME_ERROR, str(error).encode("utf-8", "backslashreplace"))
@@ -223,11 +262,17 @@ class NsqConnection:
         messages = [NewMessage(body, delay_s=delay_s) for body in command.bodies]
         while self._publishes >= PUBLISHES_MAX or (self._publishes and self._publish_bytes + size > PUBLISH_BYTES_MAX):
             await self._ease()
+        await self._wait_for_turn(len(messages))
         answer = _Answer()
 
-        def done(_ids: Sequence[tuple[int, int]], error: Dep2pError | None) -> None:
+        def release() -> None:
             self._publishes -= 1
             self._publish_bytes -= size
+            self._account()
+            self._queues.quotas.publishes.add(self, -len(messages))
+
+        def done(_ids: Sequence[tuple[int, int]], error: Dep2pError | None) -> None:
+            release()
             if error is None:
                 answer.data = OK
                 self._published(command)
@@ -239,24 +284,37 @@ class NsqConnection:
 
         try:
             namespace = self._queues.namespace()
-            await self._queues.topic(namespace, command.topic)
+            await self._queues.topic(namespace, command.topic, self._topics_rate)
         except (Dep2pError, ValueError) as error:
             raise _refusal(verb, error) from error
         self._publishes += 1
         self._publish_bytes += size
+        self._account()
+        self._queues.quotas.publishes.add(self, len(messages))
         self._answers.append(answer)
         try:
             try:
                 self._engine.publish_soon(namespace, command.topic, messages, None, done)
             except BaseException:
-                self._publishes -= 1
-                self._publish_bytes -= size
+                release()
                 self._answers.remove(answer)
                 raise
         except QueueFullError:
             await self._publish_when_space(command, namespace, messages)
         except (Dep2pError, ValueError) as error:
             raise _refusal(verb, error) from error
+
+    async def _wait_for_turn(self, messages: int) -> None:
+        """Wait until this connection's rate and its share of the publishes allow so many messages more."""
+        if self._messages_rate is not None:
+            while wait_s := self._messages_rate.wait_s(trio.current_time()):
+                self._queues.counts["messages_waited"] += 1
+                await trio.sleep(wait_s)
+            self._messages_rate.spend(messages)
+        publishes = self._queues.quotas.publishes
+        if not publishes.has_share(self, messages):
+            self._queues.counts["publishes_waited_share"] += 1
+            await publishes.wait(self, messages)
 
     async def _publish_when_space(self, command: PublishCommand, namespace: str, messages: list[NewMessage]) -> None:
         """Publish when there is room. The connection is not read meanwhile, which holds its publisher back."""
@@ -281,7 +339,7 @@ class NsqConnection:
             namespace = self._queues.namespace()
             for is_last in (False, True):
                 try:
-                    await self._queues.topic(namespace, command.topic)
+                    await self._queues.topic(namespace, command.topic, self._topics_rate)
                     self.consumer = await self._engine.subscribe(
                         namespace,
                         command.topic,
@@ -303,11 +361,15 @@ class NsqConnection:
         consumer = self.consumer
         assert consumer is not None
         sample_rate, rng = self.session.settings.sample_rate, self._queues.rng
+        most = 1
+        """Messages of one step: about as many as fit into the output, by the size of those before."""
         while True:
             while self._out_bytes > OUT_BYTES_MAX:
                 await self._ease()
+            if self._out_bytes:
+                await self._wait_for_memory()
             try:
-                deliveries = await consumer.receive(_DELIVERIES)
+                deliveries = await consumer.receive(most)
             except Dep2pError:
                 self._nursery.cancel_scope.cancel()  # topic or channel was deleted: nsqd closes its clients then
                 return
@@ -317,7 +379,10 @@ class NsqConnection:
                     sampled_out.append((partition, seq))
                     continue
                 raw_id = message_id(partition, seq).encode()
-                self._put(encode_message(raw_id, attempts, published_us * 1000, body))
+                self._put(encode_message(raw_id, attempts, published_us * 1000, body), is_answer=False)
+            largest = max([len(each[6]) for each in deliveries], default=0)
+            most = max(1, min(_DELIVERIES, OUT_BYTES_MAX // (largest + 1)))
+            self._account()
             if sampled_out:
                 consumer.finish(sampled_out)
             sent = len(deliveries) - len(sampled_out)
@@ -376,9 +441,11 @@ class NsqConnection:
                 self._put(data)
         self._eased.set()
 
-    def _put(self, data: bytes) -> None:
-        self._out.append(data)
+    def _put(self, data: bytes, *, is_answer: bool = True) -> None:
+        self._out.append((data, is_answer))
         self._out_bytes += len(data)
+        if is_answer:
+            self._answer_bytes += len(data)
         self._changed.set()
 
     async def _ease(self) -> None:
@@ -395,15 +462,19 @@ class NsqConnection:
                 await self._changed.wait()
                 continue
             most = self.session.settings.output_buffer_bytes
-            chunk = [out.popleft()]
-            size = len(chunk[0])
-            while out and size + len(out[0]) <= most:
-                size += len(out[0])
-                chunk.append(out.popleft())
+            chunk: list[bytes] = []
+            size = answers = 0
+            while out and (not chunk or size + len(out[0][0]) <= most):
+                data, is_answer = out.popleft()
+                chunk.append(data)
+                size += len(data)
+                answers += len(data) if is_answer else 0
             stall_ms = self.session.settings.heartbeat_ms or self.session.limits.heartbeat_ms
             with trio.fail_after(stall_ms / 1000):
                 await self._stream.send_all(b"".join(chunk))
             self._out_bytes -= size
+            self._answer_bytes -= answers
+            self._account()
             self._eased.set()
 
     async def _beat(self) -> None:

@@ -57,6 +57,7 @@ class NsqHttp:
 
     def __init__(self, server: NsqContext) -> None:
         self._server = server
+        self._topics_rate = server.quotas.topics_rate()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -68,6 +69,8 @@ class NsqHttp:
             return
         except Exception as error:
             answer = self._refusal(error, path)
+        finally:
+            self._server.quotas.memory.hold(request, 0)
         self._server.counts[f"http_{answer.status_code}"] += 1
         _logger.debug("answered", extra={"path": path[:200], "status": answer.status_code})
         await answer(scope, receive, send)
@@ -110,7 +113,7 @@ class NsqHttp:
     async def pub(self, request: Request, query: Query) -> Response:
         """POST /pub."""
         limits = self._server.limits
-        body = await _body(request, limits.message_bytes_max, "MSG_TOO_BIG")
+        body = await self._body(request, limits.message_bytes_max, "MSG_TOO_BIG")
         if not body:
             raise _Refused(400, "MSG_EMPTY")
         topic = _topic(query)
@@ -127,34 +130,64 @@ class NsqHttp:
         limits = self._server.limits
         topic = _topic(query)
         is_binary = "binary" in query and query["binary"][0] not in _FALSE
-        body = await _body(request, limits.body_bytes_max, "BODY_TOO_BIG")
+        body = await self._body(request, limits.body_bytes_max, "BODY_TOO_BIG")
         if is_binary:
             try:
                 bodies = split_mpub(body, limits)
             except NsqError as error:
                 raise _Refused(413, error.nsq_code[2:]) from None
         else:
+            if body.count(b"\n") >= limits.mpub_items_max:
+                raise _Refused(413, "TOO_MANY_MESSAGES")
             bodies = tuple(line for line in body.split(b"\n") if line)
             if any(len(line) > limits.message_bytes_max for line in bodies):
                 raise _Refused(413, "MSG_TOO_BIG")
         if not bodies:
-            await self._server.topic(self._server.namespace(), topic)
+            await self._server.topic(self._server.namespace(), topic, self._topics_rate)
             return _plain("OK")
         return await self._publish(topic, [NewMessage(each) for each in bodies])
 
     async def _publish(self, topic: str, messages: list[NewMessage]) -> Response:
         server = self._server
         namespace = server.namespace()
-        await server.topic(namespace, topic)
-        await server.engine.publish(namespace, topic, messages, timeout_s=_SPACE_TIMEOUT_S)
+        await server.topic(namespace, topic, self._topics_rate)
+        publishes = server.quotas.publishes  # all of HTTP has one share
+        await publishes.wait(self, len(messages))
+        publishes.add(self, len(messages))
+        try:
+            await server.engine.publish(namespace, topic, messages, timeout_s=_SPACE_TIMEOUT_S)
+        finally:
+            publishes.add(self, -len(messages))
         server.counts["published"] += len(messages)
         return _plain("OK")
+
+    async def _body(self, request: Request, most: int, too_big: str) -> bytes:
+        """Read the body; its bytes count until the request is answered."""
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > most:
+            raise _Refused(413, too_big)
+        memory = self._server.quotas.memory
+        pieces: list[bytes] = []
+        size = 0
+        with trio.move_on_after(_BODY_TIMEOUT_S) as scope:
+            async for piece in request.stream():
+                size += len(piece)
+                if size > most:
+                    raise _Refused(413, too_big)
+                if not memory.has_share(request, len(piece)):
+                    self._server.counts["memory_refused"] += 1
+                    raise _Refused(503, "OUT_OF_MEMORY")
+                memory.hold(request, size)
+                pieces.append(piece)
+        if scope.cancelled_caught:
+            raise _Refused(408, "BODY_TIMEOUT")
+        return b"".join(pieces)
 
     # Topics and channels
 
     async def topic_create(self, _request: Request, query: Query) -> Response:
         """POST /topic/create."""
-        await self._server.topic(self._server.namespace(), _topic(query))
+        await self._server.topic(self._server.namespace(), _topic(query), self._topics_rate)
         return _plain("")
 
     async def topic_delete(self, _request: Request, query: Query) -> Response:
@@ -300,23 +333,6 @@ def _topic_and_channel(query: Query) -> tuple[str, str]:
     except ValueError:
         raise _Refused(400, "INVALID_ARG_CHANNEL") from None
     return topic, channel
-
-
-async def _body(request: Request, most: int, too_big: str) -> bytes:
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > most:
-        raise _Refused(413, too_big)
-    pieces: list[bytes] = []
-    size = 0
-    with trio.move_on_after(_BODY_TIMEOUT_S) as scope:
-        async for piece in request.stream():
-            size += len(piece)
-            if size > most:
-                raise _Refused(413, too_big)
-            pieces.append(piece)
-    if scope.cancelled_caught:
-        raise _Refused(408, "BODY_TIMEOUT")
-    return b"".join(pieces)
 
 
 def _port(address: str) -> int:

@@ -19,16 +19,17 @@ from dep2p.daemon.http.server import HttpServer
 from dep2p.daemon.node_interface import NodeInterface
 from dep2p.daemon.nsq.connection import NsqConnection
 from dep2p.daemon.nsq.http import NsqHttp
+from dep2p.daemon.nsq.quotas import NsqQuotas
 from dep2p.daemon.problems import Problem
-from dep2p.errors import NotInRealmError, QueueNotFoundError
+from dep2p.errors import NotInRealmError, QueueFullError, QueueNotFoundError
 from dep2p.protocols.nsq.frames import FRAME_ERROR, encode_frame
 from dep2p.protocols.nsq.limits import NsqLimits
 from dep2p.queues.broker.engine import QueueEngine
 from dep2p.queues.broker.ownership import StoreOwnership
+from dep2p.token_bucket import TokenBucket
 
 _logger = logging.getLogger("dep2p.nsq")
 _BACKLOG: Final = 128
-CONNECTIONS_MAX: Final = 1_024
 _BUSY: Final = encode_frame(FRAME_ERROR, b"E_INVALID too many connections")
 _ELSEWHERE: Final = encode_frame(FRAME_ERROR, b"E_INVALID another node keeps these queues now")
 
@@ -43,7 +44,7 @@ class NsqServer:
         *,
         limits: NsqLimits | None = None,
         rng: random.Random | None = None,
-        connections_max: int = CONNECTIONS_MAX,
+        config: NsqConfig | None = None,
     ) -> None:
         """``namespace``: returns the topics' namespace; may raise NotInRealmError, which clients get as an error."""
         self._ownership = ownership
@@ -56,6 +57,7 @@ class NsqServer:
             msg_timeout_max_ms=round(ownership.defaults.msg_timeout_max_s * 1000),
             defer_max_ms=round(ownership.defaults.defer_max_s * 1000),
         )
+        self.quotas: NsqQuotas = NsqQuotas(config or NsqConfig())
         self.rng: random.Random = rng or random.Random()
         self.counts: Counter[str] = Counter()
         """Counts of commands done, messages dropped and commands refused, by reason."""
@@ -66,7 +68,6 @@ class NsqServer:
         """``HOST:PORT`` in use; empty when it does not listen."""
         self.listeners: tuple[trio.SocketListener | None, trio.SocketListener | None] = (None, None)
         """The listeners of the TCP protocol and of HTTP, which `run` serves."""
-        self._connections_max = connections_max
         self._scope = trio.CancelScope()
 
     @property
@@ -74,16 +75,35 @@ class NsqServer:
         """The engine. Raises NotOwnerError while another node is the broker of the queues."""
         return self._ownership.engine
 
-    async def topic(self, namespace: str, name: str) -> None:
-        """Make a topic when it is new, and load it. Raises StoreError, QueueFullError and ``ValueError``."""
+    async def topic(self, namespace: str, name: str, rate: TokenBucket | None) -> None:
+        """Make a topic when it is new, as soon as ``rate`` allows it, and load it.
+
+        Raises StoreError, QueueFullError and ``ValueError``.
+        """
         try:
             queue = self.engine.registry.find(namespace, name)
         except QueueNotFoundError:
+            await self._may_make_topic(namespace, rate)
             await self.engine.create_queue(namespace, name)
             self.counts["topics_made"] += 1
             queue = self.engine.registry.find(namespace, name)
         if not queue.is_loaded:
             await self.engine.loaded(namespace, name)
+
+    async def _may_make_topic(self, namespace: str, rate: TokenBucket | None) -> None:
+        most = self.quotas.topics_max
+        if sum(1 for of, _ in self.engine.registry.queues if of == namespace) >= most:
+            self.counts["topics_refused"] += 1
+            raise QueueFullError(
+                f"there are {most} topics, the most that NSQ clients may make: delete some, or raise topics_max in "
+                "[nsq]"
+            )
+        if rate is None:
+            return
+        if rate.wait_s(trio.current_time()):
+            self.counts["topics_waited"] += 1
+        while wait_s := rate.take(trio.current_time()):  # noqa: ASYNC110 - a rate announces nothing
+            await trio.sleep(wait_s)
 
     async def serve_tcp(
         self, listener: trio.SocketListener, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -94,7 +114,7 @@ class NsqServer:
         await trio.serve_listeners(self._handle, [listener])
 
     async def _handle(self, stream: trio.SocketStream) -> None:
-        refusal = _BUSY if len(self.connections) >= self._connections_max else b""
+        refusal = b"" if self._make_room() else _BUSY
         if self._ownership.engine_if_here is None:
             refusal = _ELSEWHERE
         if refusal:
@@ -118,7 +138,19 @@ class NsqServer:
         try:
             await connection.run()
         finally:
-            del self.connections[connection]
+            self.connections.pop(connection, None)
+
+    def _make_room(self) -> bool:
+        """Whether another connection may come; cuts the oldest one that has sent no command when there are too many."""
+        if len(self.connections) < self.quotas.connections_max:
+            return True
+        idle = next((each for each in self.connections if not each.has_begun), None)
+        if idle is None:
+            return False
+        self.counts["connections_ended_idle"] += 1
+        del self.connections[idle]
+        idle.cut()
+        return True
 
     async def serve_http(
         self, listener: trio.SocketListener, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -126,7 +158,7 @@ class NsqServer:
         """Answer HTTP requests until cancelled."""
         self.http_address = _address(listener)
         task_status.started()
-        server = HttpServer(ControlBounds(connections_max=self._connections_max))
+        server = HttpServer(ControlBounds(connections_max=self.quotas.connections_max))
         await server.serve(NsqHttp(self), [listener])
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -157,6 +189,16 @@ class NsqServer:
         """The number of connections that have subscribed."""
         return sum(1 for connection in self.connections if connection.consumer is not None)
 
+    def values(self) -> dict[str, int]:
+        """Return what the clients hold, by name."""
+        memory, publishes = self.quotas.memory, self.quotas.publishes
+        return {
+            "memory_bytes": memory.taken,
+            "memory_bytes_largest_connection": memory.held_most,
+            "publishes_pending": publishes.taken,
+            "publishes_pending_largest_connection": publishes.held_most,
+        }
+
     def status(self) -> NsqSummary:
         """Return its addresses, and the number of its clients."""
         return NsqSummary(
@@ -182,7 +224,7 @@ def nsq_server(config: NsqConfig, node: NodeInterface) -> NsqServer | None:
         raise
     if tcp is None and http is None:
         return None
-    server = NsqServer(node.queues.ownership, namespace)
+    server = NsqServer(node.queues.ownership, namespace, config=config)
     server.listeners = tcp, http
     return server
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 import trio
 import trio.testing
 
+from dep2p.config.config_nsq import NsqConfig
 from dep2p.daemon.nsq.connection import NsqConnection
 from dep2p.daemon.nsq.server import NsqServer
 from dep2p.protocols.nsq.limits import NsqLimits
@@ -105,8 +106,11 @@ class NsqWorld:
         self.engine = server.engine
         self._nursery = nursery
 
-    async def client(self, *, magic: bytes = b"  V2") -> NsqClient:
-        ours, theirs = trio.testing.memory_stream_pair()
+    async def client(self, *, magic: bytes = b"  V2", is_lockstep: bool = False) -> NsqClient:
+        """``is_lockstep``: what one side does not read keeps the other from sending on."""
+        ours: trio.abc.HalfCloseableStream
+        theirs: trio.abc.HalfCloseableStream
+        ours, theirs = trio.testing.lockstep_stream_pair() if is_lockstep else trio.testing.memory_stream_pair()
         connection = NsqConnection(self.server, theirs, "client")
 
         async def run() -> None:
@@ -124,7 +128,11 @@ class NsqWorld:
 
 @asynccontextmanager
 async def nsq_world(
-    *, store: QueueStore | None = None, limits: NsqLimits | None = None, **options: Any
+    *,
+    store: QueueStore | None = None,
+    limits: NsqLimits | None = None,
+    config: NsqConfig | None = None,
+    **options: Any,
 ) -> AsyncGenerator[NsqWorld]:
     """Options are those of every queue."""
     engine = QueueEngine(store or MemoryStore(), defaults=replace(QueueOptions(), **options))
@@ -132,7 +140,7 @@ async def nsq_world(
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(engine.run)
-            yield NsqWorld(NsqServer(StoreOwnership(engine), lambda: "", limits=limits), nursery)
+            yield NsqWorld(NsqServer(StoreOwnership(engine), lambda: "", limits=limits, config=config), nursery)
             nursery.cancel_scope.cancel()
     finally:
         await engine.aclose()

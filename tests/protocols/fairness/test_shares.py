@@ -76,3 +76,23 @@ def test_try_take_gives_what_may_take_allows(places: int) -> None:
 def test_a_lone_member_keeps_64_requests_at_work_with_the_default_concurrency() -> None:
     shares = MemberShares[str](HANDLER_CONCURRENCY)
     assert all(shares.try_take("a") for _ in range(64))
+
+
+@given(places=st.integers(1, 200), amount=st.integers(1, 50), before=st.integers(0, 50))
+def test_many_places_at_once_are_taken_just_when_one_after_the_other_could_be(
+    places: int, amount: int, before: int
+) -> None:
+    at_once: MemberShares[PeerId] = MemberShares(places)
+    one_by_one: MemberShares[PeerId] = MemberShares(places)
+    for shares in (at_once, one_by_one):
+        shares.take(A, min(before, places))
+    may = at_once.may_take(A, amount)
+    taken = 0
+    while taken < amount and one_by_one.may_take(A):
+        one_by_one.take(A)
+        taken += 1
+    assert may == (taken == amount)
+    if may:
+        at_once.take(A, amount)
+        assert at_once.held(A) == one_by_one.held(A) == at_once.held_most == at_once.taken
+        at_once.release(A, amount)
