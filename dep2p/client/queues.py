@@ -134,12 +134,14 @@ class QueueConsumer:
     """The deliveries of a channel: an async iterator for one task. Leaving the block releases the messages that it
     holds."""
 
-    def __init__(self, transport: Transport, lines: NdjsonLines, consumer_id: str, queue: str, channel: str) -> None:
+    def __init__(self, transport: Transport, lines: NdjsonLines, opened: ConsumerOpened, count: int | None) -> None:
+        """``count``: the iterator ends after so many messages, which can be settled until the block ends."""
         self._transport = transport
         self._lines = lines
-        self._queue = queue
-        self._channel = channel
-        self._path = f"/v1/queue-consumers/{quote(consumer_id, safe='')}/results"
+        self._queue = opened.queue
+        self._channel = opened.channel
+        self._left = count
+        self._path = f"/v1/queue-consumers/{quote(opened.consumer, safe='')}/results"
         self._round = _Round()
         self._is_sending = False
 
@@ -147,7 +149,11 @@ class QueueConsumer:
         return self
 
     async def __anext__(self) -> QueueDelivery:
+        if self._left == 0:
+            raise StopAsyncIteration
         message = convert(await self._lines.next_line(), DeliveredMessage)
+        if self._left is not None:
+            self._left -= 1
         return QueueDelivery(
             message.id,
             self._queue,
@@ -397,7 +403,7 @@ class QueueClientApi:
 
         At most ``max_in_flight`` messages are held without a result. A new channel starts with what is published from
         now on, or with everything that is there (``from_start``); the first channel of a queue always gets everything.
-        No more than ``count`` messages are taken in all. When this block or the connection ends, what is held goes to
+        After ``count`` messages the loop ends, and no more are taken. When this block or the connection ends, what is held goes to
         other consumers at once. A new channel gets only what its ``filter`` lets through. In an ``exclusive`` channel,
         which is made so, each partition has one consumer at a time, and of each order key one message is out at a time,
         in the order of publishing.
@@ -418,7 +424,7 @@ class QueueClientApi:
         async with self._transport.opened("POST", path, params=params) as answer:
             lines = NdjsonLines(answer)
             opened = convert(await lines.next_line(), ConsumerOpened)
-            yield QueueConsumer(self._transport, lines, opened.consumer, name, channel)
+            yield QueueConsumer(self._transport, lines, opened, count)
 
     # Messages
 

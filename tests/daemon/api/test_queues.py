@@ -189,3 +189,22 @@ def test_a_misspelt_option_of_the_client_is_refused(queues: Served) -> None:
             assert (message.id, message.body, message.key, message.headers) == (message_id, b"x", "k", {"h": b"\0"})
 
     trio.run(run)
+
+
+def test_a_loop_over_a_count_of_messages_ends_and_its_messages_can_be_settled(queues: Served) -> None:
+    _put(queues, *[{"body": str(number), "encoding": "utf-8"} for number in range(5)])
+
+    async def run() -> list[bytes]:
+        async with Client.open(queues.socket) as client:
+            with trio.fail_after(10):
+                async with client.queue_consume("jobs", "c", max_in_flight=4, count=3) as consumer:
+                    taken = [message async for message in consumer]
+                    for message in taken:
+                        await message.finish(durable=True)
+                async with client.queue_consume("jobs", "c", count=2) as consumer:
+                    async for message in consumer:  # each is finished before the next one comes
+                        await message.finish()
+                        taken.append(message)
+            return [message.body for message in taken]
+
+    assert sorted(trio.run(run)) == [b"0", b"1", b"2", b"3", b"4"]  # the fourth was the first consumer's for a moment
