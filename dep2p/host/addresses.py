@@ -41,11 +41,6 @@ class Address:
         return self.text if self.peer is None else f"{self.text}/p2p/{self.peer}"
 
     @property
-    def multiaddr(self) -> Multiaddr:
-        """py-libp2p's form of `text`."""
-        return Multiaddr(self.text)
-
-    @property
     def is_wildcard(self) -> bool:
         """True for 0.0.0.0 and ``::``."""
         return self.family != "dns" and ip_address(self.host).is_unspecified

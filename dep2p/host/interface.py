@@ -105,6 +105,18 @@ class Connection(Protocol):
         ...
 
 
+class WriteNowait(Protocol):
+    """The bound method `ByteStream.write_nowait`."""
+
+    def __call__(self, data: bytes | bytearray | memoryview, *, urgent: bool = False) -> None: ...
+
+
+class Drain(Protocol):
+    """The bound method `ByteStream.drain`."""
+
+    async def __call__(self, low_bytes: int = 0) -> None: ...
+
+
 class ByteStream(Protocol):
     """One bidirectional byte stream with real back-pressure and half-close.
 

@@ -38,6 +38,8 @@ class PulledOutput(LinkOutput):
 
     __slots__ = ("_collect", "_pulls")
 
+    writes: int
+
     def __init__(
         self, stream: ByteStream, limits: Limits, collect: Callable[[int], list[bytes]], on_low: Callable[[], None]
     ) -> None:
@@ -121,11 +123,11 @@ class SessionLink(Link):
         super().__init__(stream, gate, limits, counters, payload_bytes_max=bytes_max, fairness=fairness)
         self._on_frames = calls.on_frames
         self._on_link_end = calls.on_end
-        self.refused_id = 0
+        self.refused_id: int = 0
         """The ``req_id`` of the ERROR by which the other end has closed the link: the message that it could not
         take."""
         self.pulled: PulledOutput = PulledOutput(stream, limits, calls.collect, self._output_low)
-        self.out = self.pulled
+        self.out: LinkOutput = self.pulled
 
     def receive(self, frames: list[Frame]) -> None:
         for index, frame in enumerate(frames):

@@ -55,6 +55,12 @@ class Neighbour:
         return float(min(QUICK_PAUSE_S * 2.0 ** min(self.quick_ends, 16), QUICK_PAUSE_MAX_S))
 
 
+class ReceiveRpc(Protocol):
+    """Takes one RPC of a peer; ``is_old``: on a stream that another one has replaced."""
+
+    def __call__(self, peer: PeerId, payload: bytes, *, is_old: bool) -> None: ...
+
+
 class InboundOwner(Protocol):
     """The pub/sub that an inbound stream belongs to, as the stream uses it."""
 
@@ -70,7 +76,7 @@ class InboundOwner(Protocol):
         """Act on the end of a read: no more RPCs were in it."""
         ...
 
-    def malformed(self, peer: PeerId, detail: str) -> None: ...
+    def malformed(self, peer: PeerId, detail: str, /) -> None: ...
 
     def inbound_ended(self, stream: "InboundStream") -> None: ...
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +13,7 @@ from dep2p.gossipsub.events import Event, PeerDown, PeerUp, StreamAccepted, Stre
 from dep2p.gossipsub.rpc import Rpc
 from dep2p.host.interface import ByteStream, Connection, Host
 from dep2p.limits import Limits
-from dep2p.pubsub.peer_link import INBOUND_PER_PEER_MAX, QUICK_END_S, InboundStream, Neighbour
+from dep2p.pubsub.peer_link import INBOUND_PER_PEER_MAX, QUICK_END_S, InboundStream, Neighbour, ReceiveRpc
 from dep2p.pubsub.peers import Neighbours
 from dep2p.pubsub.send_queue import PeerQueue
 from dep2p.pubsub.wire_formats import Wire, count_refusal
@@ -85,9 +86,9 @@ class PubSubLinks:
         self._writes = 0
         self._items_written = 0
         self._paced = 0
-        self.receive = owner.receive
-        self.received_all = owner.received_all
-        self.malformed = owner.malformed
+        self.receive: ReceiveRpc = owner.receive
+        self.received_all: Callable[[], None] = owner.received_all
+        self.malformed: Callable[[PeerId, str], None] = owner.malformed
 
     async def run(self, nursery: trio.Nursery, *, task_status: trio.TaskStatus[None]) -> None:
         """Run until cancelled."""

@@ -13,7 +13,7 @@ OnConnection = Callable[[Connection], None]
 class Neighbours(Protocol):
     """The peers that pub/sub may talk to at this moment."""
 
-    def is_admitted(self, connection: Connection) -> bool:
+    def is_admitted(self, connection: Connection, /) -> bool:
         """Whether a connection is admitted; called for every piece of received bytes."""
         ...
 
@@ -54,7 +54,7 @@ class RealmNeighbours:
     def __init__(self, host: Host, gate: PubSubGate) -> None:
         self._host = host
         self._gate = gate
-        self.is_admitted = gate.is_verified
+        self.is_admitted: Callable[[Connection], bool] = gate.is_verified
 
     def connection(self, peer: PeerId) -> Connection | None:
         is_verified = self._gate.is_verified

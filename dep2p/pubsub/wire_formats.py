@@ -1,7 +1,7 @@
 """The two wires of pub/sub: how RPCs become bytes on a stream, and how messages are proved."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -27,6 +27,9 @@ _ERROR: Final = int(FrameType.ERROR)
 
 MESHSUB_1_1: Final = "/meshsub/1.1.0"
 MESHSUB_1_2: Final = "/meshsub/1.2.0"
+
+Check = Callable[[RpcMessage], str | None]
+"""Returns why a message is refused, or None."""
 
 
 def pubsub_protocol(realm_id: RealmId) -> str:
@@ -88,11 +91,11 @@ class Wire(Protocol):
         """Return last words for a peer whose stream is refused; empty where the wire has none."""
         ...
 
-    def check_now(self, message: RpcMessage) -> str | None:
+    def check_now(self, message: RpcMessage, /) -> str | None:
         """Do the cheap half of authentication; return why the message is refused, or None."""
         ...
 
-    def check_signature(self, message: RpcMessage) -> str | None:
+    def check_signature(self, message: RpcMessage, /) -> str | None:
         """Do the other half: check the signature."""
         ...
 
@@ -143,8 +146,8 @@ class RealmWire:
             peer_id_bytes(identity.peer_id), identity.sign, mac_key, params, sign_batch_max=params.sign_batch_max
         )
         self.codec: Codec = codec
-        self.check_now = codec.check_mac
-        self.check_signature = codec.check_signature
+        self.check_now: Check = codec.check_mac
+        self.check_signature: Check = codec.check_signature
         self._payload_bytes_max = params.rpc_bytes_max
 
     def frame(self, payload: bytes) -> bytes:
@@ -226,7 +229,7 @@ class PublicWire:
         self.codec: Codec = Libp2pCodec(
             peer_id_bytes(identity.peer_id), identity.sign, options.id_function(), params, policy=options.policy
         )
-        self.check_signature = self.codec.authenticate
+        self.check_signature: Check = self.codec.authenticate
         self._payload_bytes_max = min(params.rpc_bytes_max, LIBP2P_RPC_BYTES_MAX)
 
     def frame(self, payload: bytes) -> bytes:

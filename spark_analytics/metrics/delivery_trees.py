@@ -17,7 +17,7 @@ PUBLISH, DELIVER = 0, 3
 MESSAGE, LINK, NODE, HOPS, LATENCY, TREE = 0, 1, 2, 3, 4, 5
 """The kinds of rows of the result; see `FIELDS`."""
 
-FIELDS = {
+FIELDS: dict[int, tuple[str, ...]] = {
     # Sums over all rows of a message, link, …; times in µs; -1 for what is not known or never happened.
     MESSAGE: (
         *("msg_id", "topic_id", "publisher_id", "t0", "eligible", "reached", "delivered"),

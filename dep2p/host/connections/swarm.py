@@ -58,8 +58,8 @@ class Swarm:
         self.counters = counters
         self._is_pinned = is_pinned
         self.handlers: dict[str, StreamHandler] = {}
-        self.gates = ProtocolGates(self.handlers)
-        self.ledger = Ledger(limits, self._on_resource_event)
+        self.gates: ProtocolGates = ProtocolGates(self.handlers)
+        self.ledger: Ledger = Ledger(limits, self._on_resource_event)
         self._context = ConnectionContext(
             limits=limits,
             counters=counters,

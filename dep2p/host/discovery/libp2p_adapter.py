@@ -29,7 +29,7 @@ class FacadeConnection:
     """The part of ``IMuxedConn`` that stream handlers look at."""
 
     def __init__(self, connection: Connection) -> None:
-        self.peer_id = ID.from_string(connection.peer)
+        self.peer_id: ID = ID.from_string(connection.peer)
         self.connection = connection
 
     @property

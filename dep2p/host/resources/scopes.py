@@ -25,10 +25,10 @@ class Scope:
     __slots__ = ("accounts", "evicts", "memory_bytes", "memory_bytes_max", "name", "setting")
 
     def __init__(self, name: str, memory_bytes_max: int, setting: str, *, evicts: bool = True) -> None:
-        self.name = name
-        self.memory_bytes_max = memory_bytes_max
-        self.setting = setting
-        self.evicts = evicts
+        self.name: str = name
+        self.memory_bytes_max: int = memory_bytes_max
+        self.setting: str = setting
+        self.evicts: bool = evicts
         self.memory_bytes: int = 0
         self.accounts: dict[Account, None] = {}
         """The accounts, oldest first."""
@@ -67,10 +67,10 @@ class Account:
         on_event: OnEvent = lambda _name, _text: None,
         ends_at_limit: bool = False,
     ) -> None:
-        self.name = name
-        self.memory_bytes_max = memory_bytes_max
+        self.name: str = name
+        self.memory_bytes_max: int = memory_bytes_max
         self.scopes: tuple[Scope, ...] = ()
-        self.ends_at_limit = ends_at_limit
+        self.ends_at_limit: bool = ends_at_limit
         self.memory_bytes: int = 0
         self.is_closed: bool = False
         self.keeps_place: bool = False

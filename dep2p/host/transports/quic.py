@@ -163,7 +163,7 @@ class ExclusiveListener(QUICListener):
             config=endpoint.config,
             security_manager=endpoint.transport.get_security_manager(),
         )
-        self.admission = QuicAdmission()
+        self.admission: QuicAdmission = QuicAdmission()
         self._endpoint = endpoint
         self._on_event = endpoint.count
         self._handshake_timeout_s = handshake_timeout_s
@@ -468,7 +468,7 @@ class QuicEndpoint:
         """Listen, and return the address with the real port. Raises ListenError."""
         listener = ExclusiveListener(self, self._configs, self._limits.handshake_timeout_s)
         try:
-            await listener.listen(address.multiaddr)
+            await listener.listen(Multiaddr(address.text))
         except Exception as error:
             cause: BaseException | None = error
             while cause is not None and not isinstance(cause, ListenError):

@@ -3,7 +3,7 @@
 import trio
 
 from dep2p.errors import LocalProtocolError, StreamClosedError
-from dep2p.host.interface import Connection, EndCallback, ReceiveCallback
+from dep2p.host.interface import Connection, Drain, EndCallback, ReceiveCallback, WriteNowait
 from dep2p.host.resources.scopes import Account
 from dep2p.host.yamux.connection import WRITE_HIGH_BYTES, YamuxStream
 
@@ -18,8 +18,8 @@ class YamuxByteStream:
         self._connection = connection
         self._protocol = protocol
         # Bound once: these are called for every message.
-        self.write_nowait = stream.write_nowait
-        self.drain = stream.drain
+        self.write_nowait: WriteNowait = stream.write_nowait
+        self.drain: Drain = stream.drain
 
     def __repr__(self) -> str:
         return f"<stream {self._stream.id} {self._protocol or '?'} of {self._connection!r}>"

@@ -137,7 +137,7 @@ class YamuxConnection(IMuxedConn):
         self.negotiated_muxer_protocol: str | None = None  # py-libp2p's swarm looks for these two
         self.negotiated_security_protocol: str | None = None
         self.rtt_s: float | None = None
-        self.event_started = trio.Event()
+        self.event_started: trio.Event = trio.Event()
         self.event_closed: trio.Event = trio.Event()
         self._limits = limits
         self._pipe: _SecureStream = conn if isinstance(conn, NoiseSession) else _GenericPipe(conn)
@@ -505,7 +505,7 @@ class YamuxStream(StreamState, IMuxedStream):
 
     def __init__(self, connection: YamuxConnection, core: YamuxCore["YamuxStream"], stream_id: int) -> None:
         super().__init__(core, stream_id)
-        self.muxed_conn = connection
+        self.muxed_conn: IMuxedConn = connection
         self._connection = connection  # the same, as the class that it is
         self.linger_until_s: float | None = None
         self.protocol: str = ""

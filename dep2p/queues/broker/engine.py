@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import trio
 
@@ -46,7 +46,11 @@ from dep2p.queues.broker.pending_publish import Pending, WaitedPublish
 from dep2p.queues.broker.receive import SimpleReceivers
 from dep2p.queues.ordered_consumer import ExclusiveConsumer
 from dep2p.queues.types import SubscribeOptions
+from dep2p.storage.queue_commit import QueueCommit
 from dep2p.storage.queue_store import QueueStore
+from dep2p.tracing.event_log import TraceLog
+
+T = TypeVar("T")
 
 logger: logging.Logger = logging.getLogger("dep2p.queues")
 
@@ -96,16 +100,48 @@ class QueueEngine:
         self._consumer_number = 0
         self._loading: dict[Queue, trio.Event] = {}
         loop = self._loop = CommitLoop(store, self.registry, rights, self._stop_consumers)
-        self.commits = loop.commits
+        self.commits: QueueCommit = loop.commits
         # The loop's own methods: a call more for each message would be felt.
-        self.now, self.wall_us, self.changed = loop.now, loop.wall_us, loop.changed
-        self.flush, self.call, self.when_durable = loop.flush, loop.call, loop.when_durable
-        self.open, self.run, self.lose, self.trace_to = loop.open, loop.run, loop.lose, loop.trace_to
+        self.now: Callable[[], float] = loop.now
+        """The clock of deadlines: trio's, in seconds."""
+        self.wall_us: Callable[[], int] = loop.wall_us
+        """Unix microseconds that never go back in this process."""
+        self.changed: Callable[[], None] = loop.changed
+        """Wake the loop: there may be changes to commit or messages to deliver."""
+        self.when_durable: Callable[[Callable[[], None]], None] = loop.when_durable
+        """Call something when all changes until now, except publishes, are durable."""
         self.inspector: QueueInspector = QueueInspector(self)
         """Describes queues and messages."""
         self.dead_letters: DeadLetters = DeadLetters(self, self._pending)
         self.simple: SimpleReceivers = SimpleReceivers(self)
         """The receivers: messages that simple consumers hold, without a subscription."""
+
+    def trace_to(self, log: TraceLog | None) -> None:
+        """Write events to this trace from now on; None ends that."""
+        self._loop.trace_to(log)
+
+    async def open(self) -> None:
+        """Open the store and read the names of its queues; none is loaded. Raises StoreError."""
+        await self._loop.open()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Commit, deliver and read until cancelled."""
+        await self._loop.run(task_status=task_status)
+
+    def lose(self, error: Dep2pError) -> None:
+        """End: another node owns the store. Nothing is written or delivered any more, and all waiters get the error."""
+        self._loop.lose(error)
+
+    async def flush(self) -> None:
+        """Return when all changes until now are durable, except publishes, whose callers wait themselves.
+
+        Raises StoreError when a write fails now; the loop tries it again.
+        """
+        await self._loop.flush()
+
+    async def call(self, function: Callable[..., T], *arguments: object) -> T:
+        """Run a function in the store's thread, after the work that is there."""
+        return await self._loop.call(function, *arguments)
 
     async def aclose(self) -> None:
         """After `run`: write what was taken, close the store, and end the consumers that are left. Idempotent."""

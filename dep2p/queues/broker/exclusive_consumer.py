@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import trio
 
 from dep2p.errors import LockLostError
-from dep2p.protocols.queues.consumer import ConsumerWindow
+from dep2p.protocols.queues.consumer import ChannelConsumer, ConsumerWindow
 from dep2p.protocols.queues.exclusive_channel import ExclusiveChannel, ExclusiveChannelConsumer
 from dep2p.protocols.queues.ordering.consumer_group import Lease
 from dep2p.protocols.queues.wire.frames import DeliveryResult, QueueCode, Settled
@@ -27,7 +27,7 @@ class BrokerGroupMember(LocalConsumer):
         window: ConsumerWindow,
     ) -> None:
         super().__init__(engine, channel, consumer_id, window)
-        self.core = self.member = ExclusiveChannelConsumer(
+        self.member: ExclusiveChannelConsumer = ExclusiveChannelConsumer(
             consumer_id,
             member,
             window,
@@ -35,6 +35,7 @@ class BrokerGroupMember(LocalConsumer):
             on_closed=self.stop_because,
             on_lease=self._on_lease,
         )
+        self.core: ChannelConsumer = self.member
         self.on_lease: Callable[[Lease], None] = lambda _lease: None
         """Called with each lease for the consumer; its link sets it."""
         self.is_leaving = False
