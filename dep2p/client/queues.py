@@ -403,10 +403,10 @@ class QueueClientApi:
 
         At most ``max_in_flight`` messages are held without a result. A new channel starts with what is published from
         now on, or with everything that is there (``from_start``); the first channel of a queue always gets everything.
-        After ``count`` messages the loop ends, and no more are taken. When this block or the connection ends, what is held goes to
-        other consumers at once. A new channel gets only what its ``filter`` lets through. In an ``exclusive`` channel,
-        which is made so, each partition has one consumer at a time, and of each order key one message is out at a time,
-        in the order of publishing.
+        After ``count`` messages the loop ends, and no more are taken. When this block or the connection ends, what is
+        held goes to other consumers at once. A new channel gets only what its ``filter`` lets through. In an
+        ``exclusive`` channel, which is made so, each partition has one consumer at a time, and of each order key one
+        message is out at a time, in the order of publishing.
 
         Raises QueueNotFoundError, QueueAccessError, QueueExistsError when the channel has another filter, or is (not)
         exclusive.

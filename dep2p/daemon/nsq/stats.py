@@ -153,6 +153,18 @@ def _topic(
     )
 
 
+_ENDS: Final = (
+    "finished",
+    "dead",
+    "dropped_attempts_used_up",
+    "expired",
+    "emptied",
+    "dropped_overflow",
+    "filtered",
+)
+"""The ways in which a message leaves a channel for good."""
+
+
 def _channel(channel: Channel, connections: list[NsqConnection], *, include_clients: bool) -> NsqChannelStats:
     counts, deferred = channel.counts, channel.deferred
     depth = max(0, channel.depth - deferred)
@@ -168,7 +180,7 @@ def _channel(channel: Channel, connections: list[NsqConnection], *, include_clie
         backend_depth=0 if is_memory else depth,
         in_flight_count=channel.in_flight,
         deferred_count=deferred,
-        message_count=counts["delivered"] - counts["requeued"] - counts["timed_out"] + depth,
+        message_count=channel.depth + channel.in_flight + sum([counts[end] for end in _ENDS]),
         requeue_count=counts["requeued"],
         timeout_count=counts["timed_out"],
         client_count=len(channel.consumers),

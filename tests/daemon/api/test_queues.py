@@ -192,7 +192,8 @@ def test_a_misspelt_option_of_the_client_is_refused(queues: Served) -> None:
 
 
 def test_a_loop_over_a_count_of_messages_ends_and_its_messages_can_be_settled(queues: Served) -> None:
-    _put(queues, *[{"body": str(number), "encoding": "utf-8"} for number in range(5)])
+    bodies: list[dict[str, object]] = [{"body": str(number), "encoding": "utf-8"} for number in range(5)]
+    _put(queues, *bodies)
 
     async def run() -> list[bytes]:
         async with Client.open(queues.socket) as client:

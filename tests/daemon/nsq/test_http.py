@@ -167,6 +167,46 @@ async def test_statistics_of_clients() -> None:
         assert few["topics"] == []
 
 
+async def test_a_channel_counts_each_message_once_whatever_becomes_of_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """nsqd counts what came into the channel: no requeue, timeout or end of a client changes that."""
+    async with serving(max_attempts=3) as http:
+
+        async def counted() -> int:
+            count: int = (await http.stats())["topics"][0]["channels"][0]["message_count"]
+            return count
+
+        await http.post("/topic/create?topic=t")
+        await http.post("/channel/create?topic=t&channel=c")
+        for number in range(6):
+            await http.post("/pub?topic=t", b"%d" % number)
+        assert await counted() == 6
+        consumer = await http.world.client()
+        await consumer.identify(msg_timeout=1_000)
+        await consumer.subscribe(ready=1)
+        await consumer.finish(await consumer.message())
+        await consumer.send(f"REQ {(await consumer.message()).message_id.decode()} 0")
+        assert await counted() == 6
+        await consumer.send(f"REQ {(await consumer.message()).message_id.decode()} 60000")  # deferred
+        await consumer.message()
+        await trio.sleep(1.5)  # times out
+        assert await counted() == 6
+        await consumer.message()
+        await consumer.stream.aclose()  # holds one
+        await trio.sleep(0.5)
+        assert await counted() == 6
+        another = await http.world.client()
+        await another.subscribe(ready=6)
+        for _ in range(8):
+            with trio.move_on_after(5):
+                await another.send(f"REQ {(await another.message()).message_id.decode()} 0")  # until all are dead
+        assert await counted() == 6
+        await http.post("/pub?topic=t", b"last")
+        await http.post("/channel/empty?topic=t&channel=c")
+        assert await counted() == 7
+
+
 async def test_a_full_topic_is_reported(autojump_clock: trio.testing.MockClock) -> None:
     async with serving(items_max=1) as http:
         await http.post("/pub?topic=t", b"x")
