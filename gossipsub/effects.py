@@ -85,6 +85,14 @@ class ResetStream:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldPeer:
+    """Read nothing of the peer for so long: it sends more than its rate. A shell without back-pressure ignores it."""
+
+    peer: PeerId
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Disconnect:
     """A hint that this peer is not worth its connection."""
 
@@ -104,5 +112,15 @@ class Dial:
 
 
 Effect = (
-    Send | Deliver | Validate | PublishAccepted | PublishExpired | OpenStream | ResetStream | Disconnect | Dial | Trace
+    Send
+    | Deliver
+    | Validate
+    | PublishAccepted
+    | PublishExpired
+    | OpenStream
+    | ResetStream
+    | HoldPeer
+    | Disconnect
+    | Dial
+    | Trace
 )

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from dep2p.gossipsub import reasons
-from dep2p.gossipsub.effects import Deliver, Effect, Lane, ResetStream, Send, Validate
+from dep2p.gossipsub.effects import Deliver, Disconnect, Effect, HoldPeer, Lane, ResetStream, Send, Validate
 from dep2p.gossipsub.events import Verdict
 from dep2p.gossipsub.gossip.gossip import Gossip
 from dep2p.gossipsub.gossip.idontwant import IDontWant
@@ -25,8 +25,8 @@ from dep2p.types import PeerId
 
 _logger = logging.getLogger("dep2p.gossipsub")
 
-CONTROL_DROPPED_MAX: Final = 2_000
-"""Items dropped of one neighbour's floods before its stream is reset: some 20 RPCs, a few milliseconds of decoding."""
+FLOOD_FAULTS: Final = 4.0
+"""Faults (P7) that a flood of control messages counts as; they count squared."""
 
 _REASON_OF_VERDICT = {
     Verdict.IGNORE: reasons.VALIDATION_IGNORED,
@@ -120,23 +120,27 @@ class Inbound:
         return out.take() if out.effects or out.grafts or out.prunes else []
 
     def _within_rate(self, state: PeerState, rpc: Rpc, now: float) -> Rpc:
-        """Return the RPC without the subscriptions, grafts and prunes that exceed the neighbour's rate.
+        """Return the RPC without the subscriptions, grafts and prunes that no debt covers; hold back its sender.
 
-        Such a neighbour misbehaves (P7). After many dropped items its stream is reset: what it has sent ahead is then
-        dropped unread, since decoding it would cost others their time.
+        A neighbour whose flood goes on misbehaves (P7), and loses its stream.
         """
         wanted = len(rpc.subscriptions) + len(rpc.graft) + len(rpc.prune)
-        left = taken = state.control.take_up_to(wanted, now)
-        if taken == wanted:
+        excess = state.control.take(wanted, now)
+        if excess is None:
             return rpc
         core = self._core
-        core.count("drop: control flood", wanted - taken)
-        core.scores.misbehaved(state.stats)
-        state.control_dropped += wanted - taken
-        if state.control_dropped >= CONTROL_DROPPED_MAX:
-            state.control_dropped = 0
+        core.count("peer held: control rate")
+        core.out.effects.append(HoldPeer(state.peer, excess.hold_s))
+        if excess.is_flood:
             core.count("stream reset: control flood")
-            core.out.effects.append(ResetStream(state.peer, "a flood of control messages"))
+            core.scores.misbehaved(state.stats, FLOOD_FAULTS)
+            core.out.effects.append(ResetStream(state.peer, reasons.CONTROL_FLOOD))
+            core.out.effects.append(Disconnect(state.peer, reasons.CONTROL_FLOOD))
+        left = excess.taken
+        if left == wanted:
+            return rpc
+        core.count("drop: control flood", wanted - left)
+        core.scores.misbehaved(state.stats)
         subscriptions = rpc.subscriptions[:left]
         left -= len(subscriptions)
         graft = rpc.graft[:left]

@@ -1,4 +1,4 @@
-"""Why a message was not taken: libp2p's names, used in traces and as names of counters."""
+"""Why a message was not taken: libp2p's names, used in traces and as names of counters. And why a neighbour was not."""
 
 from typing import Final
 
@@ -30,3 +30,8 @@ PUNISHED: Final = frozenset(
     }
 )
 """Reasons that count as invalid messages of the forwarder (P4). The others may be no peer's fault."""
+
+GRAYLISTED: Final = "graylisted"
+CONTROL_FLOOD: Final = "a flood of control messages"
+MISUSES: Final = frozenset({GRAYLISTED, CONTROL_FLOOD})
+"""Reasons for which a neighbour is not worth its connection, by what it did itself."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from dep2p.errors import TooManyTopicsError
+from dep2p.gossipsub import reasons
 from dep2p.gossipsub.effects import Disconnect, Effect, ResetStream
 from dep2p.gossipsub.events import (
     ConfigureTopic,
@@ -399,7 +400,7 @@ class Router:
             self._has_graylisted = True
             if not state.is_graylisted:
                 state.is_graylisted = True
-                core.out.effects.append(Disconnect(state.peer, "graylisted"))
+                core.out.effects.append(Disconnect(state.peer, reasons.GRAYLISTED))
 
     def _forget_deliveries(self, now: float) -> None:
         """Forget after a heartbeat which peers delivered a message: copies count for milliseconds only."""

@@ -63,6 +63,10 @@ class Prune:
     peers: tuple[PeerInfo, ...] = ()
 
 
+_ITEMS_PER_UNIT = 4
+_IDS_PER_UNIT = 8
+
+
 @dataclass(slots=True)
 class Rpc:
     """One message between neighbours; every part may be empty. Graft holds topics; iwant and idontwant hold ids.
@@ -77,3 +81,17 @@ class Rpc:
     graft: tuple[str, ...] = ()
     prune: tuple[Prune, ...] = ()
     idontwant: tuple[bytes, ...] = ()
+
+    @property
+    def units(self) -> int:
+        """About what taking it costs: a unit is some 15 µs. A message without its signature is two units, 4
+        subscriptions, grafts or prunes are one, 8 ids are one."""
+        units = 1 + 2 * len(self.messages)
+        items = len(self.subscriptions) + len(self.graft)
+        if self.prune:
+            items += sum(1 + len(prune.peers) for prune in self.prune)
+        ids = len(self.iwant) + len(self.idontwant)
+        if self.ihave:
+            items += len(self.ihave)
+            ids += sum(len(ihave.ids) for ihave in self.ihave)
+        return units + items // _ITEMS_PER_UNIT + ids // _IDS_PER_UNIT

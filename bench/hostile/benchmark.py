@@ -58,6 +58,9 @@ class Scenario:
     """The relay is in the realm of the members, as one that they run themselves."""
     needs_all: bool = False
     """The attack is its number: the quick run has all of it, too."""
+    is_crowd_apart: bool = False
+    """The other members have work with the attack, too: they run in a process of their own, so that the one that asks
+    is a node as others are."""
 
 
 SCENARIOS: Mapping[str, Scenario] = {
@@ -74,7 +77,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "request-hold": Scenario("member"),
     "queue-flood": Scenario("member"),
     "identify": Scenario("stranger"),
-    "invented-members": Scenario("member", 4_000),
+    "invented-members": Scenario("member", 4_000, is_crowd_apart=True),
     "forged-copy": Scenario("stranger", layout="topic"),
     "ihave-parallel": Scenario("stranger"),
     "graft-unsubscribed": Scenario("stranger"),
@@ -190,11 +193,16 @@ async def _set_up(play: _Play) -> None:
         )
     else:
         play.others = [one for one in addresses if "/quic" in one or "/p2p-circuit" in one]
-        play.members = _texts(
-            await play.bystander.call_text(
-                "join", secret=secret, address=play.address, count=MEMBERS, is_relayed=layout == "relay"
+        groups = [(play.bystander, MEMBERS)]
+        if play.scenario.is_crowd_apart:
+            crowd = await play.crew.start(_SIDE, "crowd", "bench.hostile.bystander")
+            groups = [(play.bystander, 1), (crowd, MEMBERS - 1)]
+        for worker, count in groups:
+            is_relayed = layout == "relay"
+            joined = await worker.call_text(
+                "join", secret=secret, address=play.address, count=count, is_relayed=is_relayed
             )
-        )
+            play.members += _texts(joined)
 
 
 def _texts(text: str) -> list[str]:
@@ -249,6 +257,7 @@ async def _attacked(play: _Play, name: str, quiet_rate: float) -> Mapping[str, f
     counts["rss_before_mb"] = counts["rss_most_mb"] = round(play.rss_mb())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_watch_memory, play)
+        await _ask_victim(play, "watch")
         await _begin(play, name)
         await trio.sleep(_SETTLE_S)
         if play.scenario.layout == "newcomer":
@@ -263,6 +272,7 @@ async def _attacked(play: _Play, name: str, quiet_rate: float) -> Mapping[str, f
             counts["members_learned"] = int(found.get("known", 0))
         if name == "graft-unsubscribed":
             counts["mesh"] = int(found.get("mesh", 0))
+        counts["loop_pass_most_ms"] = round((await _ask_victim(play, "watch")).get("loop_pass_ms", 0))
         await _let_newcomers_in(play, name)
         nursery.cancel_scope.cancel()
     if not play.is_stopped:

@@ -31,6 +31,29 @@ _CALL_TIMEOUT_S = 1.0
 _PAUSE_S = 0.002
 
 
+class LoopPasses(trio.abc.Instrument):
+    """Measures the processor time of the event loop's longest pass: the part of a delay that is the node's own.
+
+    The rest of a delay is the machine's, which runs the attacker and the bystanders, too.
+    """
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the passes until now, and the one that calls this until now."""
+        self.longest_s = 0.0
+        self._began_s = time.thread_time()
+
+    def after_io_wait(self, timeout: float) -> None:
+        """Note where a pass begins."""
+        self._began_s = time.thread_time()
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Note where a pass ends."""
+        self.longest_s = max(self.longest_s, time.thread_time() - self._began_s)
+
+
 class VictimCommands:
     """The commands of the process under attack."""
 
@@ -41,6 +64,7 @@ class VictimCommands:
         self._delays_s: dict[int, float] = {}
         self._counts: Counter[str] = Counter()
         self._scope = trio.CancelScope()
+        self._passes = LoopPasses()
 
     async def hello(self) -> dict[str, object]:
         """The process is ready."""
@@ -96,6 +120,13 @@ class VictimCommands:
         realm = realm_of(secret) if secret else None
         self._node = await self._stack.enter_async_context(Node.open(realm, listen=(_TCP,), relay="server"))
         return {"text": json.dumps(self._node.listen_addrs())}
+
+    async def watch(self) -> dict[str, object]:
+        """Measure passes of the event loop from now on; answers with the longest until now, and begins anew."""
+        longest_s = self._passes.longest_s
+        self._passes.begin()
+        trio.lowlevel.add_instrument(self._passes)
+        return {"loop_pass_ms": 1_000 * longest_s}
 
     async def status(self, members: list[str]) -> dict[str, object]:
         """How many of these members are up and how many known, and the size of the public topic's mesh."""

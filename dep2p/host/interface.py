@@ -318,6 +318,10 @@ class Host(Protocol):
         """Undo `protect`."""
         ...
 
+    def is_protected(self, connection: Connection) -> bool:
+        """Whether a part of the node protects the connection."""
+        ...
+
     def add_addrs(self, peer: PeerId, addrs: Sequence[str], *, ttl_s: float) -> None:
         """Remember addresses in the peer store. Malformed ones are dropped and counted."""
         ...

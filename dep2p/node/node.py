@@ -174,7 +174,9 @@ class Node:
             services = NodeServices(host, identity, limits, directory, outbox, queues)
             stack.push_async_callback(services.aclose)
             async with trio.open_nursery() as nursery:
-                pubsubs = PubSubs(host, identity, limits, pubsub_params, pubsub_scores, tracing=trace)
+                pubsubs = PubSubs(
+                    host, identity, limits, pubsub_params, pubsub_scores, tracing=trace, fairness=services.fairness
+                )
                 await pubsubs.start(nursery, public_pubsub, None if trace_json is None else Path(trace_json))
                 await services.start(nursery)
                 node = cls(host, identity, limits, directory, nursery, pubsubs, services)
@@ -350,7 +352,8 @@ class Node:
     def _status(self, joined: Joined) -> RealmStatus:
         members = joined.membership.members()
         up = sum(1 for member in members if member.state == "up")
-        return RealmStatus(joined.realm.name, joined.realm.realm_id, len(members), up, joined.membership.problems())
+        problems = (*joined.membership.problems(), *joined.pubsub.problems())
+        return RealmStatus(joined.realm.name, joined.realm.realm_id, len(members), up, problems)
 
     def _pick(self, realm: RealmChoice) -> Joined:
         joined = self._joined

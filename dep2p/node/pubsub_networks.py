@@ -13,6 +13,7 @@ from dep2p.gossipsub.scoring.params import ScoreParams, standard_scores
 from dep2p.host.interface import Host
 from dep2p.identity import Identity
 from dep2p.limits import Limits
+from dep2p.links.fairness import Fairness
 from dep2p.pubsub.json_tracer import TraceFile
 from dep2p.pubsub.peers import Neighbours, PublicNeighbours, RealmNeighbours
 from dep2p.pubsub.service import PubSub, PubSubNetwork, params_from
@@ -34,6 +35,7 @@ class PubSubs:
         scores: ScoreParams | None,
         *,
         tracing: bool,
+        fairness: Fairness,
     ) -> None:
         self._host = host
         self._identity = identity
@@ -43,6 +45,7 @@ class PubSubs:
         self._rate = PublishRate(self._params.publish_rate_per_s, self._params.publish_burst, trio.current_time())
         self._scores = scores or standard_scores()
         self._tracing = tracing
+        self._fairness = fairness
         self._trace_file: TraceFile | None = None
         self._rng = random.SystemRandom()
         self.public: list[PubSub] = []
@@ -85,7 +88,14 @@ class PubSubs:
             self._host,
             self._identity,
             self._limits,
-            PubSubNetwork(neighbours=neighbours, wire=wire, params=params, realm_id=realm_id, options=options),
+            PubSubNetwork(
+                neighbours=neighbours,
+                wire=wire,
+                params=params,
+                realm_id=realm_id,
+                options=options,
+                fairness=self._fairness,
+            ),
             rng=self._rng,
         )
         if self._trace_file is not None and pubsub.traces is not None:

@@ -7,6 +7,8 @@ import trio
 
 from dep2p.errors import ErrorCode, StreamClosedError
 from dep2p.host.interface import ByteStream
+from dep2p.links.fairness import Fairness
+from dep2p.protocols.fairness.turns import UNITS_ALONE
 from dep2p.pubsub.peers import Neighbours
 from dep2p.pubsub.send_queue import PeerQueue
 from dep2p.pubsub.wire_formats import RpcDecoder, Wire, count_refusal
@@ -56,9 +58,10 @@ class Neighbour:
 
 
 class ReceiveRpc(Protocol):
-    """Takes one RPC of a peer; ``is_old``: on a stream that another one has replaced."""
+    """Takes one RPC of a peer; ``is_old``: on a stream that another one has replaced. Returns its cost, in units of
+    turns."""
 
-    def __call__(self, peer: PeerId, payload: bytes, *, is_old: bool) -> None: ...
+    def __call__(self, peer: PeerId, payload: bytes, *, is_old: bool) -> int: ...
 
 
 class InboundOwner(Protocol):
@@ -69,8 +72,17 @@ class InboundOwner(Protocol):
     counters: Counter[str]
     is_held: bool
     """Whether no more RPCs are taken for now."""
+    held_peers: dict[PeerId, int]
+    """Peers of which no more RPCs are taken for now."""
+    fairness: Fairness
 
-    def receive(self, peer: PeerId, payload: bytes, *, is_old: bool) -> None: ...
+    def line_of(self, peer: PeerId) -> PeerId:
+        """Return the member in whose line the peer waits for its turn."""
+        ...
+
+    def receive(self, peer: PeerId, payload: bytes, *, is_old: bool) -> int:
+        """Take one RPC; return what it cost, in units of turns."""
+        ...
 
     def received_all(self) -> None:
         """Act on the end of a read: no more RPCs were in it."""
@@ -83,9 +95,25 @@ class InboundOwner(Protocol):
 
 class InboundStream:
     """A peer's stream to us. Bytes are pushed in. Those that the owner cannot take yet wait here, and hold back the
-    peer."""
+    peer.
 
-    __slots__ = ("_backlog", "_decoder", "_is_over", "_is_paused", "_owner", "is_replaced", "peer", "stream")
+    An RPC is paid for when it has been decoded: its size says little of its cost. A peer whose last RPC is more than
+    its share of this moment waits for its turn before the next one.
+    """
+
+    __slots__ = (
+        "_backlog",
+        "_decoder",
+        "_is_in_line",
+        "_is_over",
+        "_is_paused",
+        "_line",
+        "_owed_units",
+        "_owner",
+        "is_replaced",
+        "peer",
+        "stream",
+    )
 
     def __init__(self, owner: InboundOwner, stream: ByteStream) -> None:
         self._owner = owner
@@ -95,6 +123,10 @@ class InboundStream:
         self._backlog: deque[bytes] = deque()
         self._is_paused = False
         self._is_over = False
+        self._is_in_line = False
+        self._line: PeerId = owner.line_of(self.peer)
+        self._owed_units = 0
+        """Work of RPCs that no turn or share has paid for yet."""
         self.is_replaced: bool = False
         """The peer has opened another one since. What it says here about itself is of before."""
 
@@ -118,17 +150,53 @@ class InboundStream:
         self.process()
 
     def process(self) -> None:
-        """Hand over waiting RPCs, as long as the owner takes them."""
-        owner, backlog, peer = self._owner, self._backlog, self.peer
-        while backlog and not owner.is_held and not self._is_over:
-            if not owner.neighbours.is_admitted(self.stream.connection):
-                self.refuse()
-                return
-            owner.receive(peer, backlog.popleft(), is_old=self.is_replaced)
+        """Hand over waiting RPCs, as long as the owner takes them and the peer has its share."""
+        if self._is_in_line:
+            return
+        spent_units, fairness = 0, self._owner.fairness
+        while self._may_take():
+            owed_units = self._owed_units
+            if owed_units:
+                if spent_units > UNITS_ALONE or not fairness.admits(self._line, owed_units):
+                    self._wait_for_turn(fairness)
+                    break
+                spent_units += owed_units
+            self._owed_units = self._take_one()
+        self._end_batch()
+
+    def take_turn(self, units: int) -> bool:
+        """See :class:`dep2p.links.fairness.TurnTaker`."""
+        self._is_in_line = True
+        self._owed_units -= units
+        while self._owed_units <= 0 and self._may_take():
+            self._owed_units += self._take_one()
+        self._is_in_line = has_more = self._may_take()
+        self._end_batch()
+        return has_more
+
+    def _wait_for_turn(self, fairness: Fairness) -> None:
+        self._owner.counters["rpc_turns_waited"] += 1
+        self._is_in_line = True
+        fairness.add(self._line, self)
+
+    def _may_take(self) -> bool:
+        owner = self._owner
+        if not self._backlog or owner.is_held or self._is_over or self.peer in owner.held_peers:
+            return False
+        if not owner.neighbours.is_admitted(self.stream.connection):
+            self.refuse()
+            return False
+        return True
+
+    def _take_one(self) -> int:
+        return self._owner.receive(self.peer, self._backlog.popleft(), is_old=self.is_replaced)
+
+    def _end_batch(self) -> None:
+        owner, peer = self._owner, self.peer
         owner.received_all()
         if self._is_over:
             return
-        if backlog or owner.is_held:
+        if self._backlog or owner.is_held or peer in owner.held_peers:
             if not self._is_paused:
                 self._is_paused = True
                 self.stream.pause_receiving()

@@ -1,10 +1,11 @@
 """The streams of one pub/sub network: opened to every neighbour, accepted from every neighbour, reopened when lost."""
 
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import trio
 
@@ -13,6 +14,7 @@ from dep2p.gossipsub.events import Event, PeerDown, PeerUp, StreamAccepted, Stre
 from dep2p.gossipsub.rpc import Rpc
 from dep2p.host.interface import ByteStream, Connection, Host
 from dep2p.limits import Limits
+from dep2p.links.fairness import Fairness
 from dep2p.pubsub.peer_link import INBOUND_PER_PEER_MAX, QUICK_END_S, InboundStream, Neighbour, ReceiveRpc
 from dep2p.pubsub.peers import Neighbours
 from dep2p.pubsub.send_queue import PeerQueue
@@ -21,6 +23,13 @@ from dep2p.types import PeerId, peer_id_bytes
 
 logger: logging.Logger = logging.getLogger("dep2p.io")
 
+_HELD_VALIDATION: Final = 1
+"""More of its messages wait for a verdict than its share."""
+_HELD_RATE: Final = 2
+"""It is over its rate of control messages."""
+_HELD_TEXTS: Final = {_HELD_VALIDATION: "messages", _HELD_RATE: "control messages"}
+_SAY_INTERVAL_S: Final = 60.0
+_PROBLEMS_MAX: Final = 8
 _DIALING_MAX = 64
 """Peers that pub/sub dials at the same time: direct ones, and those that neighbours named."""
 
@@ -45,8 +54,8 @@ class LinksOwner(Protocol):
 
     def handle(self, event: Event) -> None: ...
 
-    def receive(self, peer: PeerId, payload: bytes, *, is_old: bool) -> None:
-        """One RPC; ``is_old``: on a stream that another one has replaced."""
+    def receive(self, peer: PeerId, payload: bytes, *, is_old: bool) -> int:
+        """One RPC; ``is_old``: on a stream that another one has replaced. Returns its cost, in units of turns."""
         ...
 
     def received_all(self) -> None: ...
@@ -69,14 +78,23 @@ class PubSubLinks:
         wire: Wire,
         limits: Limits,
         counters: Counter[str],
+        *,
+        fairness: Fairness,
+        line: PeerId | None,
     ) -> None:
+        """``line``: the one in which all peers wait for their turn; None: each in its own."""
         self._owner = owner
         self._host = host
         self.neighbours = neighbours
         self.wire = wire
         self._limits = limits
         self.counters = counters
+        self.fairness = fairness
+        self._line = line
         self.is_held = False
+        self.held_peers: dict[PeerId, int] = {}
+        """Neighbours of which nothing is taken for now, and for what reasons: bits."""
+        self._say_at_s = float("-inf")
         self.pressed: dict[PeerQueue, None] = {}
         """Queues that publishers have to check."""
         self.bytes_since_yield = 0
@@ -338,6 +356,56 @@ class PubSubLinks:
             for inbound in list(known.inbound):
                 inbound.reset()
 
+    def line_of(self, peer: PeerId) -> PeerId:
+        """Return the member in whose line the peer waits for its turn."""
+        return peer if self._line is None else self._line
+
+    def hold_for_rate(self, peer: PeerId, seconds: float) -> None:
+        """Take nothing of a peer for so long: it sends more control messages than its rate."""
+        if self._nursery is None or self.held_peers.get(peer, 0) & _HELD_RATE:
+            return
+        self._hold(peer, _HELD_RATE)
+        self._nursery.start_soon(self._release_after, peer, seconds)
+
+    async def _release_after(self, peer: PeerId, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self._release(peer, _HELD_RATE)
+
+    def hold_for_validation(self, peer: PeerId, held: bool) -> None:
+        """Take nothing of a peer while more of its messages wait for a verdict than its share."""
+        if held:
+            self._hold(peer, _HELD_VALIDATION)
+        else:
+            self._release(peer, _HELD_VALIDATION)
+
+    def _hold(self, peer: PeerId, reason: int) -> None:
+        self.held_peers[peer] = self.held_peers.get(peer, 0) | reason
+        now = trio.current_time()
+        if now >= self._say_at_s:
+            self._say_at_s = now + _SAY_INTERVAL_S
+            logger.info(
+                "%s sends more %s than its share: the node reads nothing of it meanwhile; counted as "
+                "pubsub_peers_held_…, logged once in %.0f s",
+                peer,
+                _HELD_TEXTS[reason],
+                _SAY_INTERVAL_S,
+            )
+
+    def _release(self, peer: PeerId, reason: int) -> None:
+        left = self.held_peers.get(peer, 0) & ~reason
+        if left:
+            self.held_peers[peer] = left
+        elif self.held_peers.pop(peer, None) is not None and (known := self._known.get(peer)) is not None:
+            for inbound in list(known.inbound):
+                inbound.process()
+
+    def problems(self) -> tuple[str, ...]:
+        """Say of which neighbours nothing is read for now, and why; at most eight."""
+        return tuple(
+            f"{peer} sends more {_HELD_TEXTS[reasons & -reasons]} to pub/sub than its share: it is held back"
+            for peer, reasons in itertools.islice(self.held_peers.items(), _PROBLEMS_MAX)
+        )
+
     def process_waiting(self) -> None:
         """Process waiting RPCs: the owner takes more again."""
         for known in list(self._known.values()):
@@ -352,6 +420,14 @@ class PubSubLinks:
             return []
         bursts = [(peer, known.queue.take_burst()) for peer, known in self._known.items()]
         return [burst for burst in bursts if burst[1]]
+
+    def disconnect(self, peer: PeerId) -> None:
+        """Close the connections of a peer that misuses pub/sub, as far as no other part of the node needs them."""
+        if self._nursery is None:
+            return
+        for connection in self.neighbours.useless(peer):
+            self.counters["connections_closed_misuse"] += 1
+            self._nursery.start_soon(connection.close)
 
     # Dialing
 

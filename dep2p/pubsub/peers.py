@@ -30,6 +30,10 @@ class Neighbours(Protocol):
         """Connect to a peer. Raises what dialing raises."""
         ...
 
+    def useless(self, peer: PeerId) -> Sequence[Connection]:
+        """Return the connections to close of a peer that misuses pub/sub: those that it opened and no part needs."""
+        ...
+
 
 class PubSubGate(RealmGate, Protocol):
     """A membership, as pub/sub uses it: a `RealmGate` that reports verified connections."""
@@ -87,6 +91,9 @@ class RealmNeighbours:
     async def dial(self, peer: PeerId) -> None:
         await self._gate.connect(peer)
 
+    def useless(self, peer: PeerId) -> Sequence[Connection]:
+        return ()  # a member's requests and queues are served as before
+
 
 class PublicNeighbours:
     """Every connected peer."""
@@ -116,3 +123,10 @@ class PublicNeighbours:
 
     async def dial(self, peer: PeerId) -> None:
         await self._host.dial(peer)
+
+    def useless(self, peer: PeerId) -> Sequence[Connection]:
+        return [
+            connection
+            for connection in self._host.connections(peer)
+            if connection.direction == "inbound" and not self._host.is_protected(connection)
+        ]

@@ -19,6 +19,7 @@ from dep2p.gossipsub.effects import (
     Dial,
     Disconnect,
     Effect,
+    HoldPeer,
     Lane,
     OpenStream,
     PublishAccepted,
@@ -40,6 +41,7 @@ from dep2p.gossipsub.events import (
 )
 from dep2p.gossipsub.options import RouterOptions
 from dep2p.gossipsub.params import RPC_OVERHEAD_BYTES, GossipParams
+from dep2p.gossipsub.reasons import MISUSES
 from dep2p.gossipsub.router import Router
 from dep2p.gossipsub.rpc import IHave, PeerInfo, Rpc
 from dep2p.gossipsub.rpc import RpcMessage as RouterMessage
@@ -48,6 +50,8 @@ from dep2p.gossipsub.tracing.libp2p_events import TRACE_TYPES, TraceBuffer
 from dep2p.host.interface import Host
 from dep2p.identity import Identity
 from dep2p.limits import Limits
+from dep2p.links.fairness import Fairness
+from dep2p.protocols.fairness.turns import UNITS_PER_TURN
 from dep2p.pubsub.peer_links import PubSubLinks
 from dep2p.pubsub.peers import Neighbours
 from dep2p.pubsub.publisher import Publishing
@@ -67,6 +71,8 @@ logger: logging.Logger = logging.getLogger("dep2p.io")
 
 _AUTHORS_CACHED_MAX: Final = 4_096
 _NAMED_TTL_S: Final = 600.0
+_PUBLIC_LINE: Final = PeerId("peers of public pub/sub")
+"""The line in which all of them wait for a turn among the members: strangers can be as many as they like."""
 _BUSY_MAX_S: Final = 1.5
 """Seconds, of the three heartbeats that announce a message, in which a busy node may ignore IHAVE."""
 
@@ -99,6 +105,8 @@ class PubSubNetwork:
     params: GossipParams
     realm_id: RealmId | None = None
     options: RouterOptions = field(default_factory=RouterOptions)
+    fairness: Fairness = field(default_factory=Fairness)
+    """Turns of the node's members; all peers of the public network take one member's turns together."""
 
 
 class PubSub:
@@ -138,7 +146,16 @@ class PubSub:
         self.reliable: ReliableTopics | None = None
         """Publishes reliably; None on the public network."""
         self._busy_since_s = self._busy_until_s = float("-inf")
-        self._links = PubSubLinks(self, host, network.neighbours, wire, limits, self.counters_by_name)
+        self._links = PubSubLinks(
+            self,
+            host,
+            network.neighbours,
+            wire,
+            limits,
+            self.counters_by_name,
+            fairness=network.fairness,
+            line=_PUBLIC_LINE if network.realm_id is None else None,
+        )
         self._sending = RpcSender(self._links, wire, self._send_dropped)
         self._send = self._sending.send
         self._publishing = Publishing(self, self._router, self._links, limits, params, self.counters_by_name)
@@ -148,7 +165,8 @@ class PubSub:
             wire.check_signature,
             self.public_message,
             items_max=limits.pubsub_validating_max,
-            on_held=lambda held: self.hold(self._validation) if held else self.release(self._validation),
+            on_held=self._hold_for_validation,
+            on_peer_held=self._links.hold_for_validation,
         )
 
     # Life
@@ -354,14 +372,18 @@ class PubSub:
 
     # From neighbours
 
-    def receive(self, peer: PeerId, payload: bytes, *, is_old: bool = False) -> None:
-        """Take one RPC; ``is_old``: on a stream that another one has replaced. Called by the links."""
+    def receive(self, peer: PeerId, payload: bytes, *, is_old: bool = False) -> int:
+        """Take one RPC; ``is_old``: on a stream that another one has replaced. Called by the links.
+
+        Returns its cost, in units of turns.
+        """
         now = trio.current_time()
         try:
             rpc = self._decode(payload)
         except ProtocolError as error:
             self.malformed(peer, str(error))
-            return
+            return UNITS_PER_TURN
+        units = rpc.units
         queue = self._links.queue_of(peer)
         if queue is not None:
             if queue.has_messages:
@@ -379,6 +401,7 @@ class PubSub:
         effects = self._router.receive(peer, rpc, now)
         if effects:
             self.perform(effects, now)
+        return units
 
     def _spare(self, queue: PeerQueue, rpc: Rpc) -> None:
         """Drop messages for a peer that sends or announces them itself: most copies of a burst end here."""
@@ -410,6 +433,12 @@ class PubSub:
             self._busy_until_s = now + self.params.heartbeat_interval_s
         self._holds[who] = None
         self._links.is_held = True
+
+    def _hold_for_validation(self, held: bool) -> None:
+        if held:
+            self.hold(self._validation)
+        else:
+            self.release(self._validation)
 
     def release(self, who: object) -> None:
         """End the hold of ``who``."""
@@ -466,9 +495,14 @@ class PubSub:
                 self._links.open(peer)
             case ResetStream(peer, _):
                 self._links.reset_inbound(peer)
+            case HoldPeer(peer, seconds):
+                self.counters_by_name["peers_held_control_rate"] += 1
+                self._links.hold_for_rate(peer, seconds)
             case Disconnect(peer, reason):
                 self.counters_by_name[f"disconnect_hints_{reason.replace(' ', '_')}"] += 1
                 logger.info("%s is of no use to pub/sub: %s", peer, reason)
+                if reason in MISUSES:
+                    self._links.disconnect(peer)
                 # While the connection lives the router tries on, with pauses of up to half a minute.
                 self._links.open(peer)
             case PublishExpired(_, message):
@@ -577,6 +611,10 @@ class PubSub:
         if self.traces is not None:
             total["trace_events_dropped_buffer_full"] = self.traces.dropped
         return total
+
+    def problems(self) -> tuple[str, ...]:
+        """Say of which neighbours nothing is read for now, and why; at most eight."""
+        return self._links.problems()
 
     def stats(self) -> dict[str, object]:
         """The present state: topics, how full the bounded parts are, and each neighbour's queue."""

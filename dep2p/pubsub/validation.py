@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
@@ -12,6 +12,7 @@ from dep2p.concurrency.wait_queue import Sleeper
 from dep2p.errors import PublishRefusedError
 from dep2p.gossipsub.events import Verdict
 from dep2p.gossipsub.rpc import RpcMessage as RouterMessage
+from dep2p.protocols.fairness.lines import PeerLines
 from dep2p.pubsub.types import PubSubMessage, TopicValidator, ValidatorVerdict
 from dep2p.types import PeerId
 
@@ -64,9 +65,12 @@ class Validation:
         *,
         items_max: int,
         on_held: Callable[[bool], None],
+        on_peer_held: Callable[[PeerId, bool], None],
     ) -> None:
-        """``on_held``: called with True when more than half of ``items_max`` is waiting, with False when few are
-        left."""
+        """``on_held``: called with True when more than half of ``items_max`` is waiting, with False when few are left.
+
+        ``on_peer_held``: the same for one peer, whose messages use up what is left of that.
+        """
         self._judge = judge
         self._counters = counters
         self._check_signature = check_signature
@@ -75,7 +79,11 @@ class Validation:
         self._low = items_max // 8
         self._on_held = on_held
         self._is_held = False
-        self._waiting: deque[tuple[int, RouterMessage, PeerId, bool]] = deque()
+        self._items_max = max(1, items_max)
+        self._on_peer_held = on_peer_held
+        self._waiting: PeerLines[tuple[int, RouterMessage, PeerId, bool]] = PeerLines(self._high)
+        self._freed: list[PeerId] = []
+        """Peers that are to be held no longer, at the end of the batch."""
         self._sleeper = Sleeper()
         self._nursery: trio.Nursery | None = None
         self._at_work = 0
@@ -85,8 +93,17 @@ class Validation:
         return len(self._waiting) + self._at_work
 
     def put(self, ticket: int, message: RouterMessage, peer: PeerId, *, has_signature: bool) -> None:
-        """Take a message for judgement."""
-        self._waiting.append((ticket, message, peer, has_signature))
+        """Take a message for judgement, behind those of its peer: peers take turns.
+
+        Above ``items_max`` of one peer, which one large RPC can bring, it is not judged.
+        """
+        if self._waiting.waiting(peer) >= self._items_max:
+            self._counters["messages_dropped_peer_over_share"] += 1
+            self._judge.judged(ticket, Verdict.THROTTLED)
+            return
+        if self._waiting.put(peer, (ticket, message, peer, has_signature), at_work=self._at_work):
+            self._counters["peers_held_validation"] += 1
+            self._on_peer_held(peer, True)
         if not self._is_held and len(self) > self._high:
             self._is_held = True
             self._on_held(True)
@@ -101,6 +118,7 @@ class Validation:
                     self._one_batch()
                     self._judge.received_all()
                     self._resume_if_low()
+                    self._free_peers()
                     await trio.lowlevel.checkpoint()
                 else:
                     await self._sleeper.wait()
@@ -109,7 +127,9 @@ class Validation:
         cost = 0
         waiting = self._waiting
         while waiting and cost < _BATCH_COST:
-            ticket, message, peer, has_signature = waiting.popleft()
+            (ticket, message, peer, has_signature), freed = waiting.take(at_work=self._at_work)
+            if freed is not None:
+                self._freed.append(freed)
             cost += 1
             if has_signature:
                 cost += len(message.data) // _COST_BYTES
@@ -127,6 +147,12 @@ class Validation:
         if self._is_held and len(self) <= self._low:
             self._is_held = False
             self._on_held(False)
+
+    def _free_peers(self) -> None:
+        freed, self._freed = self._freed, []
+        for peer in freed:
+            if peer not in self._waiting.held:
+                self._on_peer_held(peer, False)
 
     # Validators of apps
 

@@ -1,7 +1,5 @@
 """The state that the router's parts share: peers, topics, caches, counters."""
 
-from typing import Final
-
 from dep2p.gossipsub.events import Validator, Version
 from dep2p.gossipsub.messages.message_cache import MessageCache
 from dep2p.gossipsub.messages.seen_cache import SeenCache
@@ -11,18 +9,13 @@ from dep2p.gossipsub.scoring.params import ScoreThresholds
 from dep2p.gossipsub.scoring.peer_gater import PeerGater, Source
 from dep2p.gossipsub.scoring.score import PeerScorer, PeerStats
 from dep2p.gossipsub.state.backoff import Backoffs
+from dep2p.gossipsub.state.control_rate import ControlRate
 from dep2p.gossipsub.state.effect_buffer import EffectBuffer
 from dep2p.gossipsub.state.promises import Promises
 from dep2p.gossipsub.state.wanted import WantedMessages
 from dep2p.gossipsub.tracing.libp2p_events import GraftPeer, PrunePeer
 from dep2p.gossipsub.validation import ValidationQueue
-from dep2p.token_bucket import TokenBucket
 from dep2p.types import PeerId, Rng
-
-CONTROL_ITEMS_PER_S: Final = 256.0
-"""Subscriptions, grafts and prunes taken from one neighbour in a second, averaged: all its topics, each second."""
-CONTROL_ITEMS_BURST: Final = 1_024
-"""Such items that may come at once: a neighbour joins or leaves all its topics, and announces them on a new stream."""
 
 
 class PeerState:
@@ -31,7 +24,6 @@ class PeerState:
     __slots__ = (
         "asked_ids",
         "control",
-        "control_dropped",
         "direct",
         "early_grafts",
         "identity",
@@ -93,10 +85,8 @@ class PeerState:
         """Subscriptions said on an earlier stream and not again on the present one."""
         self.stale_tick: int | None = None
         """The tick at which they end; None while none are in doubt."""
-        self.control: TokenBucket = TokenBucket(CONTROL_ITEMS_PER_S, CONTROL_ITEMS_BURST)
+        self.control: ControlRate = ControlRate()
         """Subscriptions, grafts and prunes that are taken from it."""
-        self.control_dropped: int = 0
-        """Such items that it sent faster and that were dropped, since its stream was reset last."""
 
 
 class TopicState:

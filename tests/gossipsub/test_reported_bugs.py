@@ -8,6 +8,7 @@ from dep2p.gossipsub.effects import (
     Deliver,
     Disconnect,
     Effect,
+    HoldPeer,
     Lane,
     OpenStream,
     PublishAccepted,
@@ -31,12 +32,16 @@ from dep2p.gossipsub.events import (
     Validated,
     Verdict,
 )
-from dep2p.gossipsub.inbound import CONTROL_DROPPED_MAX
 from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.router import Router
 from dep2p.gossipsub.rpc import IHave, Prune, Rpc, RpcMessage, SubscriptionChange
 from dep2p.gossipsub.scoring.params import standard_scores
-from dep2p.gossipsub.state.router_state import CONTROL_ITEMS_BURST
+from dep2p.gossipsub.state.control_rate import (
+    CONTROL_DEBT_MAX,
+    CONTROL_FLOOD_S,
+    CONTROL_ITEMS_BURST,
+    CONTROL_ITEMS_PER_S,
+)
 from dep2p.gossipsub.tracing.libp2p_events import DropRpc
 from dep2p.pubsub.seqno_validator import SeqnoValidator
 from tests.gossipsub.network import connect, inline, make_router, message_from, peer, public_message, run_until, sends
@@ -549,30 +554,58 @@ def test_a_publish_after_a_long_idle_time_finds_its_peers() -> None:
     assert router.sizes()["topics"] == 1
 
 
-@pytest.mark.parametrize("kind", ["subscribe", "unsubscribe", "graft", "prune", "graft and prune"])
-def test_a_control_flood_is_cut_to_the_neighbour_s_rate_and_its_stream_is_reset(kind: str) -> None:
+CONTROL_KINDS = ["subscribe", "unsubscribe", "graft", "prune", "graft and prune"]
+
+
+def control_rpc(kind: str, number: int, items: int) -> Rpc:
+    """An RPC of so many items; subscriptions are to new topics."""
+    names = tuple(f"{number}-{index}" for index in range(items))
+    share = items // 2 if kind == "graft and prune" else items
+    return Rpc(
+        subscriptions=tuple(SubscriptionChange(name, kind == "subscribe") for name in names)
+        if "subscribe" in kind
+        else (),
+        graft=("t",) * share if "graft" in kind else (),
+        prune=(Prune("t", 1),) * share if "prune" in kind else (),
+    )
+
+
+@pytest.mark.parametrize("items", [1, 50, 1_000])
+@pytest.mark.parametrize("kind", CONTROL_KINDS)
+def test_a_control_flood_is_held_to_the_neighbour_s_rate_and_ended_when_it_goes_on(kind: str, items: int) -> None:
+    items = max(items, 2) if kind == "graft and prune" else items
     router = make_router(scores=standard_scores())
     router.handle(Join("t"), 0.0)
     connect(router, 1, 0.0, "t")
     connect(router, 2, 0.0, "t")
-    resets = rpcs = 0
-    while not resets:
-        rpcs += 1
-        names = tuple(f"{rpcs}-{number}" for number in range(100))
-        rpc = Rpc(
-            subscriptions=tuple(SubscriptionChange(name, kind == "subscribe") for name in names)
-            if "subscribe" in kind
-            else (),
-            graft=("t",) * 50 if "graft" in kind else (),
-            prune=(Prune("t", 1),) * 50 if "prune" in kind else (),
-        )
-        effects = router.handle(RpcReceived(peer(1), rpc), 0.1)
-        resets += sum(isinstance(effect, ResetStream) and effect.peer == peer(1) for effect in effects)
-        assert rpcs < 100
-    items = rpcs * (50 if kind in ("graft", "prune") else 100)
-    assert items - CONTROL_ITEMS_BURST <= router.counters()["drop: control flood"] <= CONTROL_DROPPED_MAX + 100
-    router.handle(RpcReceived(peer(2), Rpc(subscriptions=(SubscriptionChange("of two", True),))), 0.1)
+    now, sent, ended = 0.1, 0, False
+    while not ended:
+        effects = router.handle(RpcReceived(peer(1), control_rpc(kind, sent, items)), now)
+        sent += items
+        holds = [effect.seconds for effect in effects if isinstance(effect, HoldPeer) and effect.peer == peer(1)]
+        now += sum(holds)  # as a shell does
+        ended = any(isinstance(effect, Disconnect) and effect.peer == peer(1) for effect in effects)
+        assert ended == any(isinstance(effect, ResetStream) for effect in effects)
+        assert now < 30.0
+    assert CONTROL_FLOOD_S <= now <= CONTROL_FLOOD_S + 10.0
+    assert sent <= CONTROL_ITEMS_BURST + CONTROL_ITEMS_PER_S * (now + 0.5)
+    assert router.counters().get("drop: control flood", 0) == 0, "held back, it loses nothing"
+    assert router.scores()[peer(1)] < 0
+    router.handle(RpcReceived(peer(2), Rpc(subscriptions=(SubscriptionChange("of two", True),))), now)
     assert router.peers("of two") == [peer(2)]
+
+
+@pytest.mark.parametrize("kind", CONTROL_KINDS)
+def test_a_control_flood_that_nothing_holds_back_is_cut(kind: str) -> None:
+    """A simulated network has no back-pressure."""
+    router = make_router(scores=standard_scores())
+    router.handle(Join("t"), 0.0)
+    connect(router, 1, 0.0, "t")
+    for number in range(40):
+        router.handle(RpcReceived(peer(1), control_rpc(kind, number, 100)), 0.1)
+    dropped = router.counters()["drop: control flood"]
+    assert dropped >= 4_000 - CONTROL_ITEMS_BURST - CONTROL_DEBT_MAX - 100
+    assert router.scores()[peer(1)] < 0
 
 
 def test_a_neighbour_that_joins_and_leaves_all_its_topics_is_within_its_rate() -> None:

@@ -15,6 +15,7 @@ from dep2p.gossipsub.effects import (
     Dial,
     Disconnect,
     Effect,
+    HoldPeer,
     Lane,
     OpenStream,
     PublishAccepted,
@@ -314,7 +315,7 @@ class World:
             other = self._dialable(effect)
             if other is not None:
                 self.dial(number, other)
-        elif isinstance(effect, PublishExpired | ResetStream | Send | Deliver):
+        elif isinstance(effect, PublishExpired | ResetStream | HoldPeer | Send | Deliver):
             return
         elif self._trace is not None:
             self._trace.write(effect, self.peers[number], now)
