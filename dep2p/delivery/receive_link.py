@@ -10,7 +10,7 @@ import trio
 from dep2p.concurrency.wait_queue import Sleeper
 from dep2p.delivery.context import DeliveryContext
 from dep2p.delivery.trace_events import trace_received
-from dep2p.errors import Dep2pError, HandlerError, ProtocolError
+from dep2p.errors import Dep2pError, HandlerError, ProtocolError, StreamClosedError
 from dep2p.host.interface import ByteStream
 from dep2p.links.link import PAUSED_BY_INBOX
 from dep2p.links.pull_link import LinkCalls, SessionLink
@@ -18,7 +18,7 @@ from dep2p.messaging.handlers import Notification, NotifyEntry
 from dep2p.protocols.delivery.receiver import ReceiveWindow
 from dep2p.protocols.delivery.wire import Hello, decode_batch, decode_hello, split_ack
 from dep2p.protocols.wire.frame import Frame, FrameType
-from dep2p.protocols.wire.headers import HeaderMap, app_headers
+from dep2p.protocols.wire.headers import HeaderKey, HeaderMap, app_headers
 from dep2p.protocols.wire.payload import PayloadReader, required_name
 from dep2p.storage.delivery_store import InboxRow
 from dep2p.types import Headers, PeerId
@@ -40,15 +40,19 @@ _STEP_BYTES_SHIFT: Final = 13
 """A large message counts once more for each 8 KiB."""
 _OVERHEAD_BYTES: Final = 64
 _NEVER: Final = float("inf")
-_WITHOUT_HANDLER_MAX: Final = 4_096
+_WANTED_MAX: Final = 1_024
+"""Names without a handler, and topics without a subscription, that a link remembers; with more of them any name that
+comes counts as one of them."""
 _UNREPORTED_MAX: Final = 4_096
 """Results that the sender has not read, from which on its messages are not handled."""
-NO_HANDLER: Final = "no handler of this name"
 
 
-TopicVerdict = Literal["handled", "here", "absent", "rejected"]
+TopicVerdict = Literal["handled", "here", "absent", "rejected", "unsubscribed"]
 """The verdict on a message for a topic: ``here`` says that a call of `ReceiveWindows.topic_handled` follows, ``absent``
-that the sender should send the message itself."""
+that the sender should send the message itself, ``unsubscribed`` that no app here reads the topic now."""
+
+Wanted = tuple[Literal["handler", "topic"], str]
+"""The app's part that a message waits for: a handler of this name, or a subscription to this topic."""
 
 
 class ReceiveWindows(Protocol):
@@ -88,7 +92,8 @@ class ReceiveLink:
         self._handled: list[int] = []
         self._rejected: list[tuple[int, str]] = []
         self._peer = self.link.peer
-        self._without_handler: dict[int, int] = {}
+        self._wanted: dict[Wanted, None] = {}
+        """The handlers and subscriptions that messages of this link wait for."""
         self._handled_count = 0
         self._known: HeaderMap | None = None
         self._known_name = ""
@@ -283,7 +288,10 @@ class ReceiveLink:
                 self._look_at(headers)
             if self._known_name:
                 entry = self._notifies.get(self._known_name)
-                reason = NO_HANDLER if entry is None else await self._handle(entry, body)
+                if entry is None:
+                    self._wait_for(number, ("handler", self._known_name))
+                    return
+                reason = await self._handle(entry, body)
             else:
                 verdict, why = await self._windows.receive_for_topic(self.link.peer, window, number, headers, body)
                 if verdict == "absent":
@@ -292,13 +300,13 @@ class ReceiveLink:
                 if verdict == "here":
                     window.wait(number)
                     return
+                if verdict == "unsubscribed":
+                    self._wait_for(number, ("topic", str(headers[HeaderKey.TOPIC])))
+                    return
                 reason = why if verdict == "rejected" else None
         except BaseException:
             window.abandon(number)
             raise
-        if reason is NO_HANDLER and self._may_come(number):
-            window.abandon(number)
-            return
         self._settle(number, reason, size)
 
     def _settle(self, number: int, reason: str | None, size: int) -> None:
@@ -354,16 +362,27 @@ class ReceiveLink:
         logger.error("the handler of notifies %r failed for a reliable message", name, exc_info=error)
         return "the handler failed"
 
-    def _may_come(self, number: int) -> bool:
-        """Whether a handler may still be registered, since its app may just be starting: as often as the sender
-        tries."""
-        times = self._without_handler.get(number, 0)
-        if times >= self._context.limits.delivery_retries or len(self._without_handler) >= _WITHOUT_HANDLER_MAX:
-            self._without_handler.pop(number, None)
-            return False
-        self._without_handler[number] = times + 1
-        self._counters["messages_left_no_handler"] += 1
-        return True
+    def _wait_for(self, number: int, wanted: Wanted) -> None:
+        """No app here takes the message now. Its sender keeps it, and gets signs of life until an app comes or the
+        message is too old: an app that is not running is like a node that is not connected."""
+        window = self.window
+        assert window is not None
+        window.wait(number)
+        self._counters["messages_left_no_handler" if wanted[0] == "handler" else "messages_left_no_subscription"] += 1
+        if wanted in self._wanted or len(self._wanted) >= _WANTED_MAX:
+            return
+        self._wanted[wanted] = None
+        missing = "handler of notifies" if wanted[0] == "handler" else "subscription to topic"
+        logger.warning(
+            "a reliable message of %s waits at its sender: no program here has a %s %r", self._peer, missing, wanted[1]
+        )
+
+    def app_came(self, wanted: Wanted) -> None:
+        """Have the sender send again what waits for this part of an app: the next link begins with all that is
+        unsettled, in its order."""
+        if wanted in self._wanted or len(self._wanted) >= _WANTED_MAX:
+            self._counters["links_ended_app_came"] += 1
+            self.link.end(StreamClosedError(f"an app for {wanted[1]!r} has come: send again what waits for it"))
 
     # Reporting
 

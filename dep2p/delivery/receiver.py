@@ -3,7 +3,7 @@
 from typing import Final, Protocol
 
 from dep2p.delivery.context import DeliveryContext
-from dep2p.delivery.receive_link import ReceiveLink, TopicVerdict
+from dep2p.delivery.receive_link import ReceiveLink, TopicVerdict, Wanted
 from dep2p.host.interface import ByteStream
 from dep2p.links.pull_link import SessionLink
 from dep2p.protocols.delivery.receiver import ReceiveWindow
@@ -97,6 +97,11 @@ class DeliveryInbound:
         if journal.is_durable and self.is_current(peer, window):
             row = InboxRow(window.epoch, *window.dump(), window.dump_rejected())
             journal.note_soon(self._context.realm_id, peer, row)
+
+    def app_came(self, wanted: Wanted) -> None:
+        """Note that a handler or a subscription is here now: messages that wait for it come again."""
+        for receiving in list(self._receiving):
+            receiving.app_came(wanted)
 
     # Messages for topics
 

@@ -78,6 +78,7 @@ class ReliableDelivery:
             fairness=messaging.fairness,
         )
         self.context: DeliveryContext = context
+        self._watch_handlers = messaging.watch_notify_handlers
         self._journal = journal
         self._is_durable = journal.is_durable
         self._quota = context.quota
@@ -110,6 +111,7 @@ class ReliableDelivery:
         unsubscribe = [
             self.context.gate.subscribe_unverified(self._on_unverified),
             self.context.gate.subscribe_verified(self._on_verified),
+            self._watch_handlers(lambda name: self.inbound.app_came(("handler", name))),
         ]
         try:
             async with trio.open_nursery() as nursery:

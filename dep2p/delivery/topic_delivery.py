@@ -54,7 +54,11 @@ class DeliveryTopics:
         self._handled: dict[bytes, None] = {}
         self._asked: dict[bytes, dict[tuple[PeerId, ReceiveWindow, int], None]] = {}
         pubsub.reliable = self
+        self._unread: dict[bytes, None] = {}
+        """Messages that pub/sub brought when no app read their topics: their senders must bring them again."""
         pubsub.on_handled = self._on_handled
+        pubsub.on_unread = self._on_unread
+        pubsub.on_subscribed = lambda topic: delivery.inbound.app_came(("topic", topic))
         delivery.attach_topics(self, TopicReceipt)
 
     # The publisher
@@ -108,9 +112,7 @@ class DeliveryTopics:
         if message_id in self._handled:
             return "handled", ""
         if not self._pubsub.has_subscription(topic):
-            # The app may just be starting again: the sender asks as often as it may.
-            self._counters["topic_messages_without_subscription"] += 1
-            return "absent", ""
+            return "unsubscribed", ""
         asked = self._asked.get(message_id)
         if asked is None:
             if len(self._asked) >= _ASKED_MAX:
@@ -118,21 +120,34 @@ class DeliveryTopics:
                 self._counters["topic_questions_forgotten"] += 1
             asked = self._asked[message_id] = {}
         asked[(peer, window, number)] = None
-        if body[:1] == _DATA and not self._pubsub.has_seen(message_id):
+        if message_id in self._unread and body[:1] == _ASK:
+            await trio.lowlevel.checkpoint()
+            return "absent", ""
+        if body[:1] == _DATA and not self._has_come(message_id):
             try:
                 await self._pubsub.validators.judge_own(topic, body[1:], peer)
             except PublishRefusedError:
                 del self._asked[message_id]
                 return "rejected", "a validator of the topic refused it"
-            if not self._pubsub.has_seen(message_id):  # it may have come while the validators worked
+            if not self._has_come(message_id):  # it may have come while the validators worked
                 number_bytes = int.from_bytes(seqno, "big")
+                self._unread.pop(message_id, None)
                 self._pubsub.deliver_direct(topic, peer, number_bytes, message_id, body[1:])
                 self._counters["topic_messages_delivered_direct"] += 1
         else:
             await trio.lowlevel.checkpoint()
         if message_id in self._handled:
             return "handled", ""
-        return ("here" if self._pubsub.has_seen(message_id) else "absent"), ""
+        return ("here" if self._has_come(message_id) else "absent"), ""
+
+    def _has_come(self, message_id: bytes) -> bool:
+        """Whether pub/sub has brought the message while an app read its topic."""
+        return self._pubsub.has_seen(message_id) and message_id not in self._unread
+
+    def _on_unread(self, message: PubSubMessage) -> None:
+        if len(self._unread) >= _REMEMBERED_MAX:
+            del self._unread[next(iter(self._unread))]
+        self._unread[message.id] = None
 
     def _on_handled(self, message: PubSubMessage) -> None:
         handled = self._handled

@@ -203,6 +203,17 @@ class Registry:
         self.request_policies: dict[str, RequestPolicy] = {}
         self.notifies: dict[str, NotifyEntry] = {}
         self.streams: dict[str, StreamEntry] = {}
+        self._on_notify_added: dict[object, Callable[[str], None]] = {}
+
+    def watch_notifies(self, on_added: Callable[[str], None]) -> Callable[[], None]:
+        """Call ``on_added`` with the name of each handler of notifies that comes; return a function that ends it."""
+        key = object()
+        self._on_notify_added[key] = on_added
+
+        def unwatch() -> None:
+            self._on_notify_added.pop(key, None)
+
+        return unwatch
 
     def on_request(
         self, name: str, fn: RequestHandler, *, concurrency: int, rate_per_s: float, waiting_max: int
@@ -223,7 +234,10 @@ class Registry:
     def on_notify(self, name: str, fn: NotifyHandler, *, concurrency: int, rate_per_s: float) -> Callable[[], None]:
         """Register a handler; return a function that removes it. Raises ``ValueError``."""
         _check(name, fn, concurrency, rate_per_s)
-        return _add(self.notifies, NotifyEntry(name, fn, concurrency, rate_per_s))
+        unregister = _add(self.notifies, NotifyEntry(name, fn, concurrency, rate_per_s))
+        for on_added in list(self._on_notify_added.values()):
+            on_added(name)
+        return unregister
 
     def on_stream(self, name: str, fn: StreamHandler, *, concurrency: int, rate_per_s: float) -> Callable[[], None]:
         """Register a handler; return a function that removes it. Raises ``ValueError``."""

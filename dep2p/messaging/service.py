@@ -311,6 +311,10 @@ class Messaging:
         """The handlers of notifies by name, for messages that come another way; it changes as they come and go."""
         return self._registry.notifies
 
+    def watch_notify_handlers(self, on_added: Callable[[str], None]) -> Callable[[], None]:
+        """Call ``on_added`` with the name of each handler of notifies that comes; return a function that ends it."""
+        return self._registry.watch_notifies(on_added)
+
     # Verbs
 
     @unchecked

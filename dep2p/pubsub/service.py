@@ -143,6 +143,10 @@ class PubSub:
         self._released = trio.lowlevel.ParkingLot()
         self.on_handled: Callable[[PubSubMessage], None] | None = None
         """Called for each message of others that an app here has handled."""
+        self.on_unread: Callable[[PubSubMessage], None] | None = None
+        """Called for each message of others that no app here was subscribed to."""
+        self.on_subscribed: Callable[[str], None] | None = None
+        """Called with the topic of each new subscription of this node."""
         self.reliable: ReliableTopics | None = None
         """Publishes reliably; None on the public network."""
         self._busy_since_s = self._busy_until_s = float("-inf")
@@ -564,6 +568,8 @@ class PubSub:
         state = self._topics.get(deliver.message.topic)
         if state is None or not state.subscriptions:
             self.counters_by_name["messages_without_subscription"] += 1
+            if self.on_unread is not None:
+                self.on_unread(self.public_message(deliver.message, deliver.peer))
             return
         message = self.public_message(deliver.message, deliver.peer)
         self.counters_by_name["messages_delivered"] += 1
@@ -590,6 +596,11 @@ class PubSub:
         """Whether this node has a subscription to the topic."""
         state = self._topics.get(topic)
         return state is not None and bool(state.subscriptions)
+
+    def subscription_opened(self, topic: str) -> None:
+        """Report that an app reads the topic. Called by subscriptions."""
+        if self.on_subscribed is not None:
+            self.on_subscribed(topic)
 
     def message_handled(self, message: PubSubMessage) -> None:
         """Report that an app came back for the next message. Called by subscriptions."""

@@ -44,6 +44,8 @@ class TopicNetwork(Protocol):
     def hold(self, who: object) -> None: ...
     def release(self, who: object) -> None: ...
     def message_handled(self, message: PubSubMessage) -> None: ...
+
+    def subscription_opened(self, topic: str) -> None: ...
     def count_lagged(self, policy: OnFull) -> None: ...
 
 
@@ -68,6 +70,7 @@ class SharedTopic:
         if self.is_over:
             raise TopicNotFoundError(f"the topic {self.name!r} was left")
         self.subscriptions[subscription] = None
+        self._pubsub.subscription_opened(self.name)
 
     def close_subscription(self, subscription: Subscription) -> None:
         self.subscriptions.pop(subscription, None)

@@ -21,6 +21,7 @@ SETTLED_STEP: Final = 1_024
 
 RETRIES_USED_UP: Final = "no acknowledgement: all tries are used up"
 TOO_OLD: Final = "it was not acknowledged within the age allowed"
+NOT_TAKEN: Final = "the receiver had it, and no program there took it within the age allowed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,7 +330,8 @@ class SendWindow(Generic[M]):
             ):
                 late.append(message)
         for message in aged:
-            self._end(message, DeliveryState.EXPIRED, TOO_OLD)
+            was_there = message.state is DeliveryState.DELIVERED
+            self._end(message, DeliveryState.EXPIRED, NOT_TAKEN if was_there else TOO_OLD)
         again: list[M] = []
         if self._passed:
             self._passed = {number: times for number, times in self._passed.items() if number in self.unsettled}

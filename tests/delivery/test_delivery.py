@@ -26,6 +26,7 @@ from dep2p.limits import Limits
 from dep2p.messaging.handlers import Notification
 from dep2p.protocols.delivery.states import DeliveryState
 from dep2p.protocols.delivery.wire import Ack, Hello, encode_ack, encode_hello
+from dep2p.pubsub.types import PubSubMessage
 from dep2p.storage.delivery_store import DeliveryBatch, InboxRow, SqliteDeliveryStore
 from dep2p.testing import MemoryNetwork
 from tests.pubsub.nodes import host_of, joined, pubsub_nodes, take, until
@@ -89,30 +90,84 @@ async def test_rejections_say_why(autojump_clock: MockClock) -> None:
         async def secret_error(notification: Notification) -> None:
             raise RuntimeError("a password")
 
-        for name, words in (("open", "the stock is empty"), ("secret", "the handler failed"), ("none", "no handler")):
+        for name, words in (("open", "the stock is empty"), ("secret", "the handler failed")):
             receipt = await a.send(b.peer_id, name, b"", reliable=True)
             with pytest.raises(DeliveryFailedError, match=words):
                 await receipt.wait()
             assert receipt.state is DeliveryState.FAILED
             assert "password" not in receipt.reason
-        assert _count(b, "messages_rejected") == _count(a, "messages_failed") == 3
+        assert _count(b, "messages_rejected") == _count(a, "messages_failed") == 2
 
 
-async def test_an_app_that_is_just_starting_gets_the_message_when_its_handler_is_there(
+async def test_a_reliable_publish_that_came_while_nobody_read_the_topic_reaches_the_app_that_comes(
     autojump_clock: MockClock,
 ) -> None:
+    async with pubsub_nodes(2) as nodes:
+        topics = await joined(nodes)  # both stay in the topic: pub/sub brings the message, and no app reads it
+        published = await topics[0].publish(b"1", reliable=True, critical_peers=[nodes[1].peer_id])
+        await trio.sleep(30)
+        async with topics[1].subscribe() as messages:
+            with trio.fail_after(10):
+                assert await take(messages, 1) == [b"1"]
+            with trio.move_on_after(0.1):
+                await anext(messages)
+        with trio.fail_after(10):
+            await published.wait()
+
+
+@pytest.mark.parametrize("away_s", [0.1, 3, 60, 290])
+async def test_an_app_that_starts_within_the_age_gets_its_messages_in_order_when_its_handler_is_there(
+    autojump_clock: MockClock, away_s: float
+) -> None:
     async with pubsub_nodes(2) as (a, b):
-        receipt = await _send(a, b, b"early")
-        await trio.sleep(3)
+        receipts = [await _send(a, b, b"%d" % number) for number in range(200)]
+        await trio.sleep(away_s)
+        assert {receipt.state for receipt in receipts} <= {DeliveryState.SENDING, DeliveryState.DELIVERED}
         got: list[bytes] = []
 
         @b.on_notify("news")
         async def take_it(notification: Notification) -> None:
             got.append(notification.body)
 
-        await receipt.wait()
-        assert got == [b"early"]
-        assert receipt.tries == 2
+        receipts.append(await _send(a, b, b"200"))
+        with trio.fail_after(5):
+            for receipt in receipts:
+                await receipt.wait()
+        assert got == [b"%d" % number for number in range(201)]
+        assert {receipt.tries for receipt in receipts} == {1}
+        assert _count(b, "messages_left_no_handler") == 200
+
+
+async def test_a_message_that_no_app_takes_expires_and_says_so(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with pubsub_nodes(2) as (a, b):
+        receipts = [await a.send(b.peer_id, name, b"", reliable=True) for name in ("nobody", "nobody", "nothing")]
+        for receipt in receipts:
+            with trio.fail_after(310), pytest.raises(DeliveryExpiredError, match="no program there took it"):
+                await receipt.wait()
+        waits = [record.getMessage() for record in caplog.records if "waits at its sender" in record.getMessage()]
+        assert [text.split("has a ")[1] for text in waits] == [
+            "handler of notifies 'nobody'",
+            "handler of notifies 'nothing'",
+        ]
+        assert a.delivery().outbox() == []
+
+
+async def test_an_app_that_subscribes_late_gets_the_reliable_publish_it_was_critical_for(
+    autojump_clock: MockClock,
+) -> None:
+    async with pubsub_nodes(2) as (a, b):
+        topic = await a.join("prices")
+        published = await topic.publish(b"1", reliable=True, critical_peers=[b.peer_id])
+        await trio.sleep(60)
+        async with (await b.join("prices")).subscribe() as reader:
+            message = await anext(reader)
+            assert isinstance(message, PubSubMessage) and message.body == b"1"
+            with trio.move_on_after(0.1):
+                await anext(reader)
+        with trio.fail_after(10):
+            await published.wait()
 
 
 async def test_an_app_that_is_just_starting_gets_the_message_also_while_others_are_acknowledged(
@@ -138,9 +193,6 @@ async def test_an_app_that_is_just_starting_gets_the_message_also_while_others_a
             b.on_notify("news")(take_it)
             with trio.fail_after(10):
                 await receipt.wait()
-            nobody = await a.send(b.peer_id, "nobody", b"", reliable=True)
-            with trio.fail_after(120), pytest.raises(DeliveryFailedError, match="no handler"):
-                await nobody.wait()
             nursery.cancel_scope.cancel()
         assert got.count(b"early") == 1
 
@@ -545,7 +597,7 @@ async def test_a_critical_peer_that_does_not_read_the_topic_has_not_acknowledged
     async with pubsub_nodes(2) as nodes:
         topics = await joined(nodes)
         receipt = await topics[0].publish(b"x", reliable=True)
-        with pytest.raises(DeliveryFailedError, match="all tries are used up"):
+        with pytest.raises(DeliveryExpiredError, match="no program there took it"):
             await receipt.wait()
         with pytest.raises(NoPeersSubscribedError, match="no peer is critical"):
             await topics[0].publish(b"x", reliable=True, critical_peers=[])

@@ -3,11 +3,13 @@
 import pytest
 import trio
 
+from dep2p import Node, Realm
 from dep2p.errors import HandlerError, NoHandlerError, PeerNotFoundError, RequestTimeoutError
 from dep2p.identity import Identity
 from dep2p.limits import Limits
 from dep2p.messaging.broadcast import to_each
 from dep2p.messaging.service import Notification, Request
+from dep2p.testing import MemoryNetwork
 from dep2p.types import PeerId
 from tests.messaging.nodes import settled, sides
 
@@ -87,9 +89,20 @@ async def test_a_programming_error_is_not_swallowed(autojump_clock: trio.abc.Clo
     async def call(peer: PeerId) -> int:
         raise KeyError("mine")
 
-    with pytest.raises(ExceptionGroup) as failed:
-        await to_each([PeerId("x")], call, 1)
-    assert isinstance(failed.value.exceptions[0], KeyError)
+    with pytest.raises(KeyError, match="mine"):
+        await to_each([PeerId("x"), PeerId("y")], call, 2)
+
+
+async def test_a_wrong_argument_of_a_broadcast_is_an_error_and_not_a_group(autojump_clock: trio.abc.Clock) -> None:
+    network, realm = MemoryNetwork(), Realm.generate("team")
+    host = network.host()
+    async with Node.open(realm, host=host, identity=host.identity) as node:
+        peers = [PeerId(f"peer{number}") for number in range(3)]
+        for headers in ({"a": 1 << 80}, {"a": object()}):
+            with pytest.raises(ValueError, match="headers"):
+                await node.messaging().broadcast_request(peers, "q", b"", headers=headers)
+            with pytest.raises(ValueError, match="headers"):
+                await node.messaging().broadcast_notify(peers, "q", b"", headers=headers)
 
 
 async def test_a_peer_that_takes_no_notifies_holds_up_no_one_forever(autojump_clock: trio.abc.Clock) -> None:
