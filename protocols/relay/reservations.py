@@ -15,7 +15,7 @@ RefusedReservation = Literal["reservations_rate", "reservations_max"]
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """A reservation. ``last_used_s``: when a circuit to its holder was opened or ended last; None when there was
+    """A reservation. ``last_used_s``: when a circuit of its holder was opened or ended last; None when there was
     none."""
 
     holder: Asker
@@ -24,7 +24,7 @@ class Reservation:
     renewals: TokenBucket
     last_used_s: float | None = None
     circuits: int = 0
-    """Open circuits to the holder."""
+    """Open circuits to the holder, and those that it has dialled: both end when its connection is closed."""
 
     @property
     def loss(self) -> tuple[bool, bool, float]:
@@ -33,7 +33,7 @@ class Reservation:
         return self.circuits > 0, self.last_used_s is not None, since_s
 
     def circuit_opened(self, now_s: float) -> None:
-        """Note that a circuit to the holder was opened."""
+        """Note that a circuit to the holder, or from it, was opened."""
         self.circuits += 1
         self.last_used_s = now_s
 
@@ -106,8 +106,12 @@ class Reservations:
             return "reservations_rate"
         self._expire(now_s)
         replaced: Reservation | None = None
-        if not self._has_place(asker):
-            replaced = self._replaceable_by_member(asker) if asker.is_member else self._replaceable(asker, now_s)
+        members, unproven = self._split()
+        if not self._has_place(asker, members, unproven):
+            if asker.is_member:
+                replaced = self._replaceable_by_member(asker, members, unproven)
+            else:
+                replaced = self._replaceable(asker, unproven, now_s)
             if replaced is None:
                 return "reservations_max"
             del self._held[replaced.holder.peer]
@@ -134,8 +138,7 @@ class Reservations:
             (members if self.is_member(peer) else unproven).append(each)
         return members, unproven
 
-    def _has_place(self, asker: Asker) -> bool:
-        members, unproven = self._split()
+    def _has_place(self, asker: Asker, members: list[Reservation], unproven: list[Reservation]) -> bool:
         bounds = self.bounds
         if len(self._held) >= bounds.total_max:
             return False
@@ -143,15 +146,15 @@ class Reservations:
             return _in_block(members, asker.block) < bounds.members_per_block_max
         return len(unproven) < bounds.unproven_max and _in_block(unproven, asker.block) < bounds.per_block_max
 
-    def _replaceable_by_member(self, asker: Asker) -> Reservation | None:
-        members, unproven = self._split()
+    def _replaceable_by_member(
+        self, asker: Asker, members: list[Reservation], unproven: list[Reservation]
+    ) -> Reservation | None:
         if _in_block(members, asker.block) >= self.bounds.members_per_block_max:
             return None
         held = Counter(each.holder.block for each in unproven)
         return min(unproven, key=lambda each: (-held[each.holder.block], each.loss), default=None)
 
-    def _replaceable(self, asker: Asker, now_s: float) -> Reservation | None:
-        _, unproven = self._split()
+    def _replaceable(self, asker: Asker, unproven: list[Reservation], now_s: float) -> Reservation | None:
         held = Counter(each.holder.block for each in unproven)
         own = held[asker.block]
         latest_s = now_s - self.bounds.unused_s

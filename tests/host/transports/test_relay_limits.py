@@ -280,3 +280,18 @@ async def test_streams_that_send_no_message_give_way_to_others(autojump_clock: C
     assert relayed.counters["relay_refused_unread"] == own + others
     await trio.sleep(6)
     assert relayed.counters["relay_refused_timeout"] == relay.UNREAD_MAX - 1
+
+
+async def test_a_holder_that_has_dialled_keeps_its_reservation_and_its_circuits(autojump_clock: Clock) -> None:
+    """A stranger took the reservation of a member that others had not dialled yet, and with its connection its circuits
+    ended."""
+    relayed = Relayed(ReservationBounds(per_block_max=2))
+    member = relayed.network.host()
+    assert await relayed.reserve(member) == await relayed.reserve(relayed.target) == circuit_pb2.OK
+    _, stream = await relayed.connect(member)
+    await trio.sleep(ReservationBounds().unused_s)
+    assert await relayed.reserve(relayed.network.host()) == circuit_pb2.RESERVATION_REFUSED
+    assert await is_alive(stream)
+    stream.reset()
+    await trio.sleep(1)
+    assert await relayed.reserve(relayed.network.host()) == circuit_pb2.RESERVATION_REFUSED, "it was used"

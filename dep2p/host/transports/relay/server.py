@@ -70,7 +70,8 @@ _ADDRS_S = 5.0
 class _Carried:
     """The streams and the end of one circuit."""
 
-    reservation: Reservation
+    reservations: list[Reservation]
+    """Those of its two ends."""
     scope: trio.CancelScope = field(default_factory=new_scope)
     """Cancelled to end it."""
     half_closed: trio.Event = field(default_factory=trio.Event)
@@ -263,9 +264,12 @@ class RelayServer:
                 if onward is not None:
                     onward.reset()
                 self._circuits.remove(wanted)
-        self._carried[wanted] = _Carried(reservation)
+        own = self._reservations.find(source.peer, trio.current_time())
+        carried = _Carried([reservation] if own is None else [reservation, own])
+        self._carried[wanted] = carried
         wanted.is_open = True
-        reservation.circuit_opened(trio.current_time())
+        for each in carried.reservations:
+            each.circuit_opened(trio.current_time())
         self._update_place(source.peer)
         self._counters.add("relay_circuits")
         return circuit
@@ -320,7 +324,8 @@ class RelayServer:
             circuit.is_open = False
             self._circuits.remove(circuit)
             del self._carried[circuit]
-            carried.reservation.circuit_ended(trio.current_time())
+            for each in carried.reservations:
+                each.circuit_ended(trio.current_time())
             self._update_place(circuit.source.peer)
 
     async def _watch(self, circuit: Circuit, carried: _Carried) -> None:
