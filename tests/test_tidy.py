@@ -37,6 +37,24 @@ def test_a_folder_over_20_modules_lacks_a_package() -> None:
     )
 
 
+_IS_OPTION = re.compile(r"Annotated\[|\w+(?:Option|Argument)$|Invocation$|QueueTarget$")
+
+
+def test_only_commands_and_the_opening_of_a_node_have_eight_parameters() -> None:
+    """ruff holds the rest. Its exceptions are whole files, in which other functions must not hide."""
+    found: list[str] = []
+    for path in python_files("dep2p", *CORES, "cli", "spark_analytics", "bench"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            given = [each for each in arguments if each.arg not in ("self", "cls")]
+            is_command = all(each.annotation and _IS_OPTION.match(ast.unparse(each.annotation)) for each in given)
+            if len(given) >= 8 and not is_command:
+                found.append(f"{path.relative_to(ROOT)} {node.name}")
+    assert found == ["dep2p/node/node.py open"], "give it a parameter object"
+
+
 @pytest.mark.parametrize("path", python_files(*CORES), ids=str)
 def test_cores_never_iterate_a_set(path: Path) -> None:
     """Hash seeds would change runs; dicts are the ordered sets."""

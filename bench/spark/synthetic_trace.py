@@ -7,6 +7,7 @@ Made by numpy, not by the simulator: ten million events in half a minute, with t
 import base64
 from bisect import bisect_left
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,18 @@ _FRAME: Final = 1024
 _SPAN_US: Final = 3_500_000_000
 
 
+@dataclass(frozen=True, slots=True)
+class _Publishes:
+    """All publishes, in the order of time, as columns."""
+
+    t_us: Any
+    publisher: Any
+    """Numbers of nodes."""
+    topic: Any
+    """Places in `_TOPICS`."""
+    ids: list[str]
+
+
 def write_trace(directory: Path, events: int, seed: int = 1) -> int:
     """Write about so many events of 200 nodes over an hour; returns how many they are."""
     rng = np.random.default_rng(seed)
@@ -30,20 +43,22 @@ def write_trace(directory: Path, events: int, seed: int = 1) -> int:
     count = max(20, round(events / (_NODES * 6.25)))
     edges = _mesh(rng)
     delay = rng.lognormal(np.log(15_000), 0.5, len(edges))
-    publish_t = np.sort(rng.integers(2_000_000, _SPAN_US, count)) + START_US
-    publisher = rng.integers(0, 20, count)
-    topic = rng.choice(3, count, p=[0.05, 0.15, 0.8])
-    ids = [base64.b64encode(rng.bytes(20)).decode() for _ in range(count)]
+    publishes = _Publishes(
+        t_us=np.sort(rng.integers(2_000_000, _SPAN_US, count)) + START_US,
+        publisher=rng.integers(0, 20, count),
+        topic=rng.choice(3, count, p=[0.05, 0.15, 0.8]),
+        ids=[base64.b64encode(rng.bytes(20)).decode() for _ in range(count)],
+    )
     lines: list[list[tuple[int, str]]] = [[] for _ in range(_NODES)]
     _set_up(names, edges, lines)
     with ExitStack() as stack:
         files = _Files(directory, names, stack)
         for first in range(0, count, 500):
             part = slice(first, min(count, first + 500))
-            arrival, reach = _spread(rng, part.stop - first, edges, delay, publisher[part])
-            _emit(part, publish_t, publisher, topic, ids, names, edges, arrival, reach, lines)
+            arrival, reach = _spread(rng, part.stop - first, edges, delay, publishes.publisher[part])
+            _emit(part, publishes, names, edges, arrival, reach, lines)
             if part.stop < count:
-                files.take(lines, int(publish_t[part.stop]))  # nothing that comes is earlier
+                files.take(lines, int(publishes.t_us[part.stop]))  # nothing that comes is earlier
         return files.finish(lines)
 
 
@@ -88,12 +103,13 @@ def _set_up(names: list[str], edges: Any, lines: list[list[tuple[int, str]]]) ->
 
 
 def _emit(
-    part: slice, publish_t: Any, publisher: Any, topic: Any, ids: list[str], names: list[str], edges: Any, arrival: Any,
-    reach: Any, lines: list[list[tuple[int, str]]],
+    part: slice, publishes: _Publishes, names: list[str], edges: Any, arrival: Any, reach: Any,
+    lines: list[list[tuple[int, str]]],
 ) -> None:  # fmt: skip
     sources = edges.tolist()
     for row, number in enumerate(range(part.start, part.stop)):
-        t0, name, own, msg = int(publish_t[number]), _TOPICS[topic[number]], int(publisher[number]), ids[number]
+        t0, name = int(publishes.t_us[number]), _TOPICS[publishes.topic[number]]
+        own, msg = int(publishes.publisher[number]), publishes.ids[number]
         body = f'"msg":"{msg}","topic":"{name}"'
         lines[own].append((t0, f'"kind":"publish",{body},"size":1024'))
         lines[own].append((t0, f'"kind":"deliver",{body},"size":1024'))

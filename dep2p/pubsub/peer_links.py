@@ -67,6 +67,14 @@ class LinksOwner(Protocol):
     def space_found(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class PeerTurns:
+    """Turns of a network's peers. ``line``: the one in which all peers wait for their turn; None: each in its own."""
+
+    fairness: Fairness
+    line: PeerId | None
+
+
 class PubSubLinks:
     """Knows neighbours and their streams; reports them to the router, through its owner."""
 
@@ -78,19 +86,16 @@ class PubSubLinks:
         wire: Wire,
         limits: Limits,
         counters: Counter[str],
-        *,
-        fairness: Fairness,
-        line: PeerId | None,
+        turns: PeerTurns,
     ) -> None:
-        """``line``: the one in which all peers wait for their turn; None: each in its own."""
         self._owner = owner
         self._host = host
         self.neighbours = neighbours
         self.wire = wire
         self._limits = limits
         self.counters = counters
-        self.fairness = fairness
-        self._line = line
+        self.fairness: Fairness = turns.fairness
+        self._line = turns.line
         self.is_held = False
         self.held_peers: dict[PeerId, int] = {}
         """Neighbours of which nothing is taken for now, and for what reasons: bits."""

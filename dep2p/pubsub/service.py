@@ -52,7 +52,7 @@ from dep2p.identity import Identity
 from dep2p.limits import Limits
 from dep2p.links.fairness import Fairness
 from dep2p.protocols.fairness.turns import UNITS_PER_TURN
-from dep2p.pubsub.peer_links import PubSubLinks
+from dep2p.pubsub.peer_links import PeerTurns, PubSubLinks
 from dep2p.pubsub.peers import Neighbours
 from dep2p.pubsub.publisher import Publishing
 from dep2p.pubsub.rpc_sender import RpcSender
@@ -157,8 +157,7 @@ class PubSub:
             wire,
             limits,
             self.counters_by_name,
-            fairness=network.fairness,
-            line=_PUBLIC_LINE if network.realm_id is None else None,
+            PeerTurns(network.fairness, _PUBLIC_LINE if network.realm_id is None else None),
         )
         self._sending = RpcSender(self._links, wire, self._send_dropped)
         self._send = self._sending.send

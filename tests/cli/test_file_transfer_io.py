@@ -72,11 +72,8 @@ class World:
                     tasks.start_soon(inbox.take, theirs)
                 try:
                     client: Any = Client()
-                    sent.append(
-                        await transfer.send_file(
-                            self.run, client, BOB, path or self.source, name="dep2p.file", timeout_s=10, realm=None
-                        )
-                    )
+                    bob = transfer.FileDestination(client, BOB, "dep2p.file", timeout_s=10, realm=None)
+                    sent.append(await transfer.send_file(self.run, bob, path or self.source))
                 except Exception as raised:
                     error.append(raised)
                 for unused in mine:
@@ -411,10 +408,9 @@ def test_a_receiver_that_confirms_another_checksum_is_not_believed(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(liar)
             client: Any = Client()
+            bob = transfer.FileDestination(client, BOB, "dep2p.file", timeout_s=10, realm=None)
             with pytest.raises(CliError, match="another checksum"):
-                await transfer.send_file(
-                    world.run, client, BOB, world.source, name="dep2p.file", timeout_s=10, realm=None
-                )
+                await transfer.send_file(world.run, bob, world.source)
             tasks.cancel_scope.cancel()
 
     go(body)

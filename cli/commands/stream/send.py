@@ -35,6 +35,21 @@ _HASH_BYTES_PER_S_MIN: Final = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
+class FileDestination:
+    """The peer that files go to.
+
+    ``name``: the stream's. ``timeout_s``: seconds without progress until an attempt ends. ``realm``: None for the
+    daemon's only one.
+    """
+
+    client: "Client"
+    peer: str
+    name: str
+    timeout_s: float
+    realm: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class SentFile:
     """The outcome of one file. ``started_at`` is the offset from which it was sent."""
 
@@ -90,12 +105,11 @@ def send(
 
     async def body(client: "Client") -> int:
         peer = await resolve_peer(client, peer_text)
+        destination = FileDestination(client, peer, name or PROTOCOL_NAME, timeout, realm)
         worst = EXIT_OK
         for path in files:
             try:
-                sent = await send_file(
-                    run, client, peer, path, name=name or PROTOCOL_NAME, timeout_s=timeout, realm=realm
-                )
+                sent = await send_file(run, destination, path)
             except Exception as error:
                 if len(files) == 1:
                     raise
@@ -112,9 +126,7 @@ def send(
     return run.with_client(body)
 
 
-async def send_file(
-    run: Invocation, client: "Client", peer: str, path: Path, *, name: str, timeout_s: float, realm: str | None
-) -> SentFile:
+async def send_file(run: Invocation, destination: FileDestination, path: Path) -> SentFile:
     """Send one file. Raises :class:`CliError` and what the client raises."""
     from dep2p.cli.commands.stream.partial_file import SourceFile
     from dep2p.protocols.messaging.file_transfer import FileOffer, FileVerdict, FileVerdictCode
@@ -122,41 +134,34 @@ async def send_file(
     source = SourceFile(path)
     try:
         offer = FileOffer(path.name, source.size, source.mtime_ns)
-        outcome = await _attempt(run, client, peer, source, offer, name=name, timeout_s=timeout_s, realm=realm)
+        outcome = await _attempt(run, destination, source, offer)
         if isinstance(outcome, FileVerdict) and outcome.code is FileVerdictCode.EXISTS:
             # It may be this same file, from a transfer whose end we did not see: send the digest and ask again.
             digest = await _in_thread(source.seek_hashed, source.size)
             offer = FileOffer(path.name, source.size, source.mtime_ns, digest)
-            outcome = await _attempt(run, client, peer, source, offer, name=name, timeout_s=timeout_s, realm=realm)
+            outcome = await _attempt(run, destination, source, offer)
         if isinstance(outcome, FileVerdict):
-            raise _refusal(path, peer, outcome)
+            raise _refusal(path, destination.peer, outcome)
         return outcome
     finally:
         source.close()
 
 
 async def _attempt(
-    run: Invocation,
-    client: "Client",
-    peer: str,
-    source: "SourceFile",
-    offer: "FileOffer",
-    *,
-    name: str,
-    timeout_s: float,
-    realm: str | None,
+    run: Invocation, destination: FileDestination, source: "SourceFile", offer: "FileOffer"
 ) -> "SentFile | FileVerdict":
     from dep2p.protocols.messaging.file_transfer import PROTOCOL_NAME, FileSender
 
     progress = Progress(printable(offer.name), offer.size, shown=not run.quiet and not run.json)
-    sending = _Sending(source, FileSender(offer), timeout_s, progress)
+    sending = _Sending(source, FileSender(offer), destination.timeout_s, progress)
+    name = destination.name
     try:
-        async with client.stream(peer, name, realm=realm) as stream:
+        async with destination.client.stream(destination.peer, name, realm=destination.realm) as stream:
             return await sending.run(stream)
     except NoHandlerError:
         receiving = "dep2p stream receive DIR" + ("" if name == PROTOCOL_NAME else f" --name {shlex.quote(name)}")
         raise CliError(
-            f"{short_peer(peer)} does not receive files now"
+            f"{short_peer(destination.peer)} does not receive files now"
             + ("" if name == PROTOCOL_NAME else f" under the name {name!r}"),
             "D5003",
             tries=(f"start this on the peer: {receiving}",),
@@ -167,7 +172,7 @@ async def _attempt(
             f"sending {offer.name} {what} (after {byte_count(sending.sent_up_to)} of {byte_count(offer.size)})",
             "D6001",
             exit_code=EXIT_TIMEOUT,
-            cause=str(error) or f"nothing moved for {timeout_s:g} s",
+            cause=str(error) or f"nothing moved for {destination.timeout_s:g} s",
             tries=("the same command again: it goes on where it stopped",),
         ) from None
     finally:

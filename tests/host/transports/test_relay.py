@@ -142,10 +142,10 @@ async def test_circuit_over_its_bytes_is_ended(
 
 
 @pytest.mark.parametrize(
-    ("limit", "value", "said"),
+    ("limit", "said"),
     [
-        ("CIRCUIT_BYTES_MAX", 60_000, "the relay carries 60000 bytes in each direction of a connection"),
-        ("CIRCUIT_S", 2, "the relay carries a connection for 2 s"),
+        (("CIRCUIT_BYTES_MAX", 60_000), "the relay carries 60000 bytes in each direction of a connection"),
+        (("CIRCUIT_S", 2), "the relay carries a connection for 2 s"),
     ],
 )
 async def test_a_connection_says_what_its_relay_still_carries_and_the_log_says_when_the_limit_ends_it(
@@ -154,11 +154,10 @@ async def test_a_connection_says_what_its_relay_still_carries_and_the_log_says_w
     eventually: Any,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    limit: str,
-    value: int,
+    limit: tuple[str, int],
     said: str,
 ) -> None:
-    monkeypatch.setattr(messages, limit, value)
+    monkeypatch.setattr(messages, *limit)
     async with (
         open_host(relay="server") as middle,
         open_host(relay="client", listen=[]) as target,
@@ -179,7 +178,7 @@ async def test_a_connection_says_what_its_relay_still_carries_and_the_log_says_w
         assert after.time_left_s <= before.time_left_s
         with caplog.at_level(logging.INFO, "dep2p.host"), trio.fail_after(10):
             with suppress(StreamClosedError):
-                while limit == "CIRCUIT_BYTES_MAX":
+                while limit[0] == "CIRCUIT_BYTES_MAX":
                     await stream.write(bytes(10_000))
                     await trio.lowlevel.checkpoint()
             ended = (await log.wait(PeerDisconnected)).reason

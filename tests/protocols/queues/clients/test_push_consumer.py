@@ -23,7 +23,7 @@ from dep2p.protocols.queues.clients.push_consumer import (
 )
 from dep2p.protocols.queues.wire.frames import Settle
 from dep2p.protocols.timing.backoff import Backoff
-from tests.protocols.queues.clients.world import PushWorld
+from tests.protocols.queues.clients.world import PushBounds, PushWorld
 
 SEEDS = int(os.environ.get("DEP2P_SEEDS", "40"))
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -270,13 +270,13 @@ def test_everything_is_handled_in_order_under_faults(mode: Mode, key_queues: boo
 )
 @settings(deadline=None, max_examples=60)
 def test_with_any_bounds(seed: int, mode: Mode, keys: int, concurrency: int, items_max: int, attempts_max: int) -> None:
-    _live(PushWorld(seed, mode, keys=keys, concurrency=concurrency, items_max=items_max, attempts_max=attempts_max))
+    _live(PushWorld(seed, mode, keys=keys, bounds=PushBounds(concurrency, items_max, attempts_max)))
 
 
 def test_a_key_that_always_fails_holds_up_no_other_key() -> None:
     """Those behind it wait; all others are done at the time at which they would be done without it."""
     for seed in range(20):
-        world = PushWorld(seed, "fifo", attempts_max=0, items_max=200)
+        world = PushWorld(seed, "fifo", bounds=PushBounds(attempts_max=0, items_max=200))
         world.faults = False
         world.failing["k0"] = None
         world.publish(20, key="k0")

@@ -2,6 +2,7 @@
 
 import heapq
 from collections import Counter
+from dataclasses import dataclass
 from itertools import count
 from random import Random
 from typing import Any
@@ -106,6 +107,15 @@ class Broker:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class PushBounds:
+    """Bounds of a push consumer."""
+
+    concurrency: int = 3
+    items_max: int = 20
+    attempts_max: int = 4
+
+
 class PushWorld:
     """Performs what the core asks for. Every assertion that must always hold is in here."""
 
@@ -116,9 +126,7 @@ class PushWorld:
         *,
         key_queues: bool = True,
         keys: int = 3,
-        concurrency: int = 3,
-        items_max: int = 20,
-        attempts_max: int = 4,
+        bounds: PushBounds = PushBounds(),
         core: type[PushCore] = PushCore,
     ) -> None:
         self.rng = Random(seed)
@@ -126,10 +134,10 @@ class PushWorld:
         self.broker = Broker(key_queues=key_queues)
         self.core = core(
             mode,
-            concurrency=concurrency,
-            items_max=items_max,
-            bytes_max=10 * items_max,
-            attempts_max=attempts_max,
+            concurrency=bounds.concurrency,
+            items_max=bounds.items_max,
+            bytes_max=10 * bounds.items_max,
+            attempts_max=bounds.attempts_max,
             backoff=Backoff(0.5, 8.0),
         )
         self.keys = ["", *(f"k{n}" for n in range(keys))]
