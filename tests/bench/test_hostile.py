@@ -29,7 +29,10 @@ def test_an_attack_is_an_option_of_hostile_only(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("attack", ["yamux-resets", "request-flood", "wrong-calls", "forged-copy", "relay-circuits"])
+@pytest.mark.parametrize(
+    "attack",
+    ["yamux-resets", "request-flood", "wrong-calls", "forged-copy", "relay-circuits", "relay-reservations"],
+)
 def test_a_run_says_what_the_bystander_saw(attack: str) -> None:
     command = [sys.executable, "-m", "bench", "hostile", "--attack", attack, "--json", "--tiny"]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
@@ -41,4 +44,5 @@ def test_a_run_says_what_the_bystander_saw(attack: str) -> None:
     assert 0 < result["rss_before_mb"] <= result["rss_most_mb"]
     assert 0 <= result["failed"] <= result["asked"] and result["members_up"] <= result["members"]
     attacked = {"frames", "requests", "calls", "forged", "circuits", "circuits_refused", "refused", "too_slow"}
+    attacked |= {"reserved", "reservations_refused"}
     assert attacked & set(result) or attack == "forged-copy"

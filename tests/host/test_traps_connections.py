@@ -152,6 +152,23 @@ async def test_connections_of_no_use_make_space_and_those_in_use_do_not(
         await eventually(lambda: host.connections(member.peer_id) == [])
 
 
+async def test_a_client_of_a_relay_makes_space_after_those_of_no_use(
+    open_host: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swarm, "UNPROTECTED_S", 0.0)
+    async with AsyncExitStack() as stack:
+        host = await stack.enter_async_context(open_host(relay="server", limits=Limits(connections_max=3)))
+        client = await stack.enter_async_context(open_host(relay="client", listen=[]))
+        await client.dial(host.peer_id, host.listen_addrs())
+        await eventually(lambda: bool(client.listen_addrs()))
+        for _ in range(4):
+            stranger = await stack.enter_async_context(open_host())
+            await stranger.dial(host.peer_id, host.listen_addrs())
+            await eventually(lambda: bool(host.connections(stranger.peer_id)))  # noqa: B023 - waited for at once
+        assert host.counters()["connections_replaced"] == 2
+        assert host.connections(client.peer_id) and client.counters().get("relay_reservation_lost", 0) == 0
+
+
 async def test_at_the_limit_per_peer_the_newest_connection_replaces_the_oldest(open_host: Any, eventually: Any) -> None:
     """The older ones may be dead without a word: a peer that restarts is never locked out by itself."""
     identity = Identity.generate()

@@ -128,6 +128,21 @@ async def test_a_stranger_that_connects_and_calls_itself_a_relay_is_not_used_and
         nursery.cancel_scope.cancel()
 
 
+async def test_a_relay_that_dials_its_client_after_a_loss_is_used_again(autojump_clock: Clock) -> None:
+    network = MemoryNetwork()
+    async with trio.open_nursery() as nursery:
+        client, relay = Client(network, nursery), new_relay(network)
+        await client.meet(relay)
+        await trio.sleep(0.1)
+        await relay.disconnect(client.host.peer_id)
+        await relay.dial(client.host.peer_id, [client.host.addr])
+        assert [each.direction for each in client.host.connections()] == ["inbound"]
+        client.client.consider(relay.peer_id)
+        await trio.sleep(0.1)
+        assert client.at() == [relay.peer_id]
+        nursery.cancel_scope.cancel()
+
+
 async def test_relays_that_never_answer_hold_up_no_other(autojump_clock: Clock) -> None:
     network = MemoryNetwork()
 

@@ -80,9 +80,9 @@ class _Relay:
 class RelayClient:
     """Reserves at connected relays, is dialled through them, and dials through any relay.
 
-    It reserves only at relays that this host has dialled, or whose peer is a member of a realm of this host: a stranger
-    that connects and calls itself a relay could otherwise take the places of all true ones. A relay with a reservation
-    is kept connected, since others cannot reach this host when that connection is gone.
+    It reserves only at relays that this host has dialled once, or whose peer is a member of a realm of this host: a
+    stranger that connects and calls itself a relay could otherwise take the places of all true ones. A relay with a
+    reservation is kept connected, since others cannot reach this host when that connection is gone.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class RelayClient:
             peer = connection.peer
             if peer in found or is_relayed(connection) or HOP not in self._protocols(peer):
                 continue
-            if connection.direction == "outbound" or self._host.is_protected(connection):
+            if connection.direction == "outbound" or peer in self._kept or self._host.is_protected(connection):
                 found[peer] = connection
         active = sum(each.is_asking or each.reserved is not None for each in self._relays.values())
         asked: list[tuple[Connection, _Relay]] = []
