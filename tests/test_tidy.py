@@ -80,6 +80,21 @@ def test_the_library_never_uses_the_root_logger_or_prints() -> None:
                 assert not is_root, f"{path}:{node.lineno}"
 
 
+def test_the_library_reads_no_environment() -> None:
+    """Programs do: the daemon's and the command line's. What they read comes to the library as an argument."""
+    programs = (ROOT / "dep2p/daemon/__main__.py",)
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in python_files("dep2p", *CORES)
+        if path not in programs
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute | ast.Name)
+        if (node.attr if isinstance(node, ast.Attribute) else node.id) in ("getenv", "getenvb", "environb")
+        or ast.unparse(node) == "os.environ"
+    ]
+    assert not found
+
+
 def test_the_public_names_load_and_the_package_alone_loads_nothing_heavy() -> None:
     code = (
         "import sys, dep2p\n"
