@@ -16,6 +16,7 @@ from bench.hostile.members import REQUEST
 from bench.hostile.public_wire import TOPIC
 from bench.messaging.worker import run_worker
 from bench.sides.node import realm_of
+from dep2p.daemon.gc import tune_gc
 from dep2p.messaging.service import Request
 from dep2p.node.node import Node
 from dep2p.protocols.timing.percentile import percentile
@@ -98,6 +99,7 @@ class VictimCommands:
                     await trio.sleep(_POLL_S)
         else:
             await self._subscribe(node)
+        tune_gc()  # as the daemon does
         return {"text": json.dumps(node.listen_addrs())}
 
     async def _subscribe(self, node: Node) -> None:
@@ -119,6 +121,7 @@ class VictimCommands:
         """A relay that is a member, or with "" for ``secret`` one of no realm; answers with its addresses as JSON."""
         realm = realm_of(secret) if secret else None
         self._node = await self._stack.enter_async_context(Node.open(realm, listen=(_TCP,), relay="server"))
+        tune_gc()
         return {"text": json.dumps(self._node.listen_addrs())}
 
     async def watch(self) -> dict[str, object]:

@@ -57,7 +57,6 @@ def _run_locked(config: Config) -> int:
     try:
         _raise_open_files()
         daemon = _Daemon(config, sink)
-        tune_gc()
         try:
             trio.run(daemon.run)
         except BaseException as error:
@@ -171,6 +170,7 @@ class _Daemon:
                 nursery.start_soon(server.serve, control_app, [listener])
             if nsq is not None:
                 await nursery.start(nsq.run)
+            tune_gc()  # all modules are loaded by now
             self._serving = True
             notify(config.notify_socket, f"READY=1\nSTATUS=peer {control.node.peer_id}")
             _logger.info("ready", extra=_ready_fields(control, time.monotonic() - started_s))

@@ -42,6 +42,26 @@ def test_start_serve_and_stop(data_dir: Path, start: Start) -> None:
     assert not (data_dir / "control.sock").exists()
 
 
+def test_the_garbage_collector_is_tuned_when_all_modules_are_loaded(data_dir: Path) -> None:
+    """Modules that load later are walked in each full collection: 60 ms in which no request is answered."""
+    script = """
+import os, signal, sys
+from dep2p.daemon import process
+from dep2p.daemon.__main__ import main
+tuned = process.tune_gc
+def tune_gc():
+    tuned()
+    print("libp2p" in sys.modules, len(__import__("gc").get_objects()) < 5_000, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+process.tune_gc = tune_gc
+sys.exit(main(sys.argv[1:]))
+"""
+    arguments = ["--data-dir", str(data_dir), "--listen", "/ip4/127.0.0.1/tcp/0"]
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["True", "True"], done.stderr
+    assert done.returncode == 0
+
+
 def test_shutdown_by_the_api(data_dir: Path, start: Start) -> None:
     daemon = start(data_dir).wait_ready()
     assert daemon.post("/v1/shutdown") == {"state": "stopping"}

@@ -24,6 +24,9 @@ logger: logging.Logger = logging.getLogger("dep2p.host")
 NEGOTIATING_MAX = 64
 """Inbound streams of one connection that agree on their protocol at a time; further ones wait, unacknowledged, in the
 muxer: else a stranger that opens streams and never sends makes a task of each."""
+NEGOTIATING_UNPROVEN_MAX = 16
+"""The same of an unproven peer: the tasks of 128 such connections end in one pass of the event loop, when they time
+out."""
 
 _ids = itertools.count(1)
 
@@ -163,6 +166,7 @@ class PeerConnection:
             reason = f"internal error: {error!r}"
         finally:
             self.end(reason)
+            self._nursery = None  # else it and this keep each other
             with shielded(self._limits.close_timeout_s):
                 await self._close_muxer()
 
@@ -239,7 +243,7 @@ class PeerConnection:
 
     async def negotiation_place(self) -> None:
         """Wait until another inbound stream may be handed to `serve`."""
-        while self._negotiating >= NEGOTIATING_MAX:
+        while self._negotiating >= (NEGOTIATING_MAX if self.resources.is_proven else NEGOTIATING_UNPROVEN_MAX):
             await self._negotiated.wait()
 
     def _give_negotiation_place(self) -> None:

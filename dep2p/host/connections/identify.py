@@ -26,6 +26,7 @@ from dep2p.host.connections.peerstore import ADDRS_PER_PEER_MAX, PROTOCOLS_PER_P
 from dep2p.host.connections.signed_records import open_signed_record
 from dep2p.host.counters import Counters
 from dep2p.host.interface import ByteStream, Connection
+from dep2p.token_bucket import TokenBucket
 from dep2p.types import PeerId
 
 logger: logging.Logger = logging.getLogger("dep2p.host")
@@ -41,6 +42,9 @@ _PING_UNREAD_S = 10.0
 """The time that a peer has to read the answers to its pings: meanwhile a whole window of pings waits in memory."""
 _PING_STREAMS_MAX = 8
 """Ping streams of one connection at most."""
+_PINGS_BURST = 32.0
+_PINGS_PER_S = 8.0
+"""Pings of one connection that are answered; further ones wait. libp2p nodes send one in some seconds."""
 _PUSHES_BURST = 16.0
 _PUSHES_PER_S = 1.0
 """Identify messages that one connection may push: each costs milliseconds of parsing."""
@@ -196,30 +200,42 @@ class IdentifyService:
         self._on_identified(peer)
 
 
+class _Pings:
+    """The pings of one connection."""
+
+    __slots__ = ("bucket", "streams")
+
+    def __init__(self) -> None:
+        self.streams = 0
+        self.bucket = TokenBucket(_PINGS_PER_S, _PINGS_BURST)
+
+
 class PingServer:
-    """Echoes pings; what a peer can make it hold is bounded in streams and time."""
+    """Echoes pings; what a peer can make it hold and do is bounded in streams, time and pings a second."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self._streams: WeakKeyDictionary[Connection, int] = WeakKeyDictionary()
+        self._pings: WeakKeyDictionary[Connection, _Pings] = WeakKeyDictionary()
 
     async def serve(self, stream: ByteStream) -> None:
-        """Echo 32 bytes at a time until the peer closes, says nothing for two minutes, or does not read."""
-        connection = stream.connection
-        open_already = self._streams.get(connection, 0)
-        if open_already >= _PING_STREAMS_MAX:
+        """Echo 32 bytes at a time until the peer closes, says nothing for two minutes, or does not read.
+
+        Above the rate of its connection an answer waits, and with it all that the peer sends behind it.
+        """
+        pings = self._pings.setdefault(stream.connection, _Pings())
+        if pings.streams >= _PING_STREAMS_MAX:
             self._counters.add("ping_stream_refused")
             stream.reset()
             return
-        self._streams[connection] = open_already + 1
+        pings.streams += 1
         try:
-            await self._echo(stream)
+            await self._echo(stream, pings.bucket)
         except (trio.TooSlowError, StreamClosedError):
             stream.reset()
         finally:
-            self._streams[connection] -= 1
+            pings.streams -= 1
 
-    async def _echo(self, stream: ByteStream) -> None:
+    async def _echo(self, stream: ByteStream, bucket: TokenBucket) -> None:
         buffer = b""
         while True:
             with trio.fail_after(_PING_IDLE_S):
@@ -229,6 +245,11 @@ class PingServer:
                 return
             buffer += data
             if len(buffer) == PING_BYTES:
+                wait_s = bucket.wait_s(trio.current_time())
+                bucket.spend()
+                if wait_s:
+                    self._counters.add("pings_delayed")
+                    await trio.sleep(wait_s)
                 stream.write_nowait(buffer, urgent=True)
                 with trio.fail_after(_PING_UNREAD_S):
                     await stream.drain(PING_BYTES)

@@ -35,6 +35,9 @@ logger: logging.Logger = logging.getLogger("dep2p.host")
 R = TypeVar("R", bound=ReadWriteCloser)
 
 _COMPLAIN_INTERVAL_S = 60
+UNPROVEN_WEIGHT_MAX = 16
+"""Weight of the work of unproven peers in one pass of the event loop: 16 reads of 16 KiB or 512 frames, a
+millisecond."""
 UNPROTECTED_S = 30.0
 """How long an unprotected connection keeps its place when others need one: a few tries of a realm handshake.
 Without it, a peer that holds idle connections from enough identities, or that discovery names often, takes all."""
@@ -68,7 +71,7 @@ class Swarm:
             on_end=self._ended,
             watch=liveness.watch,
             ledger=self.ledger,
-            turns=Turns(),
+            turns=Turns(UNPROVEN_WEIGHT_MAX),
         )
         self.nursery: trio.Nursery | None = None
         self._connections: dict[PeerId, list[PeerConnection]] = {}

@@ -124,6 +124,7 @@ class NoiseHandshake:
             _key_of(self._protocol.cipher_state_encrypt),
             _key_of(self._protocol.cipher_state_decrypt),
         )
+        vars(self._state).clear()  # it holds a method of itself, and so all of this until the garbage collector comes
         return answer
 
     def _write_payload(self) -> bytes:

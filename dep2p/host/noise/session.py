@@ -6,7 +6,7 @@ py-libp2p's own session makes two exact reads, three locks and one write of ever
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import trio
 from libp2p.abc import IRawConnection, ISecureConn, ISecureTransport
@@ -45,6 +45,8 @@ CLOSE_TIMEOUT_S = 1.0
 
 Fill = Callable[[memoryview], int]
 """Writes plaintext to the start of the buffer; returns how many bytes, 0 for none."""
+Turn = Callable[[], Awaitable[None]]
+"""Waits until bytes that have come may be worked on."""
 
 
 class Scratch:
@@ -162,10 +164,13 @@ class NoiseSession(ISecureConn):
         if filled:
             await self._write_generic(self._sealer.seal(bytes(self._scratch.to_seal[:filled])))
 
-    async def receive(self, on_plaintext: OnPlaintext, bytes_max: int = RECEIVE_BYTES_MAX) -> bool:
+    async def receive(
+        self, on_plaintext: OnPlaintext, bytes_max: int = RECEIVE_BYTES_MAX, turn: Turn | None = None
+    ) -> bool:
         """Wait for bytes and pass what they complete to ``on_plaintext``; False when the peer has closed.
 
-        ``bytes_max``: read at a time, at most RECEIVE_BYTES_MAX.
+        ``bytes_max``: read at a time, at most RECEIVE_BYTES_MAX. ``turn``: awaited when there are bytes, before they
+        are read and decrypted.
 
         Raises ConnectionClosedError, ProtocolError, and what ``on_plaintext`` raises.
         """
@@ -176,9 +181,11 @@ class NoiseSession(ISecureConn):
             return True
         if self._socket is None:
             data = await self._read_generic()
+            if turn is not None:
+                await turn()
             view = memoryview(data)
         else:
-            size = await self._read_some(self._scratch.received[:bytes_max])
+            size = await self._read_some(self._scratch.received[:bytes_max], turn)
             view = self._scratch.received[:size]
         if not view:
             return False
@@ -219,11 +226,13 @@ class NoiseSession(ISecureConn):
         except OSError as error:
             raise ConnectionClosedError(f"sending failed: {error}", transport="tcp") from error
 
-    async def _read_some(self, into: memoryview) -> int:
+    async def _read_some(self, into: memoryview, turn: Turn | None) -> int:
         while True:
             fd = self._fd()
             try:
                 await trio.lowlevel.wait_readable(fd)
+                if turn is not None:
+                    await turn()
                 return os.readv(self._fd(), [into])
             except BlockingIOError:
                 continue
@@ -357,14 +366,36 @@ class NoiseTransport(ISecureTransport):
         """Make a handshake with ``peer_id`` and no other peer. Raises HandshakeFailure, with ``conn`` closed."""
         return await self._secure(conn, is_initiator=True, peer=peer_id)
 
+    async def _dial(self, conn: IRawConnection, peer: ID | None) -> HandshakeResult:
+        handshake = NoiseHandshake(self._key_pair, self._static_key, is_initiator=True, expected_peer=peer)
+        await _write_message(conn, handshake.start())
+        while handshake.result is None:
+            answer = handshake.receive(await _read_message(conn))
+            if answer is not None:
+                await _write_message(conn, answer)
+        return handshake.result
+
+    async def _answer(self, conn: IRawConnection) -> HandshakeResult:
+        """Each message costs about a millisecond before any proof: it waits for its turn, and so does all that the
+        first one needs."""
+        handshake: NoiseHandshake | None = None
+        while handshake is None or handshake.result is None:
+            message = await _read_message(conn)
+            await self._turns.next()
+            if handshake is None:
+                handshake = NoiseHandshake(self._key_pair, self._static_key, is_initiator=False)
+            answer = handshake.receive(message)
+            if answer is not None:
+                await _write_message(conn, answer)
+        return handshake.result
+
     async def _secure(self, conn: IRawConnection, *, is_initiator: bool, peer: ID | None) -> NoiseSession:
         finished = False
         try:
-            turns = None if is_initiator else self._turns
-            if turns is not None:
-                await turns.next()
-            handshake = NoiseHandshake(self._key_pair, self._static_key, is_initiator=is_initiator, expected_peer=peer)
-            result = await _shake_hands(conn, handshake, turns)
+            if is_initiator:
+                result = await self._dial(conn, peer)
+            else:
+                result = await self._answer(conn)
             finished = True
         except (ProtocolError, IOException, RawConnError) as error:
             raise NoiseFailure(str(error)) from error
@@ -382,21 +413,11 @@ class NoiseTransport(ISecureTransport):
         )
 
 
-async def _shake_hands(conn: IRawConnection, handshake: NoiseHandshake, turns: Turns | None) -> HandshakeResult:
-    """``turns``: where peers that dialled wait, since each message costs about a millisecond before any proof."""
-    if handshake.is_initiator:
-        await _write_message(conn, handshake.start())
-    while handshake.result is None:
-        length = int.from_bytes(await _read_exactly(conn, LENGTH_BYTES), "big")
-        if length > HANDSHAKE_BYTES_MAX:
-            raise ProtocolError(f"a Noise handshake message of {length} bytes is over {HANDSHAKE_BYTES_MAX}")
-        message = await _read_exactly(conn, length)
-        if turns is not None:
-            await turns.next()
-        answer = handshake.receive(message)
-        if answer is not None:
-            await _write_message(conn, answer)
-    return handshake.result
+async def _read_message(conn: IRawConnection) -> bytes:
+    length = int.from_bytes(await _read_exactly(conn, LENGTH_BYTES), "big")
+    if length > HANDSHAKE_BYTES_MAX:
+        raise ProtocolError(f"a Noise handshake message of {length} bytes is over {HANDSHAKE_BYTES_MAX}")
+    return await _read_exactly(conn, length)
 
 
 async def _write_message(conn: IRawConnection, message: bytes) -> None:

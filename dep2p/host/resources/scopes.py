@@ -15,6 +15,10 @@ OnEvent = Callable[[str, str], None]
 """Takes the name of a counter and a sentence for the log."""
 
 
+def _end_nothing(_reason: str) -> None:
+    """In the place of the end of a closed account."""
+
+
 class Scope:
     """A bound on the bytes of its accounts.
 
@@ -151,6 +155,7 @@ class Account:
             self.is_closed = True
             self.move(())
             self.memory_bytes = 0
+            self._end = _end_nothing  # else the account and its connection keep each other
 
 
 @runtime_checkable

@@ -8,6 +8,7 @@ import trio
 
 from dep2p.errors import StreamClosedError
 from dep2p.host.interface import MuxedConnection
+from dep2p.host.resources.turns import EARLY_WEIGHT_MAX, STREAM_WEIGHT
 from dep2p.host.upstream.byte_stream import MuxedByteStream
 
 if TYPE_CHECKING:
@@ -58,10 +59,12 @@ class UpstreamMuxer:
         return reason
 
     async def _accept_streams(self, connection: MuxedConnection, nursery: trio.Nursery) -> str:
+        worked = 0
         while True:
             await connection.negotiation_place()
             if not connection.resources.is_proven:
-                await connection.turns.next()
+                await connection.turns.next(STREAM_WEIGHT, is_early=worked < EARLY_WEIGHT_MAX)
+                worked += STREAM_WEIGHT
             try:
                 muxed = await self._muxed.accept_stream()
             except Exception as error:

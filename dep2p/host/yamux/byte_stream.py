@@ -68,6 +68,8 @@ class YamuxByteStream:
             raise LocalProtocolError("read() cannot be used after set_receiver()")
         if max_bytes <= 0:
             return b""
+        if not stream.is_proven:
+            await trio.lowlevel.checkpoint()  # thousands of small requests may be there: others come between them
         while not stream.buffer:
             if stream.read_ended and not stream.is_discarding:
                 return b""

@@ -28,9 +28,9 @@ from multiaddr import Multiaddr
 
 from dep2p.errors import ProtocolError, StreamClosedError
 from dep2p.host.noise.codec import PLAINTEXT_BYTES_MAX, OnPlaintext
-from dep2p.host.noise.session import RECEIVE_BYTES_MAX, Fill, NoiseSession
+from dep2p.host.noise.session import RECEIVE_BYTES_MAX, Fill, NoiseSession, Turn
 from dep2p.host.resources.ledger import ConnectionResources
-from dep2p.host.resources.turns import Turns
+from dep2p.host.resources.turns import EARLY_WEIGHT_MAX, Turns
 from dep2p.host.scopes import shielded
 from dep2p.host.yamux.frames import DATA, HEADER_BYTES, GoAway, encode_header
 from dep2p.host.yamux.send_queue import QUANTUM_BYTES
@@ -54,9 +54,12 @@ FRAMES_PER_STEP_MAX = 1_024
 FRAMES_PER_STEP_UNPROVEN_MAX = 256
 """Frames of an unproven peer's connection that are taken before other tasks run."""
 TURN_FRAMES = 32
-"""An unproven peer that sent more frames than these in one step waits for its turn before the next step."""
+"""Frames of an unproven peer in one step that weigh as much as the bytes of a step; each further ones add as much."""
 RECEIVE_BYTES_UNPROVEN_MAX = 16_384
 """Bytes read at a time from an unproven peer: those that it cannot use in its step stay in memory."""
+UNSENT_HELD_BYTES_MAX = 262_144
+"""Unsent bytes of an unproven peer's connection that its account holds at most: what the node itself wants to send it,
+such as public messages, has queues with bounds of their own and must not end the connection."""
 LINGER_S = 60.0
 """Seconds that a stream closed here is kept for a peer that does not end its side; then it is reset."""
 
@@ -76,7 +79,7 @@ class _SecureStream(Protocol):
     def incomplete_bytes(self) -> int: ...
     def send_now(self, plaintext: bytes) -> bool: ...
     async def send(self, fill: Fill) -> None: ...
-    async def receive(self, on_plaintext: OnPlaintext, bytes_max: int = ...) -> bool: ...
+    async def receive(self, on_plaintext: OnPlaintext, bytes_max: int = ..., turn: Turn | None = ...) -> bool: ...
     def end_sending(self) -> None: ...
     def abort(self) -> None: ...
     async def close(self) -> None: ...
@@ -99,8 +102,12 @@ class _GenericPipe:
     async def send(self, fill: Fill) -> None:
         await self._conn.write(bytes(self._buffer[: fill(self._buffer)]))
 
-    async def receive(self, on_plaintext: OnPlaintext, bytes_max: int = RECEIVE_BYTES_MAX) -> bool:
+    async def receive(
+        self, on_plaintext: OnPlaintext, bytes_max: int = RECEIVE_BYTES_MAX, turn: Turn | None = None
+    ) -> bool:
         data = await self._conn.read(bytes_max)
+        if turn is not None:
+            await turn()
         if data:
             on_plaintext(memoryview(data))
         return bool(data)
@@ -150,6 +157,8 @@ class YamuxConnection(IMuxedConn):
         self._turns = Turns()
         self._left = memoryview(b"")  # decrypted, and not taken yet
         self._held_bytes = 0  # reserved for what is incomplete or not taken
+        self._weight = 1  # of the reader's next step, while the peer is unproven
+        self._worked = 0  # the weight of all its steps
         self._scope: trio.CancelScope | None = None
         self._is_started = False
         self._is_closing = False
@@ -186,6 +195,11 @@ class YamuxConnection(IMuxedConn):
         return self._core.resources.is_proven
 
     @property
+    def is_early(self) -> bool:
+        """Whether an unproven peer has caused so little work that it goes before those that caused more."""
+        return self._worked < EARLY_WEIGHT_MAX
+
+    @property
     def is_established(self) -> bool:
         """True when it runs and takes new streams."""
         return self._is_started and self._core.error is None and not self._core.peer_said_goodbye
@@ -205,7 +219,7 @@ class YamuxConnection(IMuxedConn):
     @property
     def unsent_bytes(self) -> int:
         """Bytes of all streams, and encrypted ones, that the transport has not taken yet."""
-        return self._pipe.unsent_bytes + sum(stream.unsent_bytes for stream in self._core.streams.values())
+        return self._pipe.unsent_bytes + self._core.unsent_bytes
 
     def rtt(self) -> float:
         """Round-trip seconds; 0.0 before the first probe. py-libp2p's name for `rtt_s`."""
@@ -252,28 +266,35 @@ class YamuxConnection(IMuxedConn):
             self.fail(f"internal error: {error!r}")
 
     async def _read_all(self) -> None:
-        core, receive, take = self._core, self._pipe.receive, self._take
+        core, receive, take, turn = self._core, self._pipe.receive, self._take, self._turn
         try:
             while True:
                 seen = core.frames_in
                 if self._left:
-                    await trio.lowlevel.checkpoint()
+                    if core.resources.is_proven:
+                        await trio.lowlevel.checkpoint()
+                    else:
+                        await turn()
                     left, self._left = self._left, memoryview(b"")
                     take(left)
                 elif core.resources.is_proven:
                     if not await receive(take):
                         break
-                elif not await receive(take, RECEIVE_BYTES_UNPROVEN_MAX):
+                elif not await receive(take, RECEIVE_BYTES_UNPROVEN_MAX, turn):
                     break
                 if core.error is not None:
                     return
-                if not core.resources.is_proven:
-                    self._hold(self._pipe.incomplete_bytes + len(self._left))
-                    if core.frames_in - seen > TURN_FRAMES:
-                        await self._turns.next()
+                self._weight = 1 + (core.frames_in - seen) // TURN_FRAMES
+                self._hold()
         finally:
             self._read_ended.set()
         self.fail("the peer closed the connection")
+
+    async def _turn(self) -> None:
+        """As an unproven peer, wait for a turn that is as long as the step before it was."""
+        is_early = self.is_early
+        self._worked += self._weight
+        await self._turns.next(self._weight, is_early=is_early)
 
     def _take(self, data: memoryview) -> None:
         """Give the session as many frames as one step may take; keep the rest."""
@@ -287,8 +308,13 @@ class YamuxConnection(IMuxedConn):
             rest = data[taken:]
             self._left = rest if rest.readonly else memoryview(bytes(rest))  # else the buffer is another read's next
 
-    def _hold(self, size: int) -> None:
-        """Account for bytes that wait for the rest of their message, or for the next step."""
+    def _hold(self) -> None:
+        """Account for the bytes of an unproven peer that wait for the rest of their message, for the next step, or for
+        the peer to read them."""
+        size, pipe, core = 0, self._pipe, self._core
+        if not core.resources.is_proven:
+            unsent = pipe.unsent_bytes + core.unsent_bytes + core.send_queue.control_bytes
+            size = pipe.incomplete_bytes + len(self._left) + min(unsent, UNSENT_HELD_BYTES_MAX)
         account = self._core.resources.account
         more, self._held_bytes = size - self._held_bytes, size
         if more < 0:
@@ -308,8 +334,10 @@ class YamuxConnection(IMuxedConn):
         core, send_queue, pipe = self._core, self._core.send_queue, self._pipe
         while core.error is None:
             if send_queue.has_output or pipe.unsent_bytes:
+                self._hold()
                 await pipe.send(send_queue.fill)
             else:
+                self._hold()
                 if self._flushed is not None:
                     self._flushed.set()
                 await self._writer.park()
@@ -537,6 +565,11 @@ class YamuxStream(StreamState, IMuxedStream):
     def is_write_closed(self) -> bool:
         """True after close_write, close or reset, by either side."""
         return self.write_ended or self.error is not None
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the peer has proved itself to a part of the node."""
+        return self._connection.is_proven
 
     def write_nowait(self, data: bytes | bytearray | memoryview, *, urgent: bool = False) -> None:
         """See `dep2p.host.interface.ByteStream.write_nowait`. Raises StreamClosedError."""

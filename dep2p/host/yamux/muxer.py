@@ -7,6 +7,7 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 
 from dep2p.errors import StreamClosedError
 from dep2p.host.interface import MuxedConnection
+from dep2p.host.resources.turns import STREAM_WEIGHT
 from dep2p.host.yamux.byte_stream import YamuxByteStream
 from dep2p.host.yamux.connection import YamuxConnection
 
@@ -43,7 +44,7 @@ class YamuxMuxer:
                 while True:
                     await connection.negotiation_place()
                     if not self._yamux.is_proven:
-                        await connection.turns.next()
+                        await connection.turns.next(STREAM_WEIGHT, is_early=self._yamux.is_early)
                     connection.serve(YamuxByteStream(await self._yamux.accept_stream(), connection))
             except MuxedConnUnavailable:
                 connection.end(self._yamux.close_reason)  # before the socket's own, slower end
@@ -52,7 +53,7 @@ class YamuxMuxer:
     async def open(self) -> YamuxByteStream:
         connection = self._connection
         if connection is None:
-            raise StreamClosedError("the connection has not begun")
+            raise StreamClosedError("the connection has not begun, or has ended")
         if not self._yamux.event_started.is_set():
             await self._yamux.event_started.wait()  # a write that fails before the start would leave it half closed
         return YamuxByteStream(await self._yamux.open_stream(), connection)
@@ -62,3 +63,4 @@ class YamuxMuxer:
 
     async def close(self) -> None:
         await self._yamux.close()
+        self._connection = None  # else the two keep each other

@@ -15,6 +15,14 @@ FRESH_BYTES_MAX = 16_384
 _FRAGMENT_BYTES_MIN = 1_024  # a shorter rest of a buffer is left empty rather than filled with a fragment
 
 
+def _nothing_waits() -> None:
+    """In the place of a callback of a closed queue, which shall not keep its session."""
+
+
+def _nothing_ends(_stream: StreamState) -> None:
+    """The same."""
+
+
 class YamuxSendQueue:
     """The frames to send of one session. ``on_output`` is called when there is something where there was nothing,
     ``on_fin`` when a stream's FIN has left."""
@@ -34,6 +42,11 @@ class YamuxSendQueue:
     @property
     def has_output(self) -> bool:
         return bool(self._control or self._ring or self._fresh)
+
+    @property
+    def control_bytes(self) -> int:
+        """Bytes of the frames without a body that wait."""
+        return len(self._control)
 
     @property
     def has_data(self) -> bool:
@@ -87,6 +100,7 @@ class YamuxSendQueue:
     def close(self) -> None:
         """Drop everything, now and later."""
         self.is_closed = True
+        self._on_output, self._on_fin = _nothing_waits, _nothing_ends
         self._control.clear()
         self._fresh.clear()
         self._ring.clear()

@@ -6,9 +6,9 @@ Frames of a stream that has just ended are normal (both sides end streams at the
 
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Never, Protocol, TypeVar
 
-from dep2p.errors import ProtocolError, StreamClosedError
+from dep2p.errors import LocalProtocolError, ProtocolError, StreamClosedError
 from dep2p.host.resources.ledger import STREAM_BYTES, ConnectionResources, unbounded
 from dep2p.host.resources.scopes import Account
 from dep2p.host.yamux.frames import (
@@ -97,6 +97,28 @@ class CoreOwner(Protocol):
         ...
 
 
+class _NoOwner:
+    """In the place of the owner of a session that has ended: the two would keep each other until the garbage collector
+    finds them, and thousands that end in an attack make it stop all else for a tenth of a second."""
+
+    def on_output(self) -> None: ...
+    def on_inbound_stream(self) -> None: ...
+    def on_pong(self, value: int) -> None: ...
+    def on_acknowledged(self) -> None: ...
+    def on_go_away(self, code: int) -> None: ...
+    def on_stuck(self, reason: str) -> None: ...
+
+    def now_s(self) -> float:
+        return 0.0
+
+
+_NO_OWNER = _NoOwner()
+
+
+def _make_no_stream(_core: object, _stream_id: int) -> Never:
+    raise LocalProtocolError("the session has ended")
+
+
 class YamuxCore(Generic[S]):
     """One side of one session.
 
@@ -119,6 +141,7 @@ class YamuxCore(Generic[S]):
         self.error: StreamClosedError | None = None
         self.buffered_bytes: int = 0  # received and not yet read, of all streams
         self.grown_bytes: int = 0  # receive windows beyond the initial ones
+        self.unsent_bytes: int = 0  # taken for sending and not handed on yet, of all streams
         self.send_queue: YamuxSendQueue = YamuxSendQueue(owner.on_output, self._on_fin)
         self.bytes_in: int = 0
         self.frames_in: int = 0
@@ -192,6 +215,7 @@ class YamuxCore(Generic[S]):
         for stream in streams:
             stream.connection_lost(StreamClosedError(reason))
         self.buffered_bytes = 0
+        self._owner, self._make_stream = _NO_OWNER, _make_no_stream
 
     def counters(self) -> dict[str, int]:
         """Monotonic counts by name."""
@@ -208,9 +232,9 @@ class YamuxCore(Generic[S]):
         """Queue a frame without a body. Never raises: a peer that does not read its frames ends the session."""
         if not self.send_queue.send_control(kind, flags, stream_id, length):
             self.counts["violations"] += 1
-            reason = "the peer does not read: too many control frames wait for it"
+            reason, owner = "the peer does not read: too many control frames wait for it", self._owner
             self.fail(reason)
-            self._owner.on_stuck(reason)
+            owner.on_stuck(reason)
 
     # Receiving
 

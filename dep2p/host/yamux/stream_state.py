@@ -34,6 +34,7 @@ class _Core(Protocol):
     def charge_to(self, stream: "StreamState", account: Account) -> None: ...
 
     counts: dict[str, int]
+    unsent_bytes: int
 
 
 class StreamState:
@@ -118,6 +119,7 @@ class StreamState:
         else:
             queue.append(data if type(data) is bytes else bytes(data))
         self.unsent_bytes += size
+        self.core.unsent_bytes += size
         if not self.is_scheduled and self.send_window:
             self.core.schedule(self)
 
@@ -129,6 +131,7 @@ class StreamState:
         """Move the next ``len(out)`` unsent bytes to ``out``; the caller has checked them and the window."""
         queue, taken, position, size = self._queue, self._taken, 0, len(out)
         self.unsent_bytes -= size
+        self.core.unsent_bytes -= size
         self.send_window -= size
         while position < size:
             chunk = queue[0]
@@ -288,6 +291,7 @@ class StreamState:
             return
         self.error = error
         self._queue.clear()
+        self.core.unsent_bytes -= self.unsent_bytes
         self.unsent_bytes = 0
         if not self.read_ended:
             self.buffer = bytearray()

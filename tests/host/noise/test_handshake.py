@@ -1,5 +1,9 @@
 """The Noise XX handshake without I/O."""
 
+import gc
+import weakref
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -124,3 +128,15 @@ def test_misuse_is_our_own_error() -> None:
     messages(one, other)
     with pytest.raises(LocalProtocolError):
         one.receive(b"more")
+
+
+def test_a_finished_handshake_is_no_work_for_the_garbage_collector() -> None:
+    gc.disable()
+    try:
+        ends: list[Any] = [initiator(), responder()]
+        messages(*ends)
+        states = [weakref.ref(end._protocol) for end in ends]
+        ends.clear()
+        assert [state() for state in states] == [None, None]
+    finally:
+        gc.enable()

@@ -66,3 +66,31 @@ async def test_a_cancelled_task_passes_its_turn_on() -> None:
                 scopes[cancelled].cancel()
             await turns.next()
         assert turns.waiting == 0
+
+
+async def test_light_work_goes_on_together_and_heavy_work_alone() -> None:
+    turns, passes = Turns(weight_max=4), 0
+    at: dict[int, list[int]] = {}
+    done = trio.Event()
+
+    async def count() -> None:
+        nonlocal passes
+        while not done.is_set():
+            passes += 1
+            await trio.lowlevel.checkpoint()
+
+    async def worker(weight: int) -> None:
+        for _ in range(5):
+            await turns.next(weight)
+            at.setdefault(passes, []).append(weight)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count)
+        async with trio.open_nursery() as workers:
+            for number in range(30):
+                workers.start_soon(worker, (1, 2, 9)[number % 3])
+        done.set()
+    assert sum(map(len, at.values())) == 150
+    # One that comes while nobody waits is no part of a group; and the counter runs before or after the others.
+    assert max(map(len, at.values())) <= 2 * 4 + 1
+    assert sum(len(weights) > 1 for weights in at.values()) > 10
