@@ -25,7 +25,10 @@ P2PD = Path(__file__).parent / "go" / "p2pd"
 
 _IDENTIFY, _CONNECT, _STREAM_OPEN, _DHT, _LIST_PEERS, _DISCONNECT, _PUBSUB = 0, 1, 2, 4, 5, 7, 8
 _GET_TOPICS, _PEERS_OF_TOPIC, _PUBLISH, _SUBSCRIBE = 0, 1, 2, 3
-_FIND_PEER = 0
+_FIND_PEER, _FIND_PROVIDERS, _PROVIDE = 0, 2, 8
+_BEGIN, _VALUE = 0, 1
+_CID_V1_RAW = b"\x01\x55"
+"""In front of a multihash: a CID of version 1 of raw bytes."""
 
 Fields = list[tuple[int, int | bytes]]
 
@@ -240,6 +243,23 @@ class GoDaemon:
         answer = await self.ask(_DHT, encode_field(5, number(1, _FIND_PEER) + encode_field(2, base58.b58decode(peer))))
         found = blobs(parse(b"".join(blobs(answer, 5))), 2)
         return [str(Multiaddr(raw)) for info in found for raw in blobs(parse(info), 2)]
+
+    async def provide(self, multihash: bytes) -> None:
+        """Announce itself in the DHT as a provider."""
+        await self.ask(_DHT, encode_field(5, number(1, _PROVIDE) + encode_field(3, _CID_V1_RAW + multihash)))
+
+    async def find_providers(self, multihash: bytes) -> dict[str, list[str]]:
+        """The providers that the DHT names, with their addresses."""
+        body = number(1, _FIND_PROVIDERS) + encode_field(3, _CID_V1_RAW + multihash) + number(6, 8) + number(7, 10)
+        answer, connection = await self.call(_DHT, encode_field(5, body))
+        assert (1, _BEGIN) in parse(b"".join(blobs(answer, 5)))
+        found: dict[str, list[str]] = {}
+        while (1, _VALUE) in (fields := await connection.message()):
+            for info in blobs(fields, 2):
+                peer = base58.b58encode(b"".join(blobs(parse(info), 1))).decode()
+                found[peer] = [str(Multiaddr(raw)) for raw in blobs(parse(info), 2)]
+        await connection.stream.aclose()
+        return found
 
 
 @asynccontextmanager

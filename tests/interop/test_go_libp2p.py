@@ -1,4 +1,4 @@
-"""Hosts and nodes against go-libp2p: WebSocket, relays both ways, the DHT."""
+"""Hosts and nodes against go-libp2p: WebSocket, relays both ways."""
 
 import os
 
@@ -7,6 +7,7 @@ import trio
 
 from dep2p import Node, NoPeersSubscribedError, Realm, Request
 from dep2p.host.host import HostOptions, LibP2PHost
+from dep2p.host.interface import ByteStream
 from dep2p.identity import Identity
 from tests.interop.go_daemon import GoDaemon, go_daemon
 from tests.interop.test_go_pubsub import until
@@ -76,3 +77,30 @@ async def test_go_dials_through_a_relay_of_ours() -> None:
         (connection,) = target.connections(go.peer)
         assert "/p2p-circuit" in connection.remote_addr
         assert await target.ping(go.peer) > 0
+
+
+@pytest.mark.parametrize("dialer", ["go", "ours"])
+async def test_megabytes_over_quic_come_back_whole(dialer: str) -> None:
+    """quic-go takes the windows that this node grants, which move with what was read."""
+    listen = "/ip4/127.0.0.1/udp/0/quic-v1"
+
+    async def echo(stream: ByteStream) -> None:
+        while data := await stream.read():
+            await stream.write(data)
+        await stream.close()
+
+    sent = os.urandom(3_000_000)
+    async with go_daemon(listen=listen) as go, LibP2PHost.open(Identity.generate(), listen=[listen]) as ours:
+        ours.set_stream_handler("/echo/1", echo)
+        if dialer == "go":
+            await go.connect(ours.peer_id, [ours.listen_addrs()[0].removesuffix(f"/p2p/{ours.peer_id}")])
+        else:
+            await ours.dial(go.peer, [go.addr("/quic-v1")])
+        await until(lambda: bool(ours.connections(go.peer)))
+        (connection,) = ours.connections(go.peer)
+        assert "/quic-v1" in connection.remote_addr
+        stream = await go.open_stream(ours.peer_id, "/echo/1")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.stream.send_all, sent)
+            assert await stream.receive(len(sent)) == sent
+        assert ours.counters().get("resources_ended_connection", 0) == 0
