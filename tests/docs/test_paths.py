@@ -32,47 +32,6 @@ def test_each_package_is_on_the_page_about_architecture() -> None:
     assert not [name for name in sorted(packages) if not re.search(rf"\b{name}\b", page)]
 
 
-def test_what_the_page_about_architecture_puts_into_a_file_is_there() -> None:
-    """`Node.request` (`dep2p/node/node.py`): the file defines both."""
-    page = re.sub(r"\s+", " ", (ROOT / "docs/ARCHITECTURE.md").read_text())
-    placed = re.findall(r"`([\w.]+)` \(`([\w/]+\.py)`", page)
-    assert len(placed) > 20
-    missing = [
-        f"{path}: {name}"
-        for names, path in placed
-        for name in names.split(".")
-        if not re.search(rf"^ *(?:async def|def|class) {name}\b", (ROOT / path).read_text(), re.MULTILINE)
-    ]
-    assert not missing
-
-
-def test_the_picture_of_the_packages_is_what_they_import() -> None:
-    """Each arrow is an import, and each import is an arrow or follows from arrows."""
-    page = (ROOT / "docs/ARCHITECTURE.md").read_text()
-    below = {"concurrency", "config", "encoding", "error_codes"}
-    packages = {path.parent.name for path in (ROOT / "dep2p").glob("*/__init__.py")} - below
-    imports = {
-        (package, name)
-        for package in packages
-        for path in (ROOT / "dep2p" / package).resolve().rglob("*.py")
-        for name in re.findall(r"^\s*(?:from|import) dep2p\.(\w+)", path.read_text(), re.MULTILINE)
-        if name in packages - {package}
-    }
-    arrows = set(
-        re.findall(r"^    (\w+)(?:\[.*?\])? --> (\w+)", page.replace("spark", "spark_analytics"), re.MULTILINE)
-    )
-    arrows.remove(("host", "libp2p"))
-    assert not sorted(arrows - imports)
-
-    def reached(start: str, found: frozenset[str] = frozenset()) -> frozenset[str]:
-        for source, target in arrows:
-            if source == start and target not in found:
-                found = reached(target, found | {target})
-        return found
-
-    assert not sorted((source, target) for source, target in imports if target not in reached(source))
-
-
 def test_the_table_of_contributing_names_modules_that_exist() -> None:
     """`…/topics.py` stands for the folder of the first path of its column."""
     (table,) = re.findall(r"\n\n\| \| pure core \|.*?\n\n", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
