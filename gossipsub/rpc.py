@@ -63,8 +63,7 @@ class Prune:
     peers: tuple[PeerInfo, ...] = ()
 
 
-_ITEMS_PER_UNIT = 4
-_IDS_PER_UNIT = 8
+_EMPTY_WORK = 4
 
 
 @dataclass(slots=True)
@@ -82,16 +81,16 @@ class Rpc:
     prune: tuple[Prune, ...] = ()
     idontwant: tuple[bytes, ...] = ()
 
-    @property
-    def units(self) -> int:
-        """About what taking it costs: a unit is some 15 µs. A message without its signature is two units, 4
-        subscriptions, grafts or prunes are one, 8 ids are one."""
-        units = 1 + 2 * len(self.messages)
-        items = len(self.subscriptions) + len(self.graft)
+    def work(self, per_message: int) -> int:
+        """Return about what taking it costs, in subscriptions: one is some 4 µs, as are a graft, a prune and two ids.
+
+        ``per_message``: what a message costs, without its signature.
+        """
+        work = per_message * len(self.messages) + len(self.subscriptions) + len(self.graft)
         if self.prune:
-            items += sum(1 + len(prune.peers) for prune in self.prune)
+            work += sum(1 + len(prune.peers) for prune in self.prune)
         ids = len(self.iwant) + len(self.idontwant)
         if self.ihave:
-            items += len(self.ihave)
+            work += len(self.ihave)
             ids += sum(len(ihave.ids) for ihave in self.ihave)
-        return units + items // _ITEMS_PER_UNIT + ids // _IDS_PER_UNIT
+        return (work + ids // 2) or _EMPTY_WORK

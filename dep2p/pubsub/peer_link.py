@@ -16,6 +16,8 @@ from dep2p.types import PeerId
 
 INBOUND_PER_PEER_MAX: Final = 2
 """Inbound streams of one peer. A peer that opens more loses its oldest: it may have restarted."""
+_WORK_PER_UNIT: Final = 4
+"""Work of RPCs in one unit of turns, some 15 µs."""
 QUICK_END_S: Final = 5.0
 """Seconds. An outbound stream that ends sooner is opened again after a growing pause."""
 QUICK_PAUSE_S: Final = 0.2
@@ -58,8 +60,8 @@ class Neighbour:
 
 
 class ReceiveRpc(Protocol):
-    """Takes one RPC of a peer; ``is_old``: on a stream that another one has replaced. Returns its cost, in units of
-    turns."""
+    """Takes one RPC of a peer; ``is_old``: on a stream that another one has replaced. Returns its cost; see
+    `Rpc.work`."""
 
     def __call__(self, peer: PeerId, payload: bytes, *, is_old: bool) -> int: ...
 
@@ -72,7 +74,7 @@ class InboundOwner(Protocol):
     counters: Counter[str]
     is_held: bool
     """Whether no more RPCs are taken for now."""
-    held_peers: dict[PeerId, int]
+    held_peers: dict[PeerId, None]
     """Peers of which no more RPCs are taken for now."""
     fairness: Fairness
 
@@ -81,7 +83,7 @@ class InboundOwner(Protocol):
         ...
 
     def receive(self, peer: PeerId, payload: bytes, *, is_old: bool) -> int:
-        """Take one RPC; return what it cost, in units of turns."""
+        """Take one RPC; return its cost, see `Rpc.work`."""
         ...
 
     def received_all(self) -> None:
@@ -108,7 +110,7 @@ class InboundStream:
         "_is_over",
         "_is_paused",
         "_line",
-        "_owed_units",
+        "_owed",
         "_owner",
         "is_replaced",
         "peer",
@@ -125,7 +127,7 @@ class InboundStream:
         self._is_over = False
         self._is_in_line = False
         self._line: PeerId = owner.line_of(self.peer)
-        self._owed_units = 0
+        self._owed = 0
         """Work of RPCs that no turn or share has paid for yet."""
         self.is_replaced: bool = False
         """The peer has opened another one since. What it says here about itself is of before."""
@@ -154,22 +156,26 @@ class InboundStream:
         if self._is_in_line:
             return
         spent_units, fairness = 0, self._owner.fairness
+        if self._backlog:
+            fairness.note(self._line)  # also for little: the node is shared then
         while self._may_take():
-            owed_units = self._owed_units
-            if owed_units:
-                if spent_units > UNITS_ALONE or not fairness.admits(self._line, owed_units):
+            units = self._owed // _WORK_PER_UNIT
+            if units:
+                if spent_units > UNITS_ALONE or not fairness.admits(self._line, units):
                     self._wait_for_turn(fairness)
                     break
-                spent_units += owed_units
-            self._owed_units = self._take_one()
+                spent_units += units
+                self._owed -= units * _WORK_PER_UNIT
+            self._owed += self._take_one()
         self._end_batch()
 
     def take_turn(self, units: int) -> bool:
         """See :class:`dep2p.links.fairness.TurnTaker`."""
         self._is_in_line = True
-        self._owed_units -= units
-        while self._owed_units <= 0 and self._may_take():
-            self._owed_units += self._take_one()
+        self._owed -= units * _WORK_PER_UNIT
+        while self._owed <= 0 and self._may_take():
+            self._owed += self._take_one()
+        self._owed = max(0, self._owed)
         self._is_in_line = has_more = self._may_take()
         self._end_batch()
         return has_more

@@ -23,11 +23,6 @@ from dep2p.types import PeerId, peer_id_bytes
 
 logger: logging.Logger = logging.getLogger("dep2p.io")
 
-_HELD_VALIDATION: Final = 1
-"""More of its messages wait for a verdict than its share."""
-_HELD_RATE: Final = 2
-"""It is over its rate of control messages."""
-_HELD_TEXTS: Final = {_HELD_VALIDATION: "messages", _HELD_RATE: "control messages"}
 _SAY_INTERVAL_S: Final = 60.0
 _PROBLEMS_MAX: Final = 8
 _DIALING_MAX = 64
@@ -55,7 +50,7 @@ class LinksOwner(Protocol):
     def handle(self, event: Event) -> None: ...
 
     def receive(self, peer: PeerId, payload: bytes, *, is_old: bool) -> int:
-        """One RPC; ``is_old``: on a stream that another one has replaced. Returns its cost, in units of turns."""
+        """One RPC; ``is_old``: on a stream that another one has replaced. Returns its cost, see `Rpc.work`."""
         ...
 
     def received_all(self) -> None: ...
@@ -97,8 +92,8 @@ class PubSubLinks:
         self.fairness: Fairness = turns.fairness
         self._line = turns.line
         self.is_held = False
-        self.held_peers: dict[PeerId, int] = {}
-        """Neighbours of which nothing is taken for now, and for what reasons: bits."""
+        self.held_peers: dict[PeerId, None] = {}
+        """Neighbours of which nothing is taken for now."""
         self._say_at_s = float("-inf")
         self.pressed: dict[PeerQueue, None] = {}
         """Queues that publishers have to check."""
@@ -365,50 +360,34 @@ class PubSubLinks:
         """Return the member in whose line the peer waits for its turn."""
         return peer if self._line is None else self._line
 
-    def hold_for_rate(self, peer: PeerId, seconds: float) -> None:
+    def hold_for(self, peer: PeerId, seconds: float) -> None:
         """Take nothing of a peer for so long: it sends more control messages than its rate."""
-        if self._nursery is None or self.held_peers.get(peer, 0) & _HELD_RATE:
+        if self._nursery is None or peer in self.held_peers:
             return
-        self._hold(peer, _HELD_RATE)
+        self.held_peers[peer] = None
         self._nursery.start_soon(self._release_after, peer, seconds)
-
-    async def _release_after(self, peer: PeerId, seconds: float) -> None:
-        await trio.sleep(seconds)
-        self._release(peer, _HELD_RATE)
-
-    def hold_for_validation(self, peer: PeerId, held: bool) -> None:
-        """Take nothing of a peer while more of its messages wait for a verdict than its share."""
-        if held:
-            self._hold(peer, _HELD_VALIDATION)
-        else:
-            self._release(peer, _HELD_VALIDATION)
-
-    def _hold(self, peer: PeerId, reason: int) -> None:
-        self.held_peers[peer] = self.held_peers.get(peer, 0) | reason
         now = trio.current_time()
         if now >= self._say_at_s:
             self._say_at_s = now + _SAY_INTERVAL_S
             logger.info(
-                "%s sends more %s than its share: the node reads nothing of it meanwhile; counted as "
-                "pubsub_peers_held_…, logged once in %.0f s",
+                "%s sends more control messages than its share: the node reads nothing of it meanwhile; counted as "
+                "pubsub_peers_held_control_rate, logged once in %.0f s",
                 peer,
-                _HELD_TEXTS[reason],
                 _SAY_INTERVAL_S,
             )
 
-    def _release(self, peer: PeerId, reason: int) -> None:
-        left = self.held_peers.get(peer, 0) & ~reason
-        if left:
-            self.held_peers[peer] = left
-        elif self.held_peers.pop(peer, None) is not None and (known := self._known.get(peer)) is not None:
-            for inbound in list(known.inbound):
-                inbound.process()
+    async def _release_after(self, peer: PeerId, seconds: float) -> None:
+        await trio.sleep(seconds)
+        del self.held_peers[peer]
+        known = self._known.get(peer)
+        for inbound in () if known is None else list(known.inbound):
+            inbound.process()
 
     def problems(self) -> tuple[str, ...]:
-        """Say of which neighbours nothing is read for now, and why; at most eight."""
+        """Say of which neighbours nothing is read for now; at most eight."""
         return tuple(
-            f"{peer} sends more {_HELD_TEXTS[reasons & -reasons]} to pub/sub than its share: it is held back"
-            for peer, reasons in itertools.islice(self.held_peers.items(), _PROBLEMS_MAX)
+            f"{peer} sends more control messages to pub/sub than its share: it is held back"
+            for peer in itertools.islice(self.held_peers, _PROBLEMS_MAX)
         )
 
     def process_waiting(self) -> None:

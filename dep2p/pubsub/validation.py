@@ -20,6 +20,7 @@ logger: logging.Logger = logging.getLogger("dep2p.io")
 
 _BATCH_COST: Final = 32
 """The work, counted in signatures, after which other tasks get a turn: some 2 ms."""
+_SAY_INTERVAL_S: Final = 60.0
 _COST_BYTES: Final = 16_384
 """Bytes that cost about as much again as a signature."""
 
@@ -65,12 +66,9 @@ class Validation:
         *,
         items_max: int,
         on_held: Callable[[bool], None],
-        on_peer_held: Callable[[PeerId, bool], None],
     ) -> None:
-        """``on_held``: called with True when more than half of ``items_max`` is waiting, with False when few are left.
-
-        ``on_peer_held``: the same for one peer, whose messages use up what is left of that.
-        """
+        """``on_held``: called with True when more than half of ``items_max`` is waiting, with False when few are
+        left."""
         self._judge = judge
         self._counters = counters
         self._check_signature = check_signature
@@ -80,10 +78,8 @@ class Validation:
         self._on_held = on_held
         self._is_held = False
         self._items_max = max(1, items_max)
-        self._on_peer_held = on_peer_held
-        self._waiting: PeerLines[tuple[int, RouterMessage, PeerId, bool]] = PeerLines(self._high)
-        self._freed: list[PeerId] = []
-        """Peers that are to be held no longer, at the end of the batch."""
+        self._say_at_s = float("-inf")
+        self._waiting: PeerLines[tuple[int, RouterMessage, PeerId, bool]] = PeerLines()
         self._sleeper = Sleeper()
         self._nursery: trio.Nursery | None = None
         self._at_work = 0
@@ -99,16 +95,27 @@ class Validation:
         """
         if self._waiting.waiting(peer) >= self._items_max:
             self._counters["messages_dropped_peer_over_share"] += 1
+            self._say_dropped(peer)
             self._judge.judged(ticket, Verdict.THROTTLED)
             return
-        if self._waiting.put(peer, (ticket, message, peer, has_signature), at_work=self._at_work):
-            self._counters["peers_held_validation"] += 1
-            self._on_peer_held(peer, True)
+        self._waiting.put(peer, (ticket, message, peer, has_signature))
         if not self._is_held and len(self) > self._high:
             self._is_held = True
             self._on_held(True)
         if self._sleeper.task is not None:
             self._sleeper.wake()
+
+    def _say_dropped(self, peer: PeerId) -> None:
+        now = trio.current_time()
+        if now >= self._say_at_s:
+            self._say_at_s = now + _SAY_INTERVAL_S
+            logger.warning(
+                "%s sent over %d messages at once: the rest of them was dropped without a verdict; counted as "
+                "pubsub_messages_dropped_peer_over_share, logged once in %.0f s",
+                peer,
+                self._items_max,
+                _SAY_INTERVAL_S,
+            )
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -118,7 +125,6 @@ class Validation:
                     self._one_batch()
                     self._judge.received_all()
                     self._resume_if_low()
-                    self._free_peers()
                     await trio.lowlevel.checkpoint()
                 else:
                     await self._sleeper.wait()
@@ -127,9 +133,7 @@ class Validation:
         cost = 0
         waiting = self._waiting
         while waiting and cost < _BATCH_COST:
-            (ticket, message, peer, has_signature), freed = waiting.take(at_work=self._at_work)
-            if freed is not None:
-                self._freed.append(freed)
+            ticket, message, peer, has_signature = waiting.take()
             cost += 1
             if has_signature:
                 cost += len(message.data) // _COST_BYTES
@@ -147,12 +151,6 @@ class Validation:
         if self._is_held and len(self) <= self._low:
             self._is_held = False
             self._on_held(False)
-
-    def _free_peers(self) -> None:
-        freed, self._freed = self._freed, []
-        for peer in freed:
-            if peer not in self._waiting.held:
-                self._on_peer_held(peer, False)
 
     # Validators of apps
 

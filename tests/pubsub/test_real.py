@@ -45,15 +45,14 @@ class Lines:
 
 @asynccontextmanager
 async def subscribers(count: int, node: Node, messages: int) -> AsyncGenerator[list[Lines], None]:
-    """Processes that are in the node's realm and topic, each knowing all before it."""
+    """Processes that are in the node's realm and topic. They start together, and learn of each other from the node."""
     processes: list[trio.Process] = []
     outputs: list[Lines] = []
-    addrs = node.listen_addrs()
     try:
         async with trio.open_nursery() as nursery:
             for _ in range(count):
                 command = ["-W", "ignore", "-m", "tests.pubsub.subscriber_process"]
-                arguments = [node.realm().psk.hex(), "burst", str(messages), *addrs]
+                arguments = [node.realm().psk.hex(), "burst", str(messages), *node.listen_addrs()]
                 process = await trio.lowlevel.open_process(
                     [sys.executable, *command, *arguments], stdout=subprocess.PIPE, cwd=ROOT
                 )
@@ -62,7 +61,8 @@ async def subscribers(count: int, node: Node, messages: int) -> AsyncGenerator[l
                 outputs.append(output)
                 assert process.stdout is not None
                 nursery.start_soon(output.read, process.stdout)
-                addrs = [*addrs, (await output.line(0))["addr"]]
+            for output in outputs:
+                await output.line(0)
             yield outputs
             nursery.cancel_scope.cancel()
     finally:
