@@ -140,7 +140,11 @@ class Limits:
     delivery_retries: int = 3
     """Times that a message is sent again before it fails; 0 never sends again."""
     delivery_age_max_s: float = 300.0
-    """Seconds until a message that was not acknowledged expires, connected or not."""
+    """Seconds until a message that was not acknowledged expires, connected or not, unless it has a time of its own."""
+    delivery_lost_items_max: int = 1_000
+    """Lost messages (failed, expired) that are kept to look at and to send again; above it the oldest is forgotten."""
+    delivery_lost_bytes_max: int = 16_777_216
+    """The same in bytes."""
 
     # Realm
     realms_max: int = 16

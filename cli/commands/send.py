@@ -7,6 +7,7 @@ import typer
 from dep2p.cli.framework.command import Invocation, command, group
 from dep2p.cli.framework.errors import CliError
 from dep2p.cli.framework.payloads import FileOption, HeaderOption, RealmOption, check_name, read_headers, read_payload
+from dep2p.cli.framework.quantities import parse_seconds
 from dep2p.cli.framework.render import byte_count, duration, short_peer, table
 from dep2p.cli.framework.resolve import resolve_peer
 from dep2p.error_codes import EXIT_FAILED, EXIT_OK
@@ -29,6 +30,17 @@ WaitOption = Annotated[
         max=86_400.0,
     ),
 ]
+TtlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ttl",
+        help="A reliable message expires after this, like 30s, 12h or 7d, at most 30d; 5m by default "
+        "(delivery_age_max_s).",
+        metavar="TIME",
+    ),
+]
+FailedOption = Annotated[bool, typer.Option("--failed", help="Those that failed or expired, with the reason.")]
+AllOption = Annotated[bool, typer.Option("--all", help="All messages.")]
 
 
 def send(
@@ -41,6 +53,7 @@ def send(
     file: FileOption = None,
     reliable: ReliableOption = False,
     timeout: WaitOption = 30.0,
+    ttl: TtlOption = None,
     headers: HeaderOption = None,
     realm: RealmOption = None,
 ) -> int:
@@ -48,6 +61,10 @@ def send(
     check_name(name)
     content = read_payload(data, file)
     fields = read_headers(headers)
+    if ttl is not None and not reliable:
+        cause = "--ttl is for reliable messages: others are sent now or not at all"
+        raise CliError(cause, "D1001", tries=("the same with --reliable",))
+    ttl_s = None if ttl is None else parse_seconds(ttl, "--ttl")
 
     async def body(client: "Client") -> int:
         target = await resolve_peer(client, peer)
@@ -58,7 +75,7 @@ def send(
             else:
                 run.say(f"sent {byte_count(len(content))} to {short_peer(target)}")
             return EXIT_OK
-        sent = await client.send(target, name, content, headers=fields, realm=realm, wait_s=timeout)
+        sent = await client.send(target, name, content, headers=fields, realm=realm, wait_s=timeout, ttl_s=ttl_s)
         if run.json:
             run.emit({"id": sent.id, "peer": sent.peer, "name": name, "state": sent.state, "tries": sent.tries})
         elif sent.state == "acknowledged":
@@ -71,16 +88,18 @@ def send(
     return run.with_client(body)
 
 
-def ls(run: Invocation, realm: RealmOption = None) -> None:
-    """List the reliable messages that wait for their acknowledgement."""
+def ls(run: Invocation, failed: FailedOption = False, realm: RealmOption = None) -> None:
+    """List the reliable messages that wait for their acknowledgement, or those that were lost."""
 
     async def body(client: "Client") -> None:
-        found = await client.outbox(realm=realm)
+        found = await client.outbox(failed=failed, realm=realm)
         if run.json:
             run.emit(found)
             return
+        if found.lost and not failed:
+            run.warn(f"{_messages(found.lost)} failed or expired: dep2p outbox ls --failed")
         if not found.items:
-            run.say("nothing waits")
+            run.say("nothing was lost" if failed else "nothing waits")
             return
         rows = [
             [
@@ -94,7 +113,12 @@ def ls(run: Invocation, realm: RealmOption = None) -> None:
             ]
             for item in found.items
         ]
-        run.print(table(["ID", "NAME", "STATE", "SIZE", "TRIES", "AGE", "LAST ERROR"], rows))
+        if failed:
+            rows = [[*row[:4], *row[5:]] for row in rows]  # tries are those of a message that waits
+            run.print(table(["ID", "NAME", "STATE", "SIZE", "AGE", "REASON"], rows))
+            run.say("send them again: dep2p outbox replay --all")
+        else:
+            run.print(table(["ID", "NAME", "STATE", "SIZE", "TRIES", "AGE", "LAST ERROR"], rows))
         if not found.is_durable:
             run.say("these are in memory only: they end with the daemon")
 
@@ -113,7 +137,7 @@ def flush(
         if run.json:
             run.emit({"left": left})
         elif left:
-            run.warn(f"{left} {'message' if left == 1 else 'messages'} still wait: dep2p outbox ls")
+            run.warn(f"{_messages(left)} still wait: dep2p outbox ls")
         else:
             run.say("nothing waits")
         return EXIT_FAILED if left else EXIT_OK
@@ -127,32 +151,78 @@ def drop(
         list[str] | None, typer.Argument(help="Ids as in `dep2p outbox ls`, whole or abbreviated.", metavar="[ID…]")
     ] = None,
     peer: Annotated[str | None, typer.Option("--peer", help="All messages for this peer.", metavar="PEER")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All messages.")] = False,
+    everything: AllOption = False,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Forget messages that failed or expired, and leave those that wait.")
+    ] = False,
     realm: RealmOption = None,
 ) -> int:
     """Give up messages: they end as failed, and are not delivered."""
-    if sum((bool(ids), peer is not None, everything)) != 1:
-        raise CliError("give ids, --peer PEER or --all: one of the three", "D1001", tries=("dep2p outbox ls",))
+    _check_choice(ids, peer, everything)
 
     async def body(client: "Client") -> int:
         dropped = 0
         if everything:
-            dropped = await client.drop_from_outbox(everything=True, realm=realm)
+            dropped = await client.drop_from_outbox(everything=True, failed=failed, realm=realm)
         elif peer is not None:
-            dropped = await client.drop_from_outbox(peer=await resolve_peer(client, peer), realm=realm)
+            chosen = await resolve_peer(client, peer)
+            dropped = await client.drop_from_outbox(peer=chosen, failed=failed, realm=realm)
         else:
-            waiting = [item.id for item in (await client.outbox(realm=realm)).items]
-            for found in dict.fromkeys([_find(given, waiting) for given in ids or ()]):
-                dropped += await client.drop_from_outbox(message_id=found, realm=realm)
+            listed = [item.id for item in (await client.outbox(failed=failed, realm=realm)).items]
+            for found in dict.fromkeys([_find(given, listed) for given in ids or ()]):
+                dropped += await client.drop_from_outbox(message_id=found, failed=failed, realm=realm)
         if run.json:
             run.emit({"dropped": dropped})
         elif dropped:
-            run.say(f"dropped {dropped} {'message' if dropped == 1 else 'messages'}")
+            run.say(f"dropped {_messages(dropped)}")
         else:
-            run.say("nothing waits")
+            run.say("nothing was lost" if failed else "nothing waits")
         return EXIT_OK if dropped else EXIT_FAILED
 
     return run.with_client(body)
+
+
+def replay(
+    run: Invocation,
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(help="Ids as in `dep2p outbox ls --failed`, whole or abbreviated.", metavar="[ID…]"),
+    ] = None,
+    peer: Annotated[str | None, typer.Option("--peer", help="All messages for this peer.", metavar="PEER")] = None,
+    everything: AllOption = False,
+    realm: RealmOption = None,
+) -> int:
+    """Send messages again that failed or expired: each is a new message."""
+    _check_choice(ids, peer, everything)
+
+    async def body(client: "Client") -> int:
+        replayed = 0
+        if everything:
+            replayed = await client.replay_lost(everything=True, realm=realm)
+        elif peer is not None:
+            replayed = await client.replay_lost(peer=await resolve_peer(client, peer), realm=realm)
+        else:
+            lost = [item.id for item in (await client.outbox(failed=True, realm=realm)).items]
+            for found in dict.fromkeys([_find(given, lost) for given in ids or ()]):
+                replayed += await client.replay_lost(message_id=found, realm=realm)
+        if run.json:
+            run.emit({"replayed": replayed})
+        elif replayed:
+            run.say(f"accepted {_messages(replayed)} again: dep2p outbox ls")
+        else:
+            run.say("nothing was lost")
+        return EXIT_OK if replayed else EXIT_FAILED
+
+    return run.with_client(body)
+
+
+def _check_choice(ids: list[str] | None, peer: str | None, everything: bool) -> None:
+    if sum((bool(ids), peer is not None, everything)) != 1:
+        raise CliError("give ids, --peer PEER or --all: one of the three", "D1001", tries=("dep2p outbox ls",))
+
+
+def _messages(count: int) -> str:
+    return f"{count} {'message' if count == 1 else 'messages'}"
 
 
 def _find(given: str, waiting: list[str]) -> str:
@@ -180,13 +250,30 @@ def register(app: typer.Typer) -> None:
             ("dep2p send bob orders --file big.json --reliable --timeout 0", "accepted is enough: on disk, sent later"),
         ],
         notes="The handler is that of notifies of this name (`dep2p listen NAME`, node.on_notify). A reliable message "
-        "is kept in the outbox of the daemon, on disk, until the receiver's handler has returned; at most 5 minutes. "
+        "is kept in the outbox of the daemon, on disk, until the receiver's handler has returned; at most 5 minutes, "
+        "or --ttl. One that fails or expires is in `dep2p outbox ls --failed`. "
         "It comes once, also when a connection is lost or either daemon is killed; docs/howto/delivery.md says what "
         "exactly is promised. Without --reliable this is `dep2p notify`.",
     )(send)
     box = group(app, "outbox", "Reliable messages that wait for their acknowledgement.")
-    command(box, "ls", examples=[("dep2p outbox ls", "the waiting messages, their receivers and errors")])(ls)
+    command(
+        box,
+        "ls",
+        examples=[
+            ("dep2p outbox ls", "the waiting messages, their receivers and errors"),
+            ("dep2p outbox ls --failed", "those that failed or expired, each with its reason"),
+        ],
+    )(ls)
     command(box, "flush", examples=[("dep2p outbox flush --timeout 60", "tries every peer again now")])(flush)
+    command(
+        box,
+        "replay",
+        examples=[
+            ("dep2p outbox replay 12D3KooW…abcd:7", "one message that failed or expired"),
+            ("dep2p outbox replay --peer bob", "all for one peer"),
+        ],
+        notes="A message that failed or expired is kept with its reason, at most 1,000 of them and 16 MiB.",
+    )(replay)
     command(
         box,
         "drop",

@@ -8,9 +8,16 @@ from typing import Final, Literal
 from dep2p.arguments import checks_arguments
 from dep2p.client.models import EventStream, FeedLagged, line_or_lag
 from dep2p.client.transport import NdjsonLines, Transport
-from dep2p.control_api.calls import DropFromOutbox, FlushOutbox, SendReliably, base64_text
+from dep2p.control_api.calls import DropFromOutbox, FlushOutbox, ReplayLost, SendReliably, base64_text
 from dep2p.control_api.encoding import encode_headers
-from dep2p.control_api.replies import DeliveryLine, DeliveryReceipt, OutboxDropped, OutboxLeft, OutboxList
+from dep2p.control_api.replies import (
+    DeliveryLine,
+    DeliveryReceipt,
+    OutboxDropped,
+    OutboxLeft,
+    OutboxList,
+    OutboxReplayed,
+)
 from dep2p.types import Headers, PeerId
 
 _LOOK_TIMEOUT_S: Final = 10.0
@@ -72,11 +79,13 @@ class DeliveryClientApi:
         realm: str | None = None,
         wait_s: float = 0.0,
         when_full: Literal["wait", "error"] = "wait",
+        ttl_s: float | None = None,
     ) -> Sent:
         """Accept a message for the peer's handler of notifies ``name``. The peer handles it once, or its state says why
         not.
 
         Returns when it is in the daemon's outbox, on disk by default; with ``wait_s`` also waits so long for its end.
+        ``ttl_s``: seconds until it expires, at most 30 days; the daemon's ``delivery_age_max_s`` by default.
         Raises DeliveryFailedError, DeliveryExpiredError (it ended so within ``wait_s``), DeliveryQueueFullError (only
         ``when_full="error"``), MessageTooLargeError, NotInRealmError, StoreError.
         """
@@ -88,14 +97,17 @@ class DeliveryClientApi:
             realm=realm,
             wait_s=wait_s,
             when_full=when_full,
+            ttl_s=ttl_s,
         )
         timeout_s = wait_s + _FULL_TIMEOUT_S
         sent = await self._transport.ask("POST", "/v1/deliveries", DeliveryReceipt, call, timeout_s=timeout_s)
         return Sent(sent.id, sent.peer, sent.state, sent.tries, sent.reason)
 
-    async def outbox(self, *, realm: str | None = None) -> OutboxList:
-        """The messages that wait, and whether the outbox is on disk."""
+    async def outbox(self, *, failed: bool = False, realm: str | None = None) -> OutboxList:
+        """The messages that wait, or with ``failed`` those that were lost, and whether the outbox is on disk."""
         params = {} if realm is None else {"realm": realm}
+        if failed:
+            params["failed"] = "1"
         return await self._transport.ask("GET", "/v1/outbox", OutboxList, params=params, timeout_s=_LOOK_TIMEOUT_S)
 
     async def flush_outbox(self, *, wait_s: float, realm: str | None = None) -> int:
@@ -110,12 +122,29 @@ class DeliveryClientApi:
         message_id: str | None = None,
         peer: PeerId | str | None = None,
         everything: bool = False,
+        failed: bool = False,
         realm: str | None = None,
     ) -> int:
-        """Give up one message, all for a peer, or all. Returns how many."""
-        call = DropFromOutbox(id=message_id, peer=peer, all=everything, realm=realm)
+        """Give up one message, all for a peer, or all; with ``failed`` forget lost ones instead. Returns how many."""
+        call = DropFromOutbox(id=message_id, peer=peer, all=everything, failed=failed, realm=realm)
         answer = await self._transport.ask("POST", "/v1/outbox/drop", OutboxDropped, call, timeout_s=_LOOK_TIMEOUT_S)
         return answer.dropped
+
+    async def replay_lost(
+        self,
+        *,
+        message_id: str | None = None,
+        peer: PeerId | str | None = None,
+        everything: bool = False,
+        realm: str | None = None,
+    ) -> int:
+        """Send one lost message again, all for a peer, or all, each as a new message. Returns how many.
+
+        Waits while the outbox is full. Raises StoreError.
+        """
+        call = ReplayLost(id=message_id, peer=peer, all=everything, realm=realm)
+        path, timeout_s = "/v1/outbox/replay", _FULL_TIMEOUT_S
+        return (await self._transport.ask("POST", path, OutboxReplayed, call, timeout_s=timeout_s)).replayed
 
     @asynccontextmanager
     async def deliveries(

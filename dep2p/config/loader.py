@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from dep2p.config.config_nsq import NsqConfig
-from dep2p.config.config_pubsub import check_router_keys
-from dep2p.config.config_trace import TraceConfig, check_trace_keys
+from dep2p.config.nsq import NsqConfig
+from dep2p.config.pubsub import check_router_keys
 from dep2p.config.sections import QueuesConfig, check_standby
+from dep2p.config.trace import TraceConfig, check_trace_keys
 from dep2p.config.validation import check
 from dep2p.config.values import ConfigKey, as_toml, from_text, from_toml, keys_of, nearest
 from dep2p.encoding.shapes import is_sequence, is_text_map

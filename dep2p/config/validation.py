@@ -4,8 +4,8 @@ import ipaddress
 from collections.abc import Callable
 from typing import Final
 
-from dep2p.config.config_trace import TRACE_CHECKS
 from dep2p.config.sections import QUEUE_CHECKS, check_size
+from dep2p.config.trace import TRACE_CHECKS
 from dep2p.config.values import ConfigKey, nearest
 from dep2p.encoding.shapes import is_sequence
 from dep2p.errors import ConfigError

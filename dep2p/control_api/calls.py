@@ -202,6 +202,8 @@ class SendReliably(PayloadCall, frozen=True, kw_only=True):
     headers: Fields | None = None
     wait_s: float = 0.0
     when_full: Literal["wait", "error"] = "wait"
+    ttl_s: float | None = None
+    """Seconds until it expires; the daemon's setting by default."""
 
 
 class FlushOutbox(Call, frozen=True, kw_only=True):
@@ -213,6 +215,17 @@ class FlushOutbox(Call, frozen=True, kw_only=True):
 
 class DropFromOutbox(Call, frozen=True, kw_only=True):
     """POST /v1/outbox/drop: one message, those for a peer, or all. One of the three."""
+
+    realm: str | None = None
+    id: str | None = None
+    peer: str | None = None
+    all: bool = False
+    failed: bool = False
+    """Forget messages that were lost, in place of giving up those that wait."""
+
+
+class ReplayLost(Call, frozen=True, kw_only=True):
+    """POST /v1/outbox/replay: one lost message, those for a peer, or all. One of the three."""
 
     realm: str | None = None
     id: str | None = None

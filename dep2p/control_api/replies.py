@@ -558,14 +558,18 @@ class OutboxMessage(Reply, frozen=True, kw_only=True):
     tries: int
     age_s: float
     last_error: str
+    """The last error of the link to the receiver; of a lost message, the reason of its end."""
 
 
 class OutboxList(Reply, frozen=True, kw_only=True):
     """GET /v1/outbox."""
 
     items: tuple[OutboxMessage, ...]
+    """The messages that wait; with ``?failed=1`` those that were lost, in the order of their ends."""
     is_durable: bool
     """Whether it is on disk."""
+    lost: int
+    """Messages that failed or expired, and are kept to be sent again."""
 
 
 class OutboxLeft(Reply, frozen=True, kw_only=True):
@@ -578,6 +582,12 @@ class OutboxDropped(Reply, frozen=True, kw_only=True):
     """POST /v1/outbox/drop."""
 
     dropped: int
+
+
+class OutboxReplayed(Reply, frozen=True, kw_only=True):
+    """POST /v1/outbox/replay."""
+
+    replayed: int
 
 
 class TraceSettingsSummary(Reply, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 
-from dep2p.config.config_trace import TraceConfig
+from dep2p.config.trace import TraceConfig
 from dep2p.tracing.settings import TraceSettings
 
 

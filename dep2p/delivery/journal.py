@@ -3,12 +3,13 @@ sender."""
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import trio
 
 from dep2p.errors import StoreError
+from dep2p.protocols.delivery.lost import LostMessage
 from dep2p.storage.delivery_store import (
     DeliveryBatch,
     DeliveryStore,
@@ -88,6 +89,8 @@ class _Changes:
         following = self.pending
         following.batch.removed[:0] = batch.removed
         following.removed[:0] = taken.removed
+        following.batch.lost[:0] = batch.lost
+        following.batch.forgotten[:0] = batch.forgotten
         if isinstance(error, StoreError) and error.is_about_batch and not given_up:
             logger.error("what was handled of %d senders could not be written: %s", len(batch.inboxes), error)
         else:
@@ -153,14 +156,35 @@ class Journal:
         if error is not None:
             raise type(error)(str(error))
 
-    def remove(self, realm: str, peer: str, number: int, removed: Callable[[], None] | None = None) -> None:
+    def remove(
+        self,
+        realm: str,
+        peer: str,
+        number: int,
+        removed: Callable[[], None] | None = None,
+        *,
+        lost: LostMessage | None = None,
+    ) -> None:
         """Remove a message that has ended; ``removed`` is called when that is on disk. Before that a crash may bring it
-        back."""
+        back. In the same step ``lost`` is kept among the lost messages."""
         pending = self._changes.pending
         pending.batch.removed.append((realm, peer, number))
+        if lost is not None:
+            pending.batch.lost.append((realm, lost))
         if removed is not None:
             pending.removed.append(removed)
         self._commits.kick()
+
+    def forget_lost(self, realm: str, messages: Iterable[LostMessage]) -> None:
+        """Keep these lost messages no more."""
+        pending = self._changes.pending
+        keys = [(realm, message.peer, message.number) for message in messages]
+        if keys:
+            pending.batch.lost = [
+                (of, each) for of, each in pending.batch.lost if (of, each.peer, each.number) not in keys
+            ]
+            pending.batch.forgotten += keys
+            self._commits.kick()
 
     async def note_handled(self, realm: str, peer: str, row: InboxRow) -> bool:
         """Write a receive window. Returns when it is on disk; False when that failed and is tried again."""

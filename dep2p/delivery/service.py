@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 import trio
 
-from dep2p.arguments import as_bytes, check_text
+from dep2p.arguments import as_bytes, check_number, check_text
 from dep2p.delivery.context import DeliveryContext, DeliveryGate
 from dep2p.delivery.journal import Journal
 from dep2p.delivery.quota import OVERHEAD_BYTES, size_of
@@ -21,6 +21,7 @@ from dep2p.errors import MessageTooLargeError, StreamClosedError
 from dep2p.host.interface import Connection, Host
 from dep2p.limits import Limits
 from dep2p.messaging.service import Messaging
+from dep2p.protocols.delivery.lost import LostMessage, LostMessages
 from dep2p.protocols.delivery.sender import DeliveryPolicy, SendWindow
 from dep2p.protocols.delivery.states import ENDS, DeliveryState
 from dep2p.protocols.delivery.wire import EPOCH_BYTES
@@ -29,6 +30,7 @@ from dep2p.protocols.wire.frame import HEADERS
 from dep2p.protocols.wire.payload import HeaderEncoder, check_body
 from dep2p.pubsub.types import WaitFor
 from dep2p.storage.delivery_store import OutboxRow, SendWindowRow
+from dep2p.token_bucket import TokenBucket
 from dep2p.tracing.event_log import TraceLog
 from dep2p.types import PeerId, RealmId, Rng
 
@@ -39,8 +41,21 @@ _IDLE_CHECK_S: Final = 60.0
 _HEADS_MAX: Final = 256
 _CHECKPOINT_MASK: Final = 7
 """One checkpoint costs a fifth of a message."""
+_LOST_LINES_PER_S: Final = 0.1
+"""Lines of the log about lost messages; one counts those that had none."""
+_DROPPED: Final = "dropped by request"
+TTL_MAX_S: Final = 30 * 86_400.0
+"""Seconds that a message may wait at most: 30 days."""
 _YIELD_ITEMS: Final = 64
 """A task that only ever sends lets others run after so many messages."""
+
+
+def checked_ttl_s(ttl_s: float) -> float:
+    """Return a time to live. Raises ``ValueError`` unless it is above 0 and at most 30 days."""
+    check_number(ttl_s, "ttl_s")
+    if not 0.001 <= ttl_s <= TTL_MAX_S:
+        raise ValueError(f"ttl_s is {ttl_s}: it must be from 0.001 to {TTL_MAX_S:.0f} seconds (30 days)")
+    return ttl_s
 
 
 class DeliveryOfTopics(TopicReceiver, Protocol):
@@ -94,6 +109,10 @@ class ReliableDelivery:
             retries_max=limits.delivery_retries,
             age_max_s=limits.delivery_age_max_s,
         )
+        self._lost = LostMessages(limits.delivery_lost_items_max, limits.delivery_lost_bytes_max)
+        self._lost_lines = TokenBucket(_LOST_LINES_PER_S, burst=8)
+        self._lost_unsaid = 0
+        """Lost messages since the last line of the log."""
         self._sending: dict[PeerId, PeerSender] = {}
         self.inbound: DeliveryInbound = DeliveryInbound(context)
         self._since_yield = 0
@@ -152,11 +171,13 @@ class ReliableDelivery:
                 *(row.head, row.flags, row.body, now - age_s), peer=PeerId(row.peer), name=row.name, topic=row.topic
             )
             receipt.is_restored = True
+            receipt.ttl_s = row.ttl_ms / 1_000
             receipt.number = row.number
             by_peer.setdefault(row.peer, []).append(receipt)
             self._quota.acquire(receipt)
         for peer, receipts in by_peer.items():
             self._sending[PeerId(peer)].core.restore(receipts)
+        self._journal.forget_lost(self.realm_id, self._lost.restore(stored.lost))
         if stored.rows:
             self.counts["messages_restored"] += len(stored.rows)
             logger.info("the outbox has %d messages from before for %d peers", len(stored.rows), len(by_peer))
@@ -230,13 +251,15 @@ class ReliableDelivery:
         *,
         headers: Mapping[str, object] | None = None,
         wait: bool = True,
+        ttl_s: float | None = None,
     ) -> Receipt:
         """Accept a message for ``peer``; its handler is that of notifies ``name`` there.
 
         Returns when the message is in the outbox: on disk where that is durable. Then it is delivered, or the receipt
         and `statuses` say why not. Waits while the outbox is full, or with ``wait`` False raises
         DeliveryQueueFullError. Cancelled, the message may have been accepted. With room left, only every eighth call is
-        a checkpoint.
+        a checkpoint. ``ttl_s``: seconds from now until it expires, at most 30 days; ``Limits.delivery_age_max_s`` by
+        default. A message that expires or fails is kept, bounded, for `lost` and `replay`.
 
         Raises MessageTooLargeError or ``ValueError`` (nothing was accepted), StoreError (it is not on disk), or
         StreamClosedError (this node is stopping).
@@ -249,6 +272,8 @@ class ReliableDelivery:
         if head is None:
             head = self._encode(name, headers)
         receipt = Receipt(head, HEADERS, body, self._time(), peer=peer, name=name)
+        if ttl_s is not None:
+            receipt.ttl_s = checked_ttl_s(ttl_s)
         sending = self._sending.get(peer) if type(peer) is str else None
         if (
             sending is None
@@ -330,6 +355,7 @@ class ReliableDelivery:
             receipt.head,
             receipt.flags,
             receipt.body,
+            round(receipt.ttl_s * 1_000),
         )
 
         core = sending.core
@@ -401,15 +427,51 @@ class ReliableDelivery:
         if state in ENDS:
             self.counts[_COUNTED[state]] += 1
             self._quota.release(message)
+            lost = None if message.reason == _DROPPED else self._lose(message)
             if self._is_durable:
-                self._remove_failed(self._sending[message.peer].core, message)
+                self._remove_failed(self._sending[message.peer].core, message, lost)
             message.ended()
         elif state is DeliveryState.RETRYING:
             self.counts["messages_retried"] += 1
         if self._watchers:
             self._notify_watchers(message, state)
 
-    def _remove_failed(self, core: SendWindow[Receipt], message: Receipt) -> None:
+    def _lose(self, message: Receipt) -> LostMessage:
+        """Keep a message that failed or expired, and say so."""
+        ended_us = time.time_ns() // 1000
+        age_s = trio.current_time() - message.created_s
+        lost = LostMessage(
+            peer=message.peer,
+            number=message.number,
+            created_us=ended_us - round(age_s * 1e6),
+            ended_us=ended_us,
+            name=message.name,
+            topic=message.topic,
+            head=message.head,
+            flags=message.flags,
+            body=message.body,
+            ttl_ms=round(message.ttl_s * 1_000),
+            state=message.state.value,
+            reason=message.reason,
+        )
+        forgotten = self._lost.add(lost)
+        self.counts["messages_lost_forgotten"] += len(forgotten)
+        self._journal.forget_lost(self.realm_id, forgotten)
+        self._lost_unsaid += 1
+        if not self._lost_lines.take(trio.current_time()):
+            also = f" (and {self._lost_unsaid - 1} others before it)" if self._lost_unsaid > 1 else ""
+            self._lost_unsaid = 0
+            logger.warning(
+                "a reliable message %r to %s is lost after %.0f s%s: %s; see `dep2p outbox ls --failed`",
+                message.topic or message.name,
+                message.peer,
+                age_s,
+                also,
+                message.reason,
+            )
+        return lost
+
+    def _remove_failed(self, core: SendWindow[Receipt], message: Receipt, lost: LostMessage | None) -> None:
         number = message.number
         core.leave(number)
 
@@ -417,7 +479,7 @@ class ReliableDelivery:
             core.left(number)
             self._quota.admit()  # some tasks may wait for a new numbering
 
-        self._journal.remove(self.realm_id, message.peer, number, removed)
+        self._journal.remove(self.realm_id, message.peer, number, removed, lost=lost)
 
     def _notify_watchers(self, message: Receipt, state: DeliveryState) -> None:
         status = Status(message.id, message.peer, message.name, state, message.tries, message.reason)
@@ -439,9 +501,67 @@ class ReliableDelivery:
                 continue
             for receipt in list(sending.core.unsettled.values()):
                 if message_id is None or f"{sending.peer}:{receipt.number}" == message_id:
-                    dropped += sending.core.drop(receipt.number, "dropped by request")
+                    dropped += sending.core.drop(receipt.number, _DROPPED)
         self._quota.admit()
         return dropped
+
+    def lost(self) -> list[OutboxItem]:
+        """List the messages that failed or expired and are still kept, in the order of their ends; the ages are those
+        of today."""
+        now_us = time.time_ns() // 1000
+        return [
+            OutboxItem(
+                id=message.id,
+                peer=PeerId(message.peer),
+                name=message.name,
+                topic=message.topic,
+                state=DeliveryState(message.state),
+                size_bytes=len(message.body),
+                tries=0,
+                age_s=max(0.0, (now_us - message.created_us) / 1e6),
+                last_error=message.reason,
+            )
+            for message in self._lost.all()
+        ]
+
+    async def replay(self, message_id: str | None = None, *, peer: PeerId | None = None) -> int:
+        """Send a lost message again, all for a peer, or all: each as a new message, with its time to live anew. Returns
+        how many. Waits while the outbox is full.
+
+        A crash in the middle may leave a message that was accepted among the lost ones, too. Raises StoreError,
+        StreamClosedError.
+        """
+        replayed = 0
+        for message in self._chosen_lost(message_id, peer):
+            kind = self._topic_receipts if message.topic else Receipt
+            receipt = kind(
+                *(message.head, message.flags, message.body, trio.current_time()),
+                peer=PeerId(message.peer),
+                name=message.name,
+                topic=message.topic,
+            )
+            receipt.is_restored = True
+            receipt.ttl_s = message.ttl_ms / 1_000
+            await self.accept(receipt)
+            replayed += self.forget_lost(message.id)
+        return replayed
+
+    def forget_lost(self, message_id: str | None = None, *, peer: PeerId | None = None) -> int:
+        """Forget a lost message, all for a peer, or all. Returns how many."""
+        forgotten = [
+            found
+            for message in self._chosen_lost(message_id, peer)
+            if (found := self._lost.take(message.id)) is not None
+        ]
+        self._journal.forget_lost(self.realm_id, forgotten)
+        return len(forgotten)
+
+    def _chosen_lost(self, message_id: str | None, peer: PeerId | None) -> list[LostMessage]:
+        return [
+            message
+            for message in self._lost.all()
+            if message_id in (None, message.id) and (peer is None or message.peer == peer)
+        ]
 
     def retry_now(self) -> None:
         """Try again now to reach every peer with waiting messages."""
@@ -496,6 +616,7 @@ class ReliableDelivery:
             sum(1 for each in sendings if each.core.unsettled),
             sum(1 for each in sendings if each.link is not None),
             len(self.inbound.links()),
+            len(self._lost),
         )
 
     def counters(self) -> dict[str, int]:

@@ -19,7 +19,8 @@ class OutboxItem:
     tries: int
     age_s: float
     last_error: str
-    """The last error of the link to the receiver; "" when there is a link or none was tried."""
+    """The last error of the link to the receiver; "" when there is a link or none was tried. Of a lost message the
+    reason of its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +33,5 @@ class DeliveryStats:
     peers: int
     links_out: int
     links_in: int
+    lost_items: int
+    """Messages that failed or expired, and are kept to be sent again."""

@@ -516,6 +516,7 @@ class Node:
         reliable: Literal[True],
         headers: Headers | None = None,
         wait: bool = True,
+        ttl_s: float | None = None,
         realm: RealmChoice = None,
     ) -> Receipt: ...
 
@@ -542,16 +543,19 @@ class Node:
         reliable: bool = False,
         headers: Headers | None = None,
         wait: bool = True,
+        ttl_s: float | None = None,
         realm: RealmChoice = None,
     ) -> Awaitable[Receipt | None]:
         """Send to the handler of notifies ``name``. With ``reliable`` the peer handles it once, or the receipt says why
-        not.
+        not; ``ttl_s`` are the seconds until it expires.
 
         See :meth:`ReliableDelivery.send`, and :meth:`Messaging.notify` for a message that is not reliable.
         """
         if reliable:
             delivery = self._only_delivery if realm is None else None
-            return (delivery or self.delivery(realm)).send(peer, name, body, headers=headers, wait=wait)
+            return (delivery or self.delivery(realm)).send(peer, name, body, headers=headers, wait=wait, ttl_s=ttl_s)
+        if ttl_s is not None:
+            raise ValueError("ttl_s is for reliable messages: others are sent now or not at all")
         return self.messaging(realm).notify(peer, name, body, headers=headers)
 
     # Pub/sub

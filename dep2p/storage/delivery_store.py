@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple, Protocol
 
 from dep2p.errors import StoreError, StoreFullError, StoreLockedError
+from dep2p.protocols.delivery.lost import LostMessage
 from dep2p.protocols.delivery.wire import as_ranges
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 _RANGE: Final = struct.Struct(">II")
 
 
@@ -36,6 +37,8 @@ class OutboxRow(NamedTuple):
     head: bytes
     flags: int
     body: bytes
+    ttl_ms: int = 0
+    """Milliseconds from acceptance until it expires; 0: the node's setting."""
 
 
 class SendWindowRow(NamedTuple):
@@ -61,6 +64,10 @@ class DeliveryBatch:
     added: list[OutboxRow] = field(default_factory=list[OutboxRow])
     removed: list[tuple[str, str, int]] = field(default_factory=list[tuple[str, str, int]])
     """(realm, peer, number)."""
+    lost: list[tuple[str, LostMessage]] = field(default_factory=list[tuple[str, LostMessage]])
+    """Messages that were lost, each with its realm."""
+    forgotten: list[tuple[str, str, int]] = field(default_factory=list[tuple[str, str, int]])
+    """Lost messages that are not kept any more: (realm, peer, number)."""
     windows: dict[tuple[str, str], SendWindowRow] = field(default_factory=dict[tuple[str, str], SendWindowRow])
     """By (realm, peer)."""
     inboxes: dict[tuple[str, str], InboxRow] = field(default_factory=dict[tuple[str, str], InboxRow])
@@ -69,7 +76,7 @@ class DeliveryBatch:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to write: a numbering is written with a message."""
-        return not (self.added or self.removed or self.inboxes)
+        return not (self.added or self.removed or self.inboxes or self.lost or self.forgotten)
 
     @property
     def groups(self) -> list[int]:
@@ -92,6 +99,7 @@ class StoredDelivery:
     """By peer and number, rising."""
     windows: dict[str, SendWindowRow] = field(default_factory=dict[str, SendWindowRow])
     inboxes: dict[str, InboxRow] = field(default_factory=dict[str, InboxRow])
+    lost: list[LostMessage] = field(default_factory=list[LostMessage])
 
 
 class DeliveryStore(Protocol):
@@ -148,6 +156,12 @@ _SCHEMA: Final = """
 create table if not exists outbox(
     realm text not null, peer text not null, number integer not null, created_us integer not null,
     name text not null, topic text not null, head blob not null, flags integer not null, body blob not null,
+    ttl_ms integer not null default 0,
+    primary key (realm, peer, number)) without rowid;
+create table if not exists lost(
+    realm text not null, peer text not null, number integer not null, created_us integer not null,
+    ended_us integer not null, name text not null, topic text not null, head blob not null, flags integer not null,
+    body blob not null, ttl_ms integer not null, state text not null, reason text not null,
     primary key (realm, peer, number)) without rowid;
 create table if not exists lanes(
     realm text not null, peer text not null, epoch blob not null, next_number integer not null,
@@ -161,7 +175,9 @@ create table if not exists inboxes(
 
 _ROWS_AT_ONCE: Final = (64, 16, 4, 1)
 _INSERT: Final = {
-    count: f"insert into outbox values {','.join(['(?,?,?,?,?,?,?,?,?)'] * count)}" for count in _ROWS_AT_ONCE
+    count: "insert into outbox(realm, peer, number, created_us, name, topic, head, flags, body, ttl_ms) values "
+    + ",".join(["(?,?,?,?,?,?,?,?,?,?)"] * count)
+    for count in _ROWS_AT_ONCE
 }
 
 
@@ -218,6 +234,8 @@ class SqliteDeliveryStore:
                 db.execute(statement)
         if version == 1:  # that version kept rejected numbers among the done ones
             db.execute("alter table inboxes add column rejected blob not null default x''")
+        if "ttl_ms" not in {row[1] for row in db.execute("pragma table_info(outbox)")}:  # of schema 1 or 2
+            db.execute("alter table outbox add column ttl_ms integer not null default 0")
         db.execute(f"pragma user_version={SCHEMA_VERSION}")
         db.execute("commit")
 
@@ -239,7 +257,7 @@ class SqliteDeliveryStore:
         found = StoredDelivery()
         try:
             for row in self._db.execute(
-                "select realm, peer, number, created_us, name, topic, head, flags, body from outbox "
+                "select realm, peer, number, created_us, name, topic, head, flags, body, ttl_ms from outbox "
                 "where realm = ? order by peer, number",
                 (realm,),
             ):
@@ -252,6 +270,12 @@ class SqliteDeliveryStore:
                 "select peer, epoch, floor, done, rejected from inboxes where realm = ?", (realm,)
             ):
                 found.inboxes[peer] = InboxRow(epoch, floor, _unpack(done), _unpack(rejected))
+            for row in self._db.execute(
+                "select peer, number, created_us, ended_us, name, topic, head, flags, body, ttl_ms, state, reason "
+                "from lost where realm = ? order by ended_us",
+                (realm,),
+            ):
+                found.lost.append(LostMessage(*row))
         except (sqlite3.Error, struct.error) as error:
             raise (
                 self._explain(error)
@@ -276,6 +300,7 @@ class SqliteDeliveryStore:
                 # Removals come first: an earlier batch accepted those messages, and their numbers may be used anew.
                 self._remove(batch.removed)
                 self._add(batch.added)
+                self._write_lost(batch)
                 if batch.windows:
                     db.executemany(
                         "insert or replace into lanes values(?,?,?,?)",
@@ -310,6 +335,19 @@ class SqliteDeliveryStore:
                 self._db.execute(
                     "delete from outbox where realm=? and peer=? and number between ? and ?", (*window, low, high)
                 )
+
+    def _write_lost(self, batch: DeliveryBatch) -> None:
+        if batch.forgotten:
+            self._db.executemany("delete from lost where realm=? and peer=? and number=?", batch.forgotten)
+        if batch.lost:
+            self._db.executemany(
+                "insert or replace into lost(realm, peer, number, created_us, ended_us, name, topic, head, flags, "
+                "body, ttl_ms, state, reason) values(?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                [
+                    (realm, *(getattr(message, name) for name in LostMessage.__dataclass_fields__))
+                    for realm, message in batch.lost
+                ],
+            )
 
     def _add(self, added: list[OutboxRow]) -> None:
         at = 0

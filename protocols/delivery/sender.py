@@ -48,6 +48,8 @@ class Outgoing(msgspec.Struct, eq=False):
     """The time of acceptance, on the clock of `now`; before the node's start for a message of an earlier run."""
     is_restored: bool = False
     """Whether an earlier run of this node accepted it."""
+    ttl_s: float = 0.0
+    """Seconds from acceptance until it expires; 0: those of the policy."""
     number: int = 0
     tries: int = 0
     sent_s: float = 0.0
@@ -63,6 +65,7 @@ class Outgoing(msgspec.Struct, eq=False):
         return self.body
 
 
+_NEVER: Final = float("inf")
 _CREATED: Final = DeliveryState.CREATED
 _SENDING: Final = DeliveryState.SENDING
 _RETRYING: Final = DeliveryState.RETRYING
@@ -109,6 +112,8 @@ class SendWindow(Generic[M]):
         self._heard_s = 0.0
         self._received = 0
         self._answered_s = float("-inf")  # when the latest was sent that the receiver has settled
+        self._expiry_s = _NEVER
+        """Never later than the first message expires; earlier after its end, and then a check finds nothing."""
         self._passed: dict[int, int] = {}  # number -> how often it was sent again because it was passed over
 
     # The app's side
@@ -169,6 +174,7 @@ class SendWindow(Generic[M]):
         del self._reserved[message.number]
         self.unsettled[message.number] = message
         self.unsent.append(message)
+        self._note_expiry(message)
 
     def add_now(self, message: M) -> None:
         """Take a message that need not go to a disk first."""
@@ -176,12 +182,22 @@ class SendWindow(Generic[M]):
         self.next_number = number + 1
         self.unsettled[number] = message
         self.unsent.append(message)
+        self._note_expiry(message)
 
     def restore(self, messages: Iterable[M]) -> None:
         """Restore messages of an earlier run with their numbers, in rising order, before anything is added."""
         for message in messages:
             self.unsettled[message.number] = message
             self.unsent.append(message)
+            self._note_expiry(message)
+
+    def _expires_s(self, message: M) -> float:
+        return message.created_s + (message.ttl_s or self._policy.age_max_s)
+
+    def _note_expiry(self, message: M) -> None:
+        expires_s = message.created_s + (message.ttl_s or self._policy.age_max_s)
+        if expires_s < self._expiry_s:
+            self._expiry_s = expires_s
 
     def drop(self, number: int, reason: str) -> bool:
         """Give a message up by request; False when it is settled already."""
@@ -300,11 +316,10 @@ class SendWindow(Generic[M]):
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` has work to do."""
-        for first in self.unsettled.values():  # noqa: B007  accepted in the order of their numbers: it is the oldest
-            break
-        else:
+        if not self.unsettled:
+            self._expiry_s = _NEVER
             return None
-        oldest = first.created_s + self._policy.age_max_s
+        oldest = self._expiry_s
         if self._linked:
             for message in self.unsettled.values():
                 if message.state is DeliveryState.SENDING or message.state is DeliveryState.DELIVERED:
@@ -318,17 +333,22 @@ class SendWindow(Generic[M]):
     def on_deadline(self, now: float) -> None:
         """End messages that are too old; queue again those without an answer. Check `has_unsent` afterwards."""
         policy = self._policy
+        expiry_s = _NEVER
         aged: list[M] = []
         late: list[M] = []
         for message in self.unsettled.values():
-            if now >= message.created_s + policy.age_max_s:
+            expires_s = self._expires_s(message)
+            if now >= expires_s:
                 aged.append(message)
-            elif (
+                continue
+            expiry_s = min(expiry_s, expires_s)
+            if (
                 self._linked
                 and (message.state is DeliveryState.SENDING or message.state is DeliveryState.DELIVERED)
                 and now >= self._timeout_of(message)
             ):
                 late.append(message)
+        self._expiry_s = expiry_s
         for message in aged:
             was_there = message.state is DeliveryState.DELIVERED
             self._end(message, DeliveryState.EXPIRED, NOT_TAKEN if was_there else TOO_OLD)

@@ -64,6 +64,20 @@ def test_a_message_that_no_one_takes_waits_until_a_program_comes(people: tuple[P
     wait_for("the end of both", lambda: _nothing_waits(ann))
 
 
+def test_a_lost_message_is_listed_and_sent_again(people: tuple[Person, Person]) -> None:
+    ann, bob = people
+    failed = ann.run("send", bob.peer_id, "gone", "one\n", "--reliable", "--ttl", "500ms", expect=1)
+    assert "no program there took it" in failed.stderr
+    assert "failed or expired: dep2p outbox ls --failed" in ann.run("outbox", "ls").stderr
+    table = ann.run("outbox", "ls", "--failed").stdout.splitlines()
+    assert "REASON" in table[0] and "expired" in table[1] and "no program there" in table[1]
+    listening = bob.background("listen", "gone", "--raw", "-n", "1")
+    assert "accepted 1 message again" in ann.run("outbox", "replay", table[1].split()[0]).stderr
+    assert finish(listening)[0] == "one\n"
+    assert ann.run("outbox", "replay", "--all", expect=1).stderr == "nothing was lost\n"
+    assert "--reliable" in ann.run("send", bob.peer_id, "gone", "x", "--ttl", "5", expect=2).stderr
+
+
 def test_a_publish_is_acknowledged_by_the_critical_peers_app(people: tuple[Person, Person]) -> None:
     ann, bob = people
     _both_up(ann, bob)

@@ -21,8 +21,6 @@ from dep2p.cli.commands.queue.options import (
     QueueTarget,
     message_fields,
     nodes_of,
-    parse_bytes,
-    parse_seconds,
     preview,
     reply_fields,
     require_one,
@@ -34,6 +32,7 @@ from dep2p.cli.commands.queue.receive import register_receive
 from dep2p.cli.framework.command import Invocation, command, group
 from dep2p.cli.framework.errors import CliError
 from dep2p.cli.framework.progress import Progress
+from dep2p.cli.framework.quantities import parse_bytes, parse_seconds
 from dep2p.cli.framework.render import byte_count, duration, table
 from dep2p.outside_text import printable
 

@@ -14,12 +14,12 @@ from dep2p.cli.commands.queue.options import (
     QueueArgument,
     QueueTarget,
     body_fields,
-    parse_seconds,
     with_target,
 )
 from dep2p.cli.framework.command import Invocation
 from dep2p.cli.framework.errors import CliError
 from dep2p.cli.framework.payloads import show_payload
+from dep2p.cli.framework.quantities import parse_seconds
 from dep2p.cli.framework.render import byte_count, headers_json
 from dep2p.error_codes import EXIT_FAILED, EXIT_OK
 from dep2p.errors import NotInFlightError

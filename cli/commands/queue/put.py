@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 import typer
 
 from dep2p.cli.commands.publish import fill, stdin_lines
-from dep2p.cli.commands.queue.options import QueueArgument, QueueTarget, parse_seconds, with_target
+from dep2p.cli.commands.queue.options import QueueArgument, QueueTarget, with_target
 from dep2p.cli.framework.command import Invocation
 from dep2p.cli.framework.errors import CliError
 from dep2p.cli.framework.payloads import read_payload
 from dep2p.cli.framework.progress import Progress
+from dep2p.cli.framework.quantities import parse_seconds
 from dep2p.cli.framework.render import byte_count, duration
 from dep2p.outside_text import printable
 

@@ -9,11 +9,11 @@ from dep2p.cli.commands.queue.options import (
     QueueArgument,
     QueueTarget,
     message_fields,
-    parse_seconds,
     with_target,
 )
 from dep2p.cli.framework.command import Invocation, command
 from dep2p.cli.framework.payloads import show_payload
+from dep2p.cli.framework.quantities import parse_seconds
 from dep2p.cli.framework.render import byte_count, duration
 from dep2p.error_codes import EXIT_FAILED, EXIT_OK
 from dep2p.outside_text import printable

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar, TypeVarTuple
 
 import typer
 
-from dep2p.cli.commands.queue.options import parse_bytes
 from dep2p.cli.framework.command import Invocation, command
 from dep2p.cli.framework.errors import CliError
 from dep2p.cli.framework.payloads import RealmOption
 from dep2p.cli.framework.progress import Progress
+from dep2p.cli.framework.quantities import parse_bytes
 from dep2p.cli.framework.render import byte_count, duration, short_peer
 from dep2p.cli.framework.resolve import resolve_peer
 from dep2p.control_api.errors import DaemonUnreachableError

@@ -4,7 +4,7 @@ from typing import Final
 
 import trio
 
-from dep2p.config.config_nsq import NsqConfig
+from dep2p.config.nsq import NsqConfig
 from dep2p.protocols.fairness.shares import MemberShares
 from dep2p.token_bucket import TokenBucket
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import trio
 
-from dep2p.config.config_nsq import NsqConfig
+from dep2p.config.nsq import NsqConfig
 from dep2p.config.validation import split_loopback
 from dep2p.control_api.replies import NsqSummary
 from dep2p.daemon.bounds import ControlBounds

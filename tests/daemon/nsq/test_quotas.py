@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from dep2p.config.config_nsq import NsqConfig
+from dep2p.config.nsq import NsqConfig
 from dep2p.daemon.nsq.connection import ANSWER_BYTES_MAX, OUT_BYTES_MAX
 from dep2p.daemon.nsq.quotas import TOPICS_BURST, SharedPool
 from dep2p.protocols.nsq.limits import NsqLimits

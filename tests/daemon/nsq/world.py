@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 import trio
 import trio.testing
 
-from dep2p.config.config_nsq import NsqConfig
+from dep2p.config.nsq import NsqConfig
 from dep2p.daemon.nsq.connection import NsqConnection
 from dep2p.daemon.nsq.server import NsqServer
 from dep2p.protocols.nsq.limits import NsqLimits

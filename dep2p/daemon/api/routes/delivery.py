@@ -5,7 +5,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from dep2p.control_api.calls import DropFromOutbox, FlushOutbox, PublishCall, SendReliably
+from dep2p.control_api.calls import DropFromOutbox, FlushOutbox, PublishCall, ReplayLost, SendReliably
 from dep2p.control_api.encoding import encode_line
 from dep2p.control_api.replies import (
     DeliveryLine,
@@ -14,6 +14,7 @@ from dep2p.control_api.replies import (
     OutboxLeft,
     OutboxList,
     OutboxMessage,
+    OutboxReplayed,
     ReliablePublishReply,
 )
 from dep2p.daemon.api.context import Control
@@ -31,7 +32,7 @@ from dep2p.daemon.api.resources.subscriptions import LinesResponse
 from dep2p.daemon.api.routing import route
 from dep2p.daemon.problems import json_response
 from dep2p.delivery.receipts import StatusesMissed
-from dep2p.delivery.service import ReliableDelivery
+from dep2p.delivery.service import TTL_MAX_S, ReliableDelivery
 from dep2p.delivery.types import OutboxItem
 from dep2p.types import PeerId
 
@@ -46,9 +47,10 @@ async def send(control: Control, request: Request) -> ASGIApp:
     peer, name, headers = PeerId(as_peer(call.peer)), checked_name(call.name), headers_of(call.headers)
     data = payload_of(call, control.config.limits.message_bytes_max)
     wait_s = _wait_s(control, call.wait_s)
+    ttl_s = None if call.ttl_s is None else within("ttl_s", call.ttl_s, default=0.0, high=TTL_MAX_S)
     delivery = control.node.delivery(call.realm)
     with control.lifecycle.work():
-        receipt = await delivery.send(peer, name, data, headers=headers, wait=call.when_full == "wait")
+        receipt = await delivery.send(peer, name, data, headers=headers, wait=call.when_full == "wait", ttl_s=ttl_s)
         with trio.move_on_after(wait_s):
             await receipt.wait()
     return json_response(
@@ -104,16 +106,17 @@ def _deliveries(control: Control, realm: str | None) -> list[tuple[str, Reliable
 
 
 async def outbox(control: Control, request: Request) -> ASGIApp:
-    """List the messages that wait in the outbox."""
+    """List the messages that wait in the outbox, or with ``failed`` those that were lost."""
     query = query_fields(request)
-    realm = query.optional_text("realm")
+    realm, failed = query.optional_text("realm"), query.choice("failed", ("0", "1")) == "1"
     query.finish()
     items: list[OutboxMessage] = []
-    is_durable = False
+    is_durable, lost = False, 0
     for name, delivery in _deliveries(control, realm):
-        items += [_summary(item, name) for item in delivery.outbox()]
-        is_durable = delivery.stats().is_durable
-    return json_response(OutboxList(items=tuple(items), is_durable=is_durable))
+        items += [_summary(item, name) for item in (delivery.lost() if failed else delivery.outbox())]
+        stats = delivery.stats()
+        is_durable, lost = stats.is_durable, lost + stats.lost_items
+    return json_response(OutboxList(items=tuple(items), is_durable=is_durable, lost=lost))
 
 
 async def flush(control: Control, request: Request) -> ASGIApp:
@@ -130,13 +133,31 @@ async def flush(control: Control, request: Request) -> ASGIApp:
 
 
 async def drop(control: Control, request: Request) -> ASGIApp:
-    """Give up messages: one by its id, those for a peer, or all."""
+    """Give up messages: one by its id, those for a peer, or all; or forget lost ones."""
     call = await read_call(request, control.bounds, DropFromOutbox)
+    chosen = _chosen_peer(call)
+    dropped = 0
+    for _name, delivery in _deliveries(control, call.realm):
+        dropped += (delivery.forget_lost if call.failed else delivery.drop)(call.id, peer=chosen)
+    return json_response(OutboxDropped(dropped=dropped))
+
+
+async def replay(control: Control, request: Request) -> ASGIApp:
+    """Send lost messages again: one by its id, those for a peer, or all."""
+    call = await read_call(request, control.bounds, ReplayLost)
+    chosen = _chosen_peer(call)
+    replayed = 0
+    with control.lifecycle.work():
+        for _name, delivery in _deliveries(control, call.realm):
+            replayed += await delivery.replay(call.id, peer=chosen)
+    return json_response(OutboxReplayed(replayed=replayed))
+
+
+def _chosen_peer(call: DropFromOutbox | ReplayLost) -> PeerId | None:
+    """Return the peer that a call chooses messages by. Raises :class:`Problem` unless it chooses in one way."""
     if sum((call.id is not None, call.peer is not None, call.all)) != 1:
         raise wrong_field("id", "must be the only one given of id, peer and all")
-    chosen = None if call.peer is None else PeerId(as_peer(call.peer))
-    dropped = sum(delivery.drop(call.id, peer=chosen) for _name, delivery in _deliveries(control, call.realm))
-    return json_response(OutboxDropped(dropped=dropped))
+    return None if call.peer is None else PeerId(as_peer(call.peer))
 
 
 async def follow(control: Control, request: Request) -> ASGIApp:
@@ -193,4 +214,5 @@ ROUTES: list[Route] = [
     route("GET", "/v1/outbox", outbox),
     route("POST", "/v1/outbox/flush", flush),
     route("POST", "/v1/outbox/drop", drop),
+    route("POST", "/v1/outbox/replay", replay),
 ]
