@@ -18,6 +18,7 @@ from aioquic.quic.stream import QuicStreamSender
 
 from dep2p.host.interface import ByteStream
 from dep2p.host.resources.receiving import CRYPTO_BYTES_MAX, STREAM_WINDOW_UNPROVEN_BYTES, WINDOW_UNPROVEN_BYTES
+from dep2p.host.upstream.quic_internals import aioquic_of, transmit
 from dep2p.identity import Identity
 from tests.host.certificates import Recipe
 
@@ -237,3 +238,28 @@ async def test_a_slow_reader_holds_its_sender_back(open_host: Any) -> None:
             may_read.set()
             assert await stream.read() == b""
         assert received == size
+
+
+@pytest.mark.real
+async def test_a_node_that_was_dialled_gets_no_wider_window_either(open_host: Any) -> None:
+    async with open_host(listen=[QUIC]) as listener, open_host(listen=[]) as host:
+        await host.dial(listener.peer_id, listener.listen_addrs())
+        with trio.fail_after(10):
+            while not listener.connections():  # noqa: ASYNC110 - the other end learns of it later
+                await trio.sleep(0.01)
+        (connection,) = listener.connections()
+        muxed = connection._muxer._quic
+        quic, granted = aioquic_of(muxed), [0]
+        while len(granted) < 12:
+            stream = quic._get_or_create_stream_for_send(81)  # beyond those that identify uses
+            sender, window = stream.sender, min(stream.max_stream_data_remote, quic._remote_max_data)
+            granted.append(window)
+            sender._buffer.clear()
+            sender._pending = RangeSet()
+            sender._buffer_start = sender._buffer_stop = sender.highest_offset = window - 1
+            sender.write(b"x")
+            quic._remote_max_data_used = 0
+            await transmit(muxed)
+            assert await host.ping(listener.peer_id) > 0  # it has answered what came before
+        assert granted[1:] == [STREAM_WINDOW_UNPROVEN_BYTES] * 11
+        assert STREAM_WINDOW_UNPROVEN_BYTES <= host.counters()["memory_bytes_unproven"] <= 2 * WINDOW_UNPROVEN_BYTES
