@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypedDict, Unpack
 
 from dep2p.arguments import checks_arguments
 from dep2p.client.models import EventStream, FeedLagged, line_or_lag
@@ -23,6 +23,15 @@ from dep2p.types import Headers, PeerId
 _LOOK_TIMEOUT_S: Final = 10.0
 _FULL_TIMEOUT_S: Final = 600.0
 """Seconds for a send, which waits while the outbox is full."""
+
+
+class SendOptions(TypedDict, total=False):
+    """The options of a reliable message, as keyword arguments."""
+
+    headers: Headers | None
+    """The app's headers, for the handler."""
+    ttl_s: float | None
+    """Seconds until it expires, at most 30 days; the daemon's ``delivery_age_max_s`` by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +84,21 @@ class DeliveryClientApi:
         name: str,
         body: bytes,
         *,
-        headers: Headers | None = None,
         realm: str | None = None,
         wait_s: float = 0.0,
         when_full: Literal["wait", "error"] = "wait",
-        ttl_s: float | None = None,
+        **options: Unpack[SendOptions],
     ) -> Sent:
         """Accept a message for the peer's handler of notifies ``name``. The peer handles it once, or its state says why
         not.
 
         Returns when it is in the daemon's outbox, on disk by default; with ``wait_s`` also waits so long for its end.
-        ``ttl_s``: seconds until it expires, at most 30 days; the daemon's ``delivery_age_max_s`` by default.
         Raises DeliveryFailedError, DeliveryExpiredError (it ended so within ``wait_s``), DeliveryQueueFullError (only
         ``when_full="error"``), MessageTooLargeError, NotInRealmError, StoreError.
         """
+        if unknown := options.keys() - SendOptions.__annotations__.keys():
+            raise TypeError(f"send takes no {', '.join(sorted(unknown))}: its options are headers and ttl_s")
+        headers = options.get("headers")
         call = SendReliably(
             peer=peer,
             name=name,
@@ -97,7 +107,7 @@ class DeliveryClientApi:
             realm=realm,
             wait_s=wait_s,
             when_full=when_full,
-            ttl_s=ttl_s,
+            ttl_s=options.get("ttl_s"),
         )
         timeout_s = wait_s + _FULL_TIMEOUT_S
         sent = await self._transport.ask("POST", "/v1/deliveries", DeliveryReceipt, call, timeout_s=timeout_s)

@@ -1,9 +1,21 @@
 """Human-readable views of an outbox."""
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 from dep2p.protocols.delivery.states import DeliveryState
-from dep2p.types import PeerId
+from dep2p.types import Headers, PeerId
+
+
+class SendOptions(TypedDict, total=False):
+    """The options of a message to one peer, as keyword arguments."""
+
+    headers: Headers | None
+    """The app's headers, for the handler."""
+    wait: bool
+    """Whether to wait while the outbox is full (the default), for a reliable message."""
+    ttl_s: float | None
+    """Seconds until a reliable message expires, at most 30 days; ``Limits.delivery_age_max_s`` by default."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from dep2p.arguments import WrongTypeError, check_text, checks_arguments, unchec
 from dep2p.concurrency.exception_groups import unwrap_single
 from dep2p.delivery.receipts import Receipt, TopicPublish
 from dep2p.delivery.service import ReliableDelivery
+from dep2p.delivery.types import SendOptions
 from dep2p.errors import (
     Dep2pError,
     NotInRealmError,
@@ -514,10 +515,8 @@ class Node:
         body: bytes,
         *,
         reliable: Literal[True],
-        headers: Headers | None = None,
-        wait: bool = True,
-        ttl_s: float | None = None,
         realm: RealmChoice = None,
+        **options: Unpack[SendOptions],
     ) -> Receipt: ...
 
     @overload
@@ -528,9 +527,8 @@ class Node:
         body: bytes,
         *,
         reliable: Literal[False] = False,
-        headers: Headers | None = None,
-        wait: bool = True,
         realm: RealmChoice = None,
+        **options: Unpack[SendOptions],
     ) -> None: ...
 
     @unchecked
@@ -541,10 +539,8 @@ class Node:
         body: bytes,
         *,
         reliable: bool = False,
-        headers: Headers | None = None,
-        wait: bool = True,
-        ttl_s: float | None = None,
         realm: RealmChoice = None,
+        **options: Unpack[SendOptions],
     ) -> Awaitable[Receipt | None]:
         """Send to the handler of notifies ``name``. With ``reliable`` the peer handles it once, or the receipt says why
         not; ``ttl_s`` are the seconds until it expires.
@@ -553,7 +549,11 @@ class Node:
         """
         if reliable:
             delivery = self._only_delivery if realm is None else None
-            return (delivery or self.delivery(realm)).send(peer, name, body, headers=headers, wait=wait, ttl_s=ttl_s)
+            return (delivery or self.delivery(realm)).send(peer, name, body, **options)
+        headers, ttl_s = options.pop("headers", None), options.pop("ttl_s", None)
+        options.pop("wait", None)
+        if options:
+            raise TypeError(f"send takes no {', '.join(options)}: its options are headers, wait and ttl_s")
         if ttl_s is not None:
             raise ValueError("ttl_s is for reliable messages: others are sent now or not at all")
         return self.messaging(realm).notify(peer, name, body, headers=headers)

@@ -39,7 +39,7 @@ async def test_a_time_to_live_that_cannot_be_is_refused(autojump_clock: MockCloc
         with pytest.raises(ValueError, match="ttl_s"):
             await a.send(b.peer_id, "news", b"", reliable=True, ttl_s=ttl_s)
         with pytest.raises(ValueError, match="ttl_s"):
-            await a.send(b.peer_id, "news", b"", ttl_s=60)  # type: ignore[call-overload]
+            await a.send(b.peer_id, "news", b"", ttl_s=60)
         assert a.delivery().outbox() == []
 
 
