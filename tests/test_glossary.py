@@ -11,9 +11,6 @@ ROOT = Path(__file__).resolve().parents[1]
 GLOSSARY = (ROOT / "docs/explanation/glossary.md").read_text()
 FOLDERS = ("dep2p", "protocols", "gossipsub", "cli", "spark_analytics", "bench")
 
-# Words whose last uses are still being renamed. A word leaves this list when they are gone.
-NOT_YET = {"elsewhere", "looking", "placed", "untried", "told", "nobody", "take_place", "give_place", "book", "keeper"}
-
 # Names that may use a word of the table, each with its reason.
 EXCEPTIONS = {
     "_VERBS": "verbs is what NSQ's protocol calls its commands",
@@ -58,7 +55,7 @@ def names() -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("term", [term for term in refused_terms() if term not in NOT_YET])
+@pytest.mark.parametrize("term", refused_terms())
 def test_no_name_has_a_word_that_the_glossary_replaces(term: str, names: dict[str, str]) -> None:
     refused = "_" + "_".join(words_of(term)) + "_"
     used = {
@@ -67,10 +64,6 @@ def test_no_name_has_a_word_that_the_glossary_replaces(term: str, names: dict[st
         if refused in "_" + "_".join(words_of(name)) + "_" and name not in EXCEPTIONS
     }
     assert not used, f"docs/explanation/glossary.md has another word for {term!r}"
-
-
-def test_the_list_of_words_to_come_names_only_words_of_the_table() -> None:
-    assert set(refused_terms()) >= NOT_YET
 
 
 def test_each_word_of_the_glossary_has_a_meaning_and_stands_there_once() -> None:

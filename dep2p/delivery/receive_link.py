@@ -224,7 +224,7 @@ class ReceiveLink:
                     raise
                 finally:
                     if entry.waiters:
-                        entry.give_place()
+                        entry.release()
                     else:
                         entry.running -= 1
                 if reason is None and not self._is_over and self._context.trace_log is None:
@@ -346,13 +346,13 @@ class ReceiveLink:
     async def _handle(self, entry: NotifyEntry, body: bytes) -> str | None:
         """Handle a message when its handler has a place. Returns the reason of a rejection, or None."""
         name, app = self._known_name, self._known_app
-        await entry.take_place()
+        await entry.acquire()
         try:
             await entry.fn(Notification(self._peer, name, body, dict(app) if app else {}))
         except Exception as error:
             return self._failed(name, error)
         finally:
-            entry.give_place()
+            entry.release()
         return None
 
     def _failed(self, name: str, error: Exception) -> str:

@@ -166,14 +166,14 @@ class NotifyEntry:
     running: int = 0
     waiters: WaitQueue = field(default_factory=WaitQueue)
 
-    async def take_place(self) -> None:
+    async def acquire(self) -> None:
         """Wait for one of the ``concurrency`` places, in line."""
         if self.running < self.concurrency and not self.waiters:
             self.running += 1
             return
-        await self.waiters.wait()  # `give_place` hands its place over: `running` counts it already
+        await self.waiters.wait()  # `release` hands its place over: `running` counts it already
 
-    def give_place(self) -> None:
+    def release(self) -> None:
         """Leave the place to the next in line."""
         if self.waiters:
             self.waiters.wake()

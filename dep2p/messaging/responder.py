@@ -360,7 +360,7 @@ class InboundLink(Link):
             if entry.running < entry.concurrency and not entry.waiters:
                 entry.running += 1
             else:
-                await entry.take_place()
+                await entry.acquire()
             try:
                 # A verdict ends with its connection. Notifies that a member sent before it hung up still count; `ended`
                 # drops those of a member that was expelled.
@@ -376,7 +376,7 @@ class InboundLink(Link):
                 if self.trace_log is not None:
                     trace_notify(self.trace_log, TracedCall(self.peer, name, "in", len(item[1])), "handler_failed")
             finally:
-                entry.give_place()
+                entry.release()
 
     async def _pace(self, name: str, rate_per_s: float) -> None:
         while wait_s := self._load.notify_wait_s(name, rate_per_s, trio.current_time()):

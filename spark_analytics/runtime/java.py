@@ -105,7 +105,7 @@ def spark_home() -> Path:
     return Path(found.origin).parent
 
 
-_ELSEWHERE: Final = re.compile(
+_UNUSED_JARS: Final = re.compile(
     r"((spark-)?(hive(?!-storage)|kubernetes|mllib|graphx|repl|connect|yarn)|datanucleus|derby|jdo|javax\.jdo|HikariCP|"
     r"libfb303|libthrift|ST4|antlr-runtime|opencsv|super-csv|oro|jpam|stax|vertx|volcano|zjsonpatch|breeze|spire|algebra|"
     r"arpack|blas|lapack|JLargeArrays|JTransforms|jersey|scala-compiler)[-_]"
@@ -118,7 +118,7 @@ Opening them was two of the five CPU seconds of its start.
 def jars(*, lean: bool) -> list[str]:
     """Return Spark's jars in a fixed order; ``lean``: those that a session in this process may use."""
     found = sorted(map(str, (spark_home() / "jars").glob("*.jar")))
-    return [jar for jar in found if not (lean and _ELSEWHERE.match(os.path.basename(jar)))]
+    return [jar for jar in found if not (lean and _UNUSED_JARS.match(os.path.basename(jar)))]
 
 
 # The class-data archive -----------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from dep2p.token_bucket import TokenBucket
 _logger = logging.getLogger("dep2p.nsq")
 _BACKLOG: Final = 128
 _BUSY: Final = encode_frame(FRAME_ERROR, b"E_INVALID too many connections")
-_ELSEWHERE: Final = encode_frame(FRAME_ERROR, b"E_INVALID another node keeps these queues now")
+_NOT_THE_BROKER: Final = encode_frame(FRAME_ERROR, b"E_INVALID another node keeps these queues now")
 
 
 class NsqServer:
@@ -116,7 +116,7 @@ class NsqServer:
     async def _handle(self, stream: trio.SocketStream) -> None:
         refusal = b"" if self._make_room() else _BUSY
         if self._ownership.engine_if_here is None:
-            refusal = _ELSEWHERE
+            refusal = _NOT_THE_BROKER
         if refusal:
             self.counts["connections_refused"] += 1
             with trio.move_on_after(1.0):

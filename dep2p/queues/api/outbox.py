@@ -398,7 +398,7 @@ class OutboxRelay:
         self._quiet = trio.Event()
         self._distributed: dict[str, None] = {}
         """Queues that the relay knows to be on several nodes."""
-        self._untried: dict[int, None] = {}
+        self._unreached: dict[int, None] = {}
         """Numbers of batches that never reached their node: they may go to another one."""
 
     def wake(self) -> None:
@@ -483,8 +483,8 @@ class OutboxRelay:
 
     async def _took(self, batch: _RelayBatch) -> bool:
         """Whether the queue took the batch; when not, the batch has new destinations."""
-        was_untried = batch.number in self._untried
-        self._untried.pop(batch.number, None)
+        was_unreached = batch.number in self._unreached
+        self._unreached.pop(batch.number, None)
         why: Dep2pError
         try:
             if not batch.destination and batch.queue in self._distributed:
@@ -499,14 +499,14 @@ class OutboxRelay:
                 raise
             why = error  # the queue may have been made anew
         except PeerNotFoundError as error:
-            if not was_untried:
+            if not was_unreached:
                 raise
-            self._untried[batch.number] = None
+            self._unreached[batch.number] = None
             why = error
-        await self._send_elsewhere(batch, why)
+        await self._redirect(batch, why)
         return False
 
-    async def _send_elsewhere(self, batch: _RelayBatch, why: Dep2pError) -> None:
+    async def _redirect(self, batch: _RelayBatch, why: Dep2pError) -> None:
         """Choose new destinations. Raises ``why`` when they stay the same: in strict order, or while a queue is being
         expanded."""
         is_stale = isinstance(why, PartitionMovedError | QueueNotFoundError)
@@ -519,8 +519,8 @@ class OutboxRelay:
         if all(each == batch.destination for each in found):
             raise why
         numbers = await self._call(self._database.send_to, batch, found)
-        self._untried.pop(batch.number, None)
-        self._untried.update(dict.fromkeys(numbers))
+        self._unreached.pop(batch.number, None)
+        self._unreached.update(dict.fromkeys(numbers))
         if batch.destination:
             self.counts["redirected"] += len(batch.ids)
 

@@ -65,7 +65,7 @@ from dep2p.queues.broker.engine import QueueEngine
 from dep2p.queues.broker.ownership import StoreOwnership
 from dep2p.queues.distributed.controller_inspector import ControllerInspector
 from dep2p.queues.distributed.controller_messages import ControllerMessages
-from dep2p.queues.distributed.failover_sync import FailoverGroupSync, create_shard, nodes_of_set, who_of
+from dep2p.queues.distributed.failover_sync import FailoverGroupSync, create_shard, nodes_of_group, who_of
 from dep2p.queues.distributed.interfaces import Asker
 from dep2p.queues.distributed.pending_deletions import PendingDeletions
 from dep2p.queues.distributed.shard_client import ShardClient, all_locations
@@ -366,7 +366,7 @@ class QueueController:
     @property
     def _set(self) -> list[str]:
         """List this node, and the nodes that share its store: any of them may be the controller."""
-        return nodes_of_set(self._ownership, self._own)
+        return nodes_of_group(self._ownership, self._own)
 
     # Expansion
 

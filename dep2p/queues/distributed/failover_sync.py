@@ -20,7 +20,7 @@ _CHECK_S: Final = 5.0
 """Seconds between two looks for another node on the store, or for a shard's node that is back."""
 
 
-def nodes_of_set(ownership: StoreOwnership, own: PeerId) -> list[str]:
+def nodes_of_group(ownership: StoreOwnership, own: PeerId) -> list[str]:
     """List this node, and the nodes that may be the controller instead of it."""
     return [*dict.fromkeys([own, *ownership.nodes])]
 
@@ -63,7 +63,7 @@ class FailoverGroupSync:
         """Report changes of the failover group to the shards, in one term."""
         notified: dict[str, list[str]] = {}
         while True:
-            nodes = nodes_of_set(self._ownership, self._own)
+            nodes = nodes_of_group(self._ownership, self._own)
             registry = self._ownership.engine.registry
             for (realm_id, name), queue in list(registry.queues.items()):
                 if realm_id == self._realm_id and queue.locations and notified.get(name) != nodes:

@@ -14,10 +14,13 @@ it reads the old connection. So a name that is taken is waited for this long bef
 
 
 class ExclusiveNames:
-    """Gives each name to one program at a time. ``told`` completes the refusal: "a program <told> '<name>' already"."""
+    """Gives each name to one program at a time.
 
-    def __init__(self, told: str) -> None:
-        self._told = told
+    ``activity`` completes the refusal: "a program <activity> '<name>' already".
+    """
+
+    def __init__(self, activity: str) -> None:
+        self._activity = activity
         self._released: dict[str, trio.Event] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -35,7 +38,7 @@ class ExclusiveNames:
             while (released := self._released.get(name)) is not None:
                 await released.wait()
         if name in self._released:
-            raise Problem("D5012", f"a program {self._told} {name!r} already")
+            raise Problem("D5012", f"a program {self._activity} {name!r} already")
         mine = self._released[name] = trio.Event()
         return partial(self._free, name, mine)
 
