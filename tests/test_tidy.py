@@ -223,3 +223,12 @@ def test_checkers_answer_alike_with_and_without_what_the_spark_extra_brings() ->
             brought = {re.sub("[._]", "-", name).lower() for name in distributions.get(package, [])}
             here = (ROOT / package).exists() or any((folder / f"{package}.py").exists() for folder in path.parents)
             assert here or brought & locked, f"{path} imports {package}, which requirements.lock does not bring"
+
+
+def test_a_class_name_stands_for_one_class() -> None:
+    places: dict[str, list[str]] = {}
+    for path in python_files("dep2p", *CORES, "cli", "spark_analytics"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not {name: found for name, found in places.items() if len(found) > 1}, "qualify the name of one of them"

@@ -25,7 +25,7 @@ _FULL_TIMEOUT_S: Final = 600.0
 """Seconds for a send, which waits while the outbox is full."""
 
 
-class SendOptions(TypedDict, total=False):
+class ReliableOptions(TypedDict, total=False):
     """The options of a reliable message, as keyword arguments."""
 
     headers: Headers | None
@@ -87,7 +87,7 @@ class DeliveryClientApi:
         realm: str | None = None,
         wait_s: float = 0.0,
         when_full: Literal["wait", "error"] = "wait",
-        **options: Unpack[SendOptions],
+        **options: Unpack[ReliableOptions],
     ) -> Sent:
         """Accept a message for the peer's handler of notifies ``name``. The peer handles it once, or its state says why
         not.
@@ -96,7 +96,7 @@ class DeliveryClientApi:
         Raises DeliveryFailedError, DeliveryExpiredError (it ended so within ``wait_s``), DeliveryQueueFullError (only
         ``when_full="error"``), MessageTooLargeError, NotInRealmError, StoreError.
         """
-        if unknown := options.keys() - SendOptions.__annotations__.keys():
+        if unknown := options.keys() - ReliableOptions.__annotations__.keys():
             raise TypeError(f"send takes no {', '.join(sorted(unknown))}: its options are headers and ttl_s")
         headers = options.get("headers")
         call = SendReliably(

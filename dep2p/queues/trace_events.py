@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import trio
 
-from dep2p.protocols.queues.consumer import Held
+from dep2p.protocols.queues.consumer import HeldMessage
 from dep2p.protocols.queues.message import QueuedMessage
 from dep2p.protocols.queues.ordering.key_queues import key_of
 from dep2p.protocols.queues.records import Run
@@ -69,7 +69,7 @@ class TracedQueues:
         waited_us = max(0, self._log.t_us() - message.published_us)
         self._put(channel, partition, message, _Change("handed_out", attempts, waited_us, consumer=to))
 
-    def settled(self, channel: TracedChannel, state: str, partition: int, held: Held, reason: str = "") -> None:
+    def settled(self, channel: TracedChannel, state: str, partition: int, held: HeldMessage, reason: str = "") -> None:
         took_us = round((trio.current_time() - held.first) * 1e6)
         self._put(channel, partition, held.message, _Change(state, held.attempts, took_us, reason=reason))
 

@@ -31,7 +31,7 @@ class ControlTaken:
     is_flood: bool
 
 
-class ControlRate:
+class NeighbourControlRate:
     """A token bucket with a bounded debt."""
 
     __slots__ = ("_filled_at", "_pressing_since", "_tokens")

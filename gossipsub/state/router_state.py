@@ -9,7 +9,7 @@ from dep2p.gossipsub.scoring.params import ScoreThresholds
 from dep2p.gossipsub.scoring.peer_gater import PeerGater, Source
 from dep2p.gossipsub.scoring.score import PeerScorer, PeerStats
 from dep2p.gossipsub.state.backoff import Backoffs
-from dep2p.gossipsub.state.control_rate import ControlRate
+from dep2p.gossipsub.state.control_rate import NeighbourControlRate
 from dep2p.gossipsub.state.effect_buffer import EffectBuffer
 from dep2p.gossipsub.state.promises import Promises
 from dep2p.gossipsub.state.wanted import WantedMessages
@@ -85,7 +85,7 @@ class PeerState:
         """Subscriptions said on an earlier stream and not again on the present one."""
         self.stale_tick: int | None = None
         """The tick at which they end; None while none are in doubt."""
-        self.control: ControlRate = ControlRate()
+        self.control: NeighbourControlRate = NeighbourControlRate()
         """Subscriptions, grafts and prunes that are taken from it."""
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from dep2p.errors import NotInFlightError
-from dep2p.protocols.queues.consumer import ChannelConsumer, ChannelDelivery, Held
+from dep2p.protocols.queues.consumer import ChannelConsumer, ChannelDelivery, HeldMessage
 from dep2p.protocols.queues.cursor import PartitionCursor
 from dep2p.protocols.queues.failure_history import add_failure
 from dep2p.protocols.queues.filters import Filter
@@ -482,7 +482,7 @@ class Channel:
             ):
                 break
             del ready[0], undelivered[seq]
-            held_of[key] = held = Held(message, 1, now, deadline)
+            held_of[key] = held = HeldMessage(message, 1, now, deadline)
             size += held.size
             staged.append(_new(ChannelDelivery, (partition, message, 1, deadline, 0)))
             count += 1
@@ -590,7 +590,7 @@ class Channel:
         self.counts["touched"] += 1
         return held.deadline
 
-    def _drop(self, consumer: ChannelConsumer, key: tuple[int, int]) -> Held:
+    def _drop(self, consumer: ChannelConsumer, key: tuple[int, int]) -> HeldMessage:
         held = consumer.drop(key)
         if held is None:
             self.counts["refused_not_in_flight"] += 1
@@ -609,7 +609,7 @@ class Channel:
         if consumer.max_in_flight:
             self.wake()
 
-    def _release(self, key: tuple[int, int], held: Held) -> None:
+    def _release(self, key: tuple[int, int], held: HeldMessage) -> None:
         if self.queue.registry.trace is not None:
             self.queue.registry.trace.settled(self, "released", key[0], held)
         if not self._is_open(*key):  # it was too old, and has left the log
@@ -620,7 +620,7 @@ class Channel:
         self.wake()
 
     def _back(
-        self, key: tuple[int, int], held: Held, now: float, delay_s: float, reason: str, *, front: bool = False
+        self, key: tuple[int, int], held: HeldMessage, now: float, delay_s: float, reason: str, *, front: bool = False
     ) -> None:
         """Deliver a message again, or make it a dead letter when its deliveries are used up."""
         if self.queue.registry.trace is not None:

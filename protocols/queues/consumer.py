@@ -36,7 +36,7 @@ class ConsumerWindow:
     """Seconds after which a message that it holds goes to others."""
 
 
-class Held:
+class HeldMessage:
     """A message that a consumer holds."""
 
     __slots__ = ("attempts", "deadline", "first", "is_out", "message", "size")
@@ -71,7 +71,7 @@ class ChannelConsumer:
         """Called when deliveries may be delivered: their attempts are committed."""
         self.on_closed = on_closed
         """Called with the reason when queue or channel is deleted."""
-        self.held: dict[tuple[int, int], Held] = {}
+        self.held: dict[tuple[int, int], HeldMessage] = {}
         """By (partition, seq), in the order of their deadlines."""
         self.held_bytes: int = 0
         self._capped: list[tuple[float, tuple[int, int]]] = []
@@ -92,7 +92,7 @@ class ChannelConsumer:
     def assign(self, partition: int, message: QueuedMessage, attempts: int, now: float) -> None:
         """Hold a message, and stage its delivery."""
         deadline = now + self.msg_timeout_s
-        held = self.held[(partition, message.seq)] = Held(message, attempts, now, deadline)
+        held = self.held[(partition, message.seq)] = HeldMessage(message, attempts, now, deadline)
         self.held_bytes += held.size
         self.staged.append(_new(ChannelDelivery, (partition, message, attempts, deadline, 0)))
 
@@ -101,14 +101,14 @@ class ChannelConsumer:
         held = self.held.get((delivery.partition, delivery.message.seq))
         return held is not None and held.attempts == delivery.attempts
 
-    def drop(self, key: tuple[int, int]) -> Held | None:
+    def drop(self, key: tuple[int, int]) -> HeldMessage | None:
         """Remove a message that is not held any more."""
         held = self.held.pop(key, None)
         if held is not None:
             self.held_bytes -= held.size
         return held
 
-    def touch(self, key: tuple[int, int], held: Held, now: float, latest: float) -> None:
+    def touch(self, key: tuple[int, int], held: HeldMessage, now: float, latest: float) -> None:
         """Begin a message's time anew, until ``latest`` at most."""
         del self.held[key]
         self.held[key] = held
@@ -119,7 +119,7 @@ class ChannelConsumer:
                 self._prune()
             heapq.heappush(self._capped, (latest, key))
 
-    def hold_until(self, key: tuple[int, int], held: Held, deadline: float) -> None:
+    def hold_until(self, key: tuple[int, int], held: HeldMessage, deadline: float) -> None:
         """Hold a message until then, however long the others are held; for a consumer that does so for each message."""
         held.deadline = deadline
         if len(self._capped) > 2 * len(self.held) + 16:

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from dep2p.errors import LockLostError, QueueExistsError
 from dep2p.protocols.queues.channel import Channel, ChannelQueue, ChannelRegistry
-from dep2p.protocols.queues.consumer import ChannelConsumer, ChannelDelivery, ConsumerWindow, Held
+from dep2p.protocols.queues.consumer import ChannelConsumer, ChannelDelivery, ConsumerWindow, HeldMessage
 from dep2p.protocols.queues.cursor import PartitionCursor
 from dep2p.protocols.queues.filters import Filter
 from dep2p.protocols.queues.message import QueuedMessage
@@ -36,7 +36,7 @@ _BACKOFF: Final = Backoff(first_s=0.1, max_s=30.0)
 class ExclusiveChannelConsumer(ChannelConsumer):
     """A member of the channel's group, over one link."""
 
-    held: dict[tuple[int, int], Held]
+    held: dict[tuple[int, int], HeldMessage]
     held_bytes: int
 
     def __init__(
@@ -57,7 +57,7 @@ class ExclusiveChannelConsumer(ChannelConsumer):
 
     def assign(self, partition: int, message: QueuedMessage, attempts: int, now: float) -> None:
         deadline = now + self.msg_timeout_s
-        held = self.held[(partition, message.seq)] = Held(message, attempts, now, deadline)
+        held = self.held[(partition, message.seq)] = HeldMessage(message, attempts, now, deadline)
         self.held_bytes += held.size
         self.staged.append(ChannelDelivery(partition, message, attempts, deadline, self.epochs[partition]))
 
@@ -345,7 +345,7 @@ class ExclusiveChannel(Channel):
         super().requeue(consumer, key, delay_s, reason, now)
 
     def _back(
-        self, key: tuple[int, int], held: Held, now: float, delay_s: float, reason: str, *, front: bool = False
+        self, key: tuple[int, int], held: HeldMessage, now: float, delay_s: float, reason: str, *, front: bool = False
     ) -> None:
         if not self._is_strict and not front and self._key_queues[key[0]].is_head(key[1]):
             if not self._is_used_up(held.attempts):

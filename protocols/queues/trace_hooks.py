@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-from dep2p.protocols.queues.consumer import Held
+from dep2p.protocols.queues.consumer import HeldMessage
 from dep2p.protocols.queues.message import QueuedMessage
 from dep2p.protocols.queues.partition_log import PartitionLog
 from dep2p.protocols.queues.records import Run
@@ -46,7 +46,7 @@ class QueueTrace(Protocol):
         """A message was assigned to the consumer ``to``."""
         ...
 
-    def settled(self, channel: TracedChannel, state: str, partition: int, held: Held, reason: str = "") -> None:
+    def settled(self, channel: TracedChannel, state: str, partition: int, held: HeldMessage, reason: str = "") -> None:
         """A message has left its consumer: ``finished``, ``requeued``, ``timed_out``, ``released`` or ``rejected``."""
         ...
 

@@ -9,7 +9,7 @@ _BUCKETS_MAX = 4_096
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class RelayAsker:
     """A peer that asks a relay for something.
 
     ``block``: its address block, by which strangers share. ``is_member``: it has proved its membership of a realm of
@@ -75,7 +75,7 @@ class AskRates:
         self._burst = burst
         self._buckets: dict[tuple[bool, str], TokenBucket] = {}
 
-    def may_ask(self, asker: Asker, now_s: float) -> bool:
+    def may_ask(self, asker: RelayAsker, now_s: float) -> bool:
         """Take a token; False when there is none."""
         key = (asker.is_member, asker.peer if asker.is_member else asker.block)
         bucket = self._buckets.get(key)

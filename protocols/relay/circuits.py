@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dep2p.protocols.relay.bounds import Asker, AskRates, CircuitBounds
+from dep2p.protocols.relay.bounds import AskRates, CircuitBounds, RelayAsker
 from dep2p.types import PeerId
 
 RefusedCircuit = Literal["circuits_rate", "circuits_max"]
@@ -18,7 +18,7 @@ EndedCircuit = Literal["pair", "block"]
 class Circuit:
     """A circuit, counted from before it is made, so that many asked for at once keep to the bounds, too."""
 
-    source: Asker
+    source: RelayAsker
     target: PeerId
     is_open: bool = False
     carried_bytes: int = 0
@@ -58,7 +58,7 @@ class Circuits:
         found = [each.source for each in self._held if each.is_open and not each.source.is_member]
         return len(dict.fromkeys(each.peer for each in found if each.block == block))
 
-    def may_ask(self, asker: Asker, now_s: float) -> bool:
+    def may_ask(self, asker: RelayAsker, now_s: float) -> bool:
         """Whether a peer may ask for a circuit now; counts it."""
         return self._rates.may_ask(asker, now_s)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dep2p.protocols.relay.bounds import Asker, AskRates, ReservationBounds
+from dep2p.protocols.relay.bounds import AskRates, RelayAsker, ReservationBounds
 from dep2p.token_bucket import TokenBucket
 from dep2p.types import PeerId
 
@@ -18,7 +18,7 @@ class Reservation:
     """A reservation. ``last_used_s``: when a circuit of its holder was opened or ended last; None when there was
     none."""
 
-    holder: Asker
+    holder: RelayAsker
     since_s: float
     expires_s: float
     renewals: TokenBucket
@@ -44,7 +44,7 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class ReservationGranted:
     """The peer has its reservation. ``replaced``: the holder of one that gave way."""
 
     replaced: PeerId | None = None
@@ -61,7 +61,8 @@ class Reservations:
     Example::
 
         reservations = Reservations(ReservationBounds(), is_member=lambda peer: False)
-        reservations.ask(Asker(peer, "192.0.2.0/24", is_member=False), now_s=0.0)  # Granted(replaced=None)
+        asker = RelayAsker(peer, "192.0.2.0/24", is_member=False)
+        reservations.ask(asker, now_s=0.0)  # ReservationGranted(replaced=None)
     """
 
     bounds: ReservationBounds
@@ -94,14 +95,14 @@ class Reservations:
         found = self._held.get(peer)
         return found if found is not None and found.expires_s > now_s else None
 
-    def ask(self, asker: Asker, now_s: float) -> Granted | RefusedReservation:
+    def ask(self, asker: RelayAsker, now_s: float) -> ReservationGranted | RefusedReservation:
         """Grant a reservation, or renew it; or say why not. A refused renewal leaves the reservation as it was."""
         known = self.find(asker.peer, now_s)
         if known is not None:
             if known.renewals.take(now_s):
                 return "reservations_rate"
             known.holder, known.expires_s = asker, now_s + self.bounds.lasts_s
-            return Granted()
+            return ReservationGranted()
         if not self._rates.may_ask(asker, now_s):
             return "reservations_rate"
         self._expire(now_s)
@@ -121,7 +122,7 @@ class Reservations:
             now_s + self.bounds.lasts_s,
             TokenBucket(self.bounds.renewals_per_s, self.bounds.renewals_burst),
         )
-        return Granted(None if replaced is None else replaced.holder.peer)
+        return ReservationGranted(None if replaced is None else replaced.holder.peer)
 
     def release(self, peer: PeerId) -> None:
         """End the reservation of a peer, if it has one."""
@@ -138,7 +139,7 @@ class Reservations:
             (members if self.is_member(peer) else unproven).append(each)
         return members, unproven
 
-    def _has_place(self, asker: Asker, members: list[Reservation], unproven: list[Reservation]) -> bool:
+    def _has_place(self, asker: RelayAsker, members: list[Reservation], unproven: list[Reservation]) -> bool:
         bounds = self.bounds
         if len(self._held) >= bounds.total_max:
             return False
@@ -147,14 +148,14 @@ class Reservations:
         return len(unproven) < bounds.unproven_max and _in_block(unproven, asker.block) < bounds.per_block_max
 
     def _replaceable_by_member(
-        self, asker: Asker, members: list[Reservation], unproven: list[Reservation]
+        self, asker: RelayAsker, members: list[Reservation], unproven: list[Reservation]
     ) -> Reservation | None:
         if _in_block(members, asker.block) >= self.bounds.members_per_block_max:
             return None
         held = Counter(each.holder.block for each in unproven)
         return min(unproven, key=lambda each: (-held[each.holder.block], each.loss), default=None)
 
-    def _replaceable(self, asker: Asker, unproven: list[Reservation], now_s: float) -> Reservation | None:
+    def _replaceable(self, asker: RelayAsker, unproven: list[Reservation], now_s: float) -> Reservation | None:
         held = Counter(each.holder.block for each in unproven)
         own = held[asker.block]
         latest_s = now_s - self.bounds.unused_s

@@ -13,7 +13,7 @@ import trio
 from dep2p.errors import NotInFlightError, QueueConsumerClosedError, QueueFullError
 from dep2p.protocols.queues import consumer as core
 from dep2p.protocols.queues.channel import Channel
-from dep2p.protocols.queues.consumer import Held
+from dep2p.protocols.queues.consumer import HeldMessage
 from dep2p.protocols.queues.names import is_ephemeral
 from dep2p.queues.broker.interfaces import EngineCore, ReceivingEngine
 from dep2p.queues.types import message_id, parse_message_id
@@ -207,14 +207,14 @@ class Receiver:
         left_s = self._hold_for(key, held, invisible_s)
         return ReceivedDelivery(delivery, f"{message_id(*key)}-{delivery.attempts}", left_s)
 
-    def _hold_for(self, key: Key, held: Held, invisible_s: float) -> float:
+    def _hold_for(self, key: Key, held: HeldMessage, invisible_s: float) -> float:
         now = self._engine.now()
         until: float = min(now + invisible_s, held.first + self.channel.queue.options.msg_timeout_max_s)
         self.core.hold_until(key, held, until)
         self._engine.changed()
         return max(0.0, until - now)
 
-    def _held(self, handle: str) -> tuple[Key, Held] | None:
+    def _held(self, handle: str) -> tuple[Key, HeldMessage] | None:
         key, attempts = parse_handle(handle)
         partitions = self.channel.queue.partition_ids
         if not key[0] and len(partitions) == 1:  # of a shard, whose number members do not know

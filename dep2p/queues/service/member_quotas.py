@@ -45,7 +45,7 @@ _CHANGES: Final = (
 _MESSAGES_BURST_S: Final = 10.0
 
 
-class MemberQuotas:
+class QueueQuotas:
     """The quotas of one realm. Raises QueueFullError and OverloadedError; each refusal is in the node's ledger."""
 
     def __init__(self, limits: Limits, ownership: StoreOwnership) -> None:

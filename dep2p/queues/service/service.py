@@ -54,7 +54,7 @@ from dep2p.queues.remote.consumer import RemoteConsumer
 from dep2p.queues.remote.exclusive_port import RemotePort
 from dep2p.queues.remote.link import QueueLink
 from dep2p.queues.remote.publisher import PeerPublisher
-from dep2p.queues.service.member_quotas import MemberQuotas
+from dep2p.queues.service.member_quotas import QueueQuotas
 from dep2p.queues.service.realm_queues import LocalQueues, RealmQueues, RemoteQueues
 from dep2p.queues.types import SubscribeOptions, new_messages
 from dep2p.realm.interface import RealmGate
@@ -95,7 +95,7 @@ class QueueService:
         self._rng = rng
         self._counters: Counter[str] = Counter()
         self._served: dict[ServedQueueLink, None] = {}
-        self._quotas = MemberQuotas(limits, ownership)
+        self._quotas = QueueQuotas(limits, ownership)
         self._publishers: dict[PeerId, PeerPublisher] = {}
         self._publisher_scopes: dict[PeerId, trio.CancelScope] = {}
         self._consumers: dict[RemoteConsumer, None] = {}

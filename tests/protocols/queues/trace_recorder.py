@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dep2p.protocols.queues.channel import Channel
-from dep2p.protocols.queues.consumer import Held
+from dep2p.protocols.queues.consumer import HeldMessage
 from dep2p.protocols.queues.message import QueuedMessage
 from dep2p.protocols.queues.records import Run
 from dep2p.protocols.queues.registry.registry import QueueRegistry
@@ -50,7 +50,7 @@ class TraceRecorder:
         self.out[key] = None
         self.attempts[key] = attempts
 
-    def settled(self, channel: TracedChannel, state: str, partition: int, held: Held, reason: str = "") -> None:
+    def settled(self, channel: TracedChannel, state: str, partition: int, held: HeldMessage, reason: str = "") -> None:
         self._record(state, channel.name, partition, held.message.seq, reason)
         key = (channel.name, partition, held.message.seq)
         assert self.attempts[key] == held.attempts

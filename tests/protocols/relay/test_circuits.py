@@ -1,6 +1,6 @@
 """Circuits of a relay: strangers share by address block and take no place of a member."""
 
-from dep2p.protocols.relay.bounds import Asker, CircuitBounds
+from dep2p.protocols.relay.bounds import CircuitBounds, RelayAsker
 from dep2p.protocols.relay.circuits import Circuit, Circuits
 from dep2p.types import PeerId
 
@@ -15,7 +15,7 @@ class Relay:
 
     def dial(self, name: str, target: str, *, carried_bytes: int = 0, opens: bool = True) -> str:
         """ "ok" and the circuits that ended, or the refusal."""
-        wanted = Circuit(Asker(PeerId(name), name[0].lower(), name[0].isupper()), PeerId(target))
+        wanted = Circuit(RelayAsker(PeerId(name), name[0].lower(), name[0].isupper()), PeerId(target))
         wanted.carried_bytes, wanted.is_open = carried_bytes, opens
         outcome = self.table.add(wanted)
         if isinstance(outcome, str):
@@ -85,7 +85,7 @@ def test_a_refused_circuit_ends_no_other() -> None:
 
 def test_strangers_of_a_block_ask_at_a_rate_and_a_member_of_that_block_has_its_own() -> None:
     relay = Relay(CircuitBounds(asks_per_s=1.0, asks_burst=2))
-    stranger, member = Asker(PeerId("a1"), "a", False), Asker(PeerId("A1"), "a", True)
+    stranger, member = RelayAsker(PeerId("a1"), "a", False), RelayAsker(PeerId("A1"), "a", True)
     assert [relay.table.may_ask(stranger, 0.0) for _ in range(3)] == [True, True, False]
     assert relay.table.may_ask(member, 0.0)
     assert relay.table.may_ask(stranger, 1.1)

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from dep2p.protocols.relay.bounds import Asker, ReservationBounds
-from dep2p.protocols.relay.reservations import Granted, Reservations
+from dep2p.protocols.relay.bounds import RelayAsker, ReservationBounds
+from dep2p.protocols.relay.reservations import ReservationGranted, Reservations
 from dep2p.types import PeerId
 
 SMALL = ReservationBounds(
@@ -21,13 +21,13 @@ class Relay:
         self.table = Reservations(bounds, lambda peer: peer in self.members)
         self.now_s = 0.0
 
-    def asker(self, name: str) -> Asker:
-        return Asker(PeerId(name), name[0], PeerId(name) in self.members)
+    def asker(self, name: str) -> RelayAsker:
+        return RelayAsker(PeerId(name), name[0], PeerId(name) in self.members)
 
     def ask(self, name: str) -> str:
         """ "ok", "ok for" and the one that is replaced, or the refusal."""
         outcome = self.table.ask(self.asker(name), self.now_s)
-        if not isinstance(outcome, Granted):
+        if not isinstance(outcome, ReservationGranted):
             return outcome
         return "ok" if outcome.replaced is None else f"ok for {outcome.replaced}"
 

@@ -41,9 +41,9 @@ from dep2p.host.transports.relay.messages import (
     write_limit,
 )
 from dep2p.limits import Limits
-from dep2p.protocols.relay.bounds import Asker, CircuitBounds, ReservationBounds
+from dep2p.protocols.relay.bounds import CircuitBounds, RelayAsker, ReservationBounds
 from dep2p.protocols.relay.circuits import Circuit, Circuits
-from dep2p.protocols.relay.reservations import Granted, Reservation, Reservations
+from dep2p.protocols.relay.reservations import Reservation, ReservationGranted, Reservations
 from dep2p.types import PeerId, parse_peer_id, peer_id_bytes, peer_id_from_bytes
 
 logger: logging.Logger = logging.getLogger("dep2p.host")
@@ -118,8 +118,8 @@ class RelayServer:
     def _is_member(self, peer: PeerId) -> bool:
         return any(map(self._host.is_protected, self._host.connections(peer)))
 
-    def _asker(self, connection: Connection) -> Asker:
-        return Asker(connection.peer, address_block(connection.remote_addr), self._is_member(connection.peer))
+    def _asker(self, connection: Connection) -> RelayAsker:
+        return RelayAsker(connection.peer, address_block(connection.remote_addr), self._is_member(connection.peer))
 
     def _on_event(self, event: HostEvent) -> None:
         if not isinstance(event, PeerDisconnected):
@@ -192,7 +192,7 @@ class RelayServer:
     async def _reserve(self, stream: ByteStream) -> None:
         peer = stream.connection.peer
         outcome = self._reservations.ask(self._asker(stream.connection), trio.current_time())
-        if not isinstance(outcome, Granted):
+        if not isinstance(outcome, ReservationGranted):
             await self._refuse(stream, RESERVATION_REFUSED, outcome)
             return
         self._update_place(peer)
