@@ -77,7 +77,7 @@ class Consumer(ABC):
 
     @abstractmethod
     def set_ready(self, max_in_flight: int) -> None:
-        """Set the number of messages that may be held; 0 takes no more. HeldMessage ones stay."""
+        """Set the number of messages that may be held; 0 takes no more. Those that are held stay."""
 
     @abstractmethod
     async def aclose(self) -> None:
