@@ -45,7 +45,7 @@ AllOption = Annotated[bool, typer.Option("--all", help="All messages.")]
 
 def send(
     run: Invocation,
-    peer: Annotated[str, typer.Argument(help="A member's peer id, or the start of it.", metavar="PEER")],
+    peer: Annotated[str, typer.Argument(help="A member's peer id, or the end of it.", metavar="PEER")],
     name: Annotated[str, typer.Argument(help="The name of the notifies that the peer listens to.", metavar="NAME")],
     data: Annotated[
         str | None, typer.Argument(help="The message as text; - reads standard input.", metavar="[BODY|-]")

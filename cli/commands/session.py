@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dep2p.client.sessions import OpenedSession, SessionEvent, SessionPush
 
 _PAUSE_FULL_S = 0.02
-PeerArgument = Annotated[str, typer.Argument(help="A member's peer id, or the start of it.", metavar="PEER")]
+PeerArgument = Annotated[str, typer.Argument(help="A member's peer id, or the end of it.", metavar="PEER")]
 NameArgument = Annotated[str, typer.Argument(help="The name of the sessions.", metavar="NAME")]
 
 
