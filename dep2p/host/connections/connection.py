@@ -24,9 +24,9 @@ logger: logging.Logger = logging.getLogger("dep2p.host")
 NEGOTIATING_MAX = 64
 """Inbound streams of one connection that agree on their protocol at a time; further ones wait, unacknowledged, in the
 muxer: else a stranger that opens streams and never sends makes a task of each."""
-NEGOTIATING_UNPROVEN_MAX = 16
-"""The same of an unproven peer: the tasks of 128 such connections end in one pass of the event loop, when they time
-out."""
+NEGOTIATING_UNPROVEN_MAX = 8
+"""The same of an unproven peer: of 128 such connections, all these tasks time out in one pass of the event loop, and
+the garbage collector looks through their objects."""
 
 _ids = itertools.count(1)
 

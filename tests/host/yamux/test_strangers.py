@@ -16,6 +16,7 @@ from dep2p.host.yamux.connection import (
     YamuxConnection,
 )
 from dep2p.host.yamux.frames import WINDOW_INITIAL_BYTES
+from dep2p.host.yamux.session import ACCEPT_BACKLOG_UNPROVEN_MAX
 from dep2p.limits import Limits
 from dep2p.types import PeerId
 
@@ -156,3 +157,18 @@ async def test_the_unsent_bytes_of_a_connection_are_those_of_its_streams(open_pa
             assert one._core.unsent_bytes == sum(stream.unsent_bytes for stream in streams) > 0
             one.fail("lost")
             assert one._core.unsent_bytes == 0
+
+
+async def test_an_unproven_peer_has_few_streams_that_wait_to_be_accepted(open_pair: Any) -> None:
+    with trio.fail_after(10):
+        async with open_pair() as (one, other):
+            ledger, held = hold(other, Turns())
+            for _ in range(ACCEPT_BACKLOG_UNPROVEN_MAX + 10):
+                await one.open_stream()
+            await trio.testing.wait_all_tasks_blocked()
+            assert one.stream_count == other.stream_count == ACCEPT_BACKLOG_UNPROVEN_MAX
+            assert other.counters()["streams_refused_backlog"] == 10
+            ledger.prove(held)
+            await one.open_stream()
+            await trio.testing.wait_all_tasks_blocked()
+            assert other.stream_count == ACCEPT_BACKLOG_UNPROVEN_MAX + 1
