@@ -227,12 +227,12 @@ async def test_streams_that_never_send_are_not_a_task_each(two_hosts: Any, event
         await stranger.ping(host.peer_id)
         await trio.testing.wait_all_tasks_blocked(0.05)
         before = trio.lowlevel.current_statistics().tasks_living
-        held = [await connection._muxer.open() for _ in range(40)]
+        held = [await connection._muxer.open() for _ in range(20)]
         await eventually(lambda: trio.lowlevel.current_statistics().tasks_living >= before + NEGOTIATING_UNPROVEN_MAX)
         await trio.testing.wait_all_tasks_blocked(0.05)
         assert trio.lowlevel.current_statistics().tasks_living <= before + NEGOTIATING_UNPROVEN_MAX
         assert await stranger.ping(host.peer_id, timeout_s=10) > 0  # its own turn comes when those before it gave up
-        assert len(held) == 40
+        assert len(held) == 20
 
 
 async def hold(stream: ByteStream) -> None:

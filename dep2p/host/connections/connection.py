@@ -24,7 +24,7 @@ logger: logging.Logger = logging.getLogger("dep2p.host")
 NEGOTIATING_MAX = 64
 """Inbound streams of one connection that agree on their protocol at a time; further ones wait, unacknowledged, in the
 muxer: else a stranger that opens streams and never sends makes a task of each."""
-NEGOTIATING_UNPROVEN_MAX = 8
+NEGOTIATING_UNPROVEN_MAX = 4
 """The same of an unproven peer: of 128 such connections, all these tasks time out in one pass of the event loop, and
 the garbage collector looks through their objects."""
 
