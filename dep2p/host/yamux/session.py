@@ -38,7 +38,7 @@ from dep2p.host.yamux.stream_state import (
 
 ACCEPT_BACKLOG_MAX = 256
 """Inbound streams that were not accepted yet, and outbound ones that the peer has not acknowledged."""
-ACCEPT_BACKLOG_UNPROVEN_MAX = 32
+ACCEPT_BACKLOG_UNPROVEN_MAX = 64
 """The same inbound streams of an unproven peer. With 128 each, 128 connections were 50,000 objects more, in which the
 garbage collector found nothing for 30 ms, again and again."""
 FRAMES_PER_CALL_MAX = 65_536
