@@ -107,6 +107,8 @@ class ReceiveLink:
         self._sleeper = Sleeper()
         self._results = trio.Event()
         self._collected = trio.Event()
+        self._says_received = False
+        """Whether a message is here without a result for its sender, and no report has said so yet."""
         self._is_over = False
         self._is_idle = False
         self._is_durable = context.journal.is_durable
@@ -368,6 +370,7 @@ class ReceiveLink:
         window = self.window
         assert window is not None
         window.wait(number)
+        self._says_received = True
         self._counters["messages_left_no_handler" if wanted[0] == "handler" else "messages_left_no_subscription"] += 1
         if wanted in self._wanted or len(self._wanted) >= _WANTED_MAX:
             return
@@ -402,7 +405,11 @@ class ReceiveLink:
         self._counters["messages_handled"] += self._handled_count
         self._handled_count = 0
         if not self._handled and not self._rejected:
+            if self._says_received:
+                self._says_received = False
+                self._put([], [])
             return
+        self._says_received = False
         if self._is_durable:
             self._results.set()
         else:
