@@ -9,7 +9,7 @@ DELIVERY_ROWS: Final = (
         "D5401",
         "a reliable message was not taken",
         "Its receiver rejected it, said nothing for all tries, or it was dropped by request; the cause says which.",
-        "Read the cause: a handler that refused or failed, or a receiver that hangs. dep2p outbox replay sends it again.",
+        "Read the cause: a handler refused or failed, or the receiver hangs. dep2p outbox replay sends it again.",
         502,
         EXIT_FAILED,
     ),
