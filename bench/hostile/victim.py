@@ -16,7 +16,7 @@ from bench.hostile.members import REQUEST
 from bench.hostile.public_wire import TOPIC
 from bench.messaging.worker import run_worker
 from bench.sides.node import realm_of
-from dep2p.daemon.gc import tune_gc
+from dep2p.daemon.gc import collect_in_steps, tune_gc
 from dep2p.messaging.service import Request
 from dep2p.node.node import Node
 from dep2p.protocols.timing.percentile import percentile
@@ -99,8 +99,15 @@ class VictimCommands:
                     await trio.sleep(_POLL_S)
         else:
             await self._subscribe(node)
-        tune_gc()  # as the daemon does
+        await self._tune()
         return {"text": json.dumps(node.listen_addrs())}
+
+    async def _tune(self) -> None:
+        """Collect garbage as the daemon does."""
+        tune_gc()
+        nursery = await self._stack.enter_async_context(trio.open_nursery())
+        self._stack.callback(nursery.cancel_scope.cancel)
+        nursery.start_soon(collect_in_steps)
 
     async def _subscribe(self, node: Node) -> None:
         topic = await node.join(TOPIC, public=True)
@@ -121,7 +128,7 @@ class VictimCommands:
         """A relay that is a member, or with "" for ``secret`` one of no realm; answers with its addresses as JSON."""
         realm = realm_of(secret) if secret else None
         self._node = await self._stack.enter_async_context(Node.open(realm, listen=(_TCP,), relay="server"))
-        tune_gc()
+        await self._tune()
         return {"text": json.dumps(self._node.listen_addrs())}
 
     async def watch(self) -> dict[str, object]:

@@ -18,7 +18,7 @@ from dep2p.concurrency.exception_groups import leaves
 from dep2p.config.loader import Config
 from dep2p.control_api.errors import code_of
 from dep2p.daemon.api.context import Control, open_control
-from dep2p.daemon.gc import tune_gc
+from dep2p.daemon.gc import collect_in_steps, tune_gc
 from dep2p.daemon.http.server import HttpServer
 from dep2p.daemon.lock import hold_lock, prepare_data_dir
 from dep2p.daemon.logs import LogSink, close_log, open_log
@@ -171,6 +171,7 @@ class _Daemon:
             if nsq is not None:
                 await nursery.start(nsq.run)
             tune_gc()  # all modules are loaded by now
+            nursery.start_soon(collect_in_steps)
             self._serving = True
             notify(config.notify_socket, f"READY=1\nSTATUS=peer {control.node.peer_id}")
             _logger.info("ready", extra=_ready_fields(control, time.monotonic() - started_s))
