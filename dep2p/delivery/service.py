@@ -21,6 +21,7 @@ from dep2p.errors import MessageTooLargeError, StreamClosedError
 from dep2p.host.interface import Connection, Host
 from dep2p.limits import Limits
 from dep2p.messaging.service import Messaging
+from dep2p.outside_text import one_line
 from dep2p.protocols.delivery.lost import LostMessage, LostMessages
 from dep2p.protocols.delivery.sender import DeliveryPolicy, SendWindow
 from dep2p.protocols.delivery.states import ENDS, DeliveryState
@@ -467,7 +468,7 @@ class ReliableDelivery:
                 message.peer,
                 age_s,
                 also,
-                message.reason,
+                one_line(message.reason),
             )
         return lost
 

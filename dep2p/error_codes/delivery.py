@@ -17,7 +17,7 @@ DELIVERY_ROWS: Final = (
         "D5402",
         "a reliable message has expired",
         "It was not acknowledged within its time to live; the receiver or its program was away, or too slow.",
-        "dep2p outbox replay sends it again; give it more time by --ttl, or by delivery_age_max_s in [limits].",
+        "Send it again: dep2p outbox replay. More time: --ttl, or delivery_age_max_s in [limits].",
         504,
         EXIT_FAILED,
     ),
