@@ -36,6 +36,7 @@ from dep2p.host.transports.relay.messages import (
     read_stop,
     send_message,
 )
+from dep2p.outside_text import one_line
 from dep2p.protocols.timing.backoff import Backoff
 from dep2p.types import PeerId, peer_id_bytes
 
@@ -138,7 +139,9 @@ class RelayClient:
         if relay is not None and relay.reserved is not None:
             self._counters.add("relay_reservation_lost")
             logger.info(
-                "the reservation at the relay %s is lost with the connection (%s)", event.connection.peer, event.reason
+                "the reservation at the relay %s is lost with the connection (%s)",
+                event.connection.peer,
+                one_line(event.reason),
             )
             self._wake()
 
