@@ -89,7 +89,8 @@ class Validation:
         return len(self._waiting) + self._at_work
 
     def put(self, ticket: int, message: RouterMessage, peer: PeerId, *, has_signature: bool) -> None:
-        """Take a message for judgement, behind those of its peer: peers take turns.
+        """Take a message for judgement, behind those of its peer and its author: peers take turns, and messages of one
+        author keep their order.
 
         Above ``items_max`` of one peer, which one large RPC can bring, it is not judged.
         """
@@ -98,7 +99,7 @@ class Validation:
             self._say_dropped(peer)
             self._judge.judged(ticket, Verdict.THROTTLED)
             return
-        self._waiting.put(peer, (ticket, message, peer, has_signature))
+        self._waiting.put(peer, message.author or peer, (ticket, message, peer, has_signature))
         if not self._is_held and len(self) > self._high:
             self._is_held = True
             self._on_held(True)

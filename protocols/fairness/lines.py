@@ -1,25 +1,50 @@
 """Items of several peers that wait for one worker: a line for each peer, served in turns. Pure.
 
-An item of one peer waits for one of each other peer, however many they have (RFC 970).
+An item of one peer waits for one of each other peer, however many they have (RFC 970). Items of one author keep the
+order in which they came, whichever peers brought them: the turn of an item takes the oldest one of its author.
 """
 
 from collections import deque
-from typing import Generic, TypeVar
+from collections.abc import Hashable
+from typing import Final, Generic, TypeVar
 
 from dep2p.types import PeerId
 
 T = TypeVar("T")
+_SERVED_MAX: Final = 64
+"""Served items that a line may hold beside as many as wait there, before they are taken out."""
+
+
+class _Entry(Generic[T]):
+    """An item that waits, in the line of its peer and in that of its author."""
+
+    __slots__ = ("author", "item", "peer")
+
+    def __init__(self, peer: PeerId, author: Hashable, item: T) -> None:
+        self.peer = peer
+        self.author = author
+        self.item: T | None = item
+        """None once it was served."""
 
 
 class PeerLines(Generic[T]):
-    """A line for each peer that has items."""
+    """A line for each peer that has items. An item is never None.
 
-    __slots__ = ("_items", "_lines", "_order")
+    >>> lines = PeerLines[str]()
+    >>> lines.put(ANN, "ann", "first"), lines.put(BOB, "ann", "second")
+    (None, None)
+    >>> lines.take(), lines.take()
+    ('first', 'second')
+    """
+
+    __slots__ = ("_authors", "_items", "_lines", "_order", "_waiting")
 
     def __init__(self) -> None:
-        self._lines: dict[PeerId, deque[T]] = {}
+        self._lines: dict[PeerId, deque[_Entry[T]]] = {}
+        self._authors: dict[Hashable, deque[_Entry[T]]] = {}
         self._order: deque[PeerId] = deque()
-        """Peers with items, the next one to be served first."""
+        """Peers with lines, the next one to be served first."""
+        self._waiting: dict[PeerId, int] = {}
         self._items = 0
 
     def __len__(self) -> int:
@@ -27,28 +52,54 @@ class PeerLines(Generic[T]):
 
     def waiting(self, peer: PeerId) -> int:
         """Count the items of a peer."""
-        line = self._lines.get(peer)
-        return 0 if line is None else len(line)
+        return self._waiting.get(peer, 0)
 
-    def put(self, peer: PeerId, item: T) -> None:
-        """Add an item at the end of the peer's line."""
+    def put(self, peer: PeerId, author: Hashable, item: T) -> None:
+        """Add an item at the end of the peer's line, and behind all of its author."""
+        entry = _Entry(peer, author, item)
         line = self._lines.get(peer)
         if line is None:
             line = self._lines[peer] = deque()
             self._order.append(peer)
-        line.append(item)
+        line.append(entry)
+        of_author = self._authors.get(author)
+        if of_author is None:
+            of_author = self._authors[author] = deque()
+        of_author.append(entry)
+        waiting = self._waiting[peer] = self._waiting.get(peer, 0) + 1
         self._items += 1
+        if len(line) > 2 * waiting + _SERVED_MAX:
+            self._lines[peer] = deque([each for each in line if each.item is not None])
 
     def take(self) -> T:
-        """Take the next item: the first one of the peer that was served least lately.
+        """Take the next item: the oldest of the author whose item is the first in the line of the peer that was served
+        least lately.
 
         Raises ``IndexError`` when nothing waits.
         """
-        peer = self._order.popleft()
-        line = self._lines[peer]
-        item = line.popleft()
+        while True:
+            peer = self._order.popleft()
+            line = self._lines[peer]
+            while line and line[0].item is None:
+                line.popleft()
+            if line:
+                break
+            del self._lines[peer]
+        of_author = self._authors[line[0].author]
+        oldest = of_author.popleft()
+        if not of_author:
+            del self._authors[oldest.author]
+        item, oldest.item = oldest.item, None
+        assert item is not None
         self._items -= 1
-        if line:
+        left = self._waiting[oldest.peer] - 1
+        if left:
+            self._waiting[oldest.peer] = left
+        else:
+            del self._waiting[oldest.peer]
+        if line[0] is oldest:
+            line.popleft()
+        if peer in self._waiting:
             self._order.append(peer)
         else:
             del self._lines[peer]

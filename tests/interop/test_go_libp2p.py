@@ -99,6 +99,9 @@ async def test_megabytes_over_quic_come_back_whole(dialer: str) -> None:
         await until(lambda: bool(ours.connections(go.peer)))
         (connection,) = ours.connections(go.peer)
         assert "/quic-v1" in connection.remote_addr
+        with trio.fail_after(10):  # our side of the handshake may end before go's
+            while ours.peer_id not in await go.peers():  # noqa: ASYNC110  (it is another process)
+                await trio.sleep(0.01)
         stream = await go.open_stream(ours.peer_id, "/echo/1")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stream.stream.send_all, sent)

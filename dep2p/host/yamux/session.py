@@ -38,9 +38,9 @@ from dep2p.host.yamux.stream_state import (
 
 ACCEPT_BACKLOG_MAX = 256
 """Inbound streams that were not accepted yet, and outbound ones that the peer has not acknowledged."""
-ACCEPT_BACKLOG_UNPROVEN_MAX = 64
-"""The same inbound streams of an unproven peer. With 128 each, 128 connections were 50,000 objects more, in which the
-garbage collector found nothing for 30 ms, again and again."""
+ACCEPT_BACKLOG_UNPROVEN_MAX = 104
+"""The same inbound streams of an unproven peer: a host of the public network may open 100 at once. More of them are
+objects in which the garbage collector finds nothing: with 128, on 128 connections, for 30 ms, again and again."""
 FRAMES_PER_CALL_MAX = 65_536
 """Frames that `YamuxCore.receive` takes at a time, unless it is called with another number."""
 SYN_FRAMES = 4
