@@ -1,10 +1,15 @@
 """For every test: which Node.js the js peers run on, and that a child can be interrupted."""
 
+import gc
 import importlib.util
 import os
 import signal
 import threading
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 
 def _prefer_bundled_node() -> None:
@@ -23,3 +28,13 @@ def _take_interrupts() -> None:
 
 _prefer_bundled_node()
 _take_interrupts()
+
+
+@pytest.fixture
+def stock_hosts_leave_nothing() -> Iterator[None]:
+    """py-libp2p's own hosts leave sockets to the garbage collector. It finds them here, and not in the next test, where
+    the warning would be an error."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()

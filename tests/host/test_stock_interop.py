@@ -16,7 +16,11 @@ from multiaddr import Multiaddr
 
 from dep2p.host.interface import PeerConnected
 
-pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore")]  # stock hosts warn
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.filterwarnings("ignore"),  # stock hosts warn
+    pytest.mark.usefixtures("stock_hosts_leave_nothing"),
+]
 
 
 @asynccontextmanager

@@ -34,6 +34,7 @@ from libp2p.transport.tcp import tcp
 from multiaddr import Multiaddr
 
 pytestmark = [
+    pytest.mark.usefixtures("stock_hosts_leave_nothing"),
     pytest.mark.real,
     pytest.mark.filterwarnings("ignore"),  # stock hosts leave sockets and deprecated calls behind
 ]

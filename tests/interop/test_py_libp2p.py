@@ -22,7 +22,7 @@ from dep2p.host.yamux.connection import YamuxConnection
 from dep2p.limits import Limits
 from dep2p.types import PeerId
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("stock_hosts_leave_nothing")]
 
 BULK_BYTES = 2_000_000
 STREAMS = 100
