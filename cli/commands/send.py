@@ -65,6 +65,8 @@ def send(
         cause = "--ttl is for reliable messages: others are sent now or not at all"
         raise CliError(cause, "D1001", tries=("the same with --reliable",))
     ttl_s = None if ttl is None else parse_seconds(ttl, "--ttl")
+    if ttl_s is not None and not 0.001 <= ttl_s <= 30 * 86_400:
+        raise CliError(f"--ttl {ttl!r} is out of range: from 1ms to 30d", "D1001")
 
     async def body(client: "Client") -> int:
         target = await resolve_peer(client, peer)
@@ -109,7 +111,7 @@ def ls(run: Invocation, failed: FailedOption = False, realm: RealmOption = None)
                 byte_count(item.size_bytes),
                 str(item.tries),
                 duration(item.age_s),
-                printable(item.last_error)[:60],
+                printable(item.last_error)[: 200 if failed else 60],
             ]
             for item in found.items
         ]
@@ -169,7 +171,7 @@ def drop(
             dropped = await client.drop_from_outbox(peer=chosen, failed=failed, realm=realm)
         else:
             listed = [item.id for item in (await client.outbox(failed=failed, realm=realm)).items]
-            for found in dict.fromkeys([_find(given, listed) for given in ids or ()]):
+            for found in dict.fromkeys([_find(given, listed, lost=failed) for given in ids or ()]):
                 dropped += await client.drop_from_outbox(message_id=found, failed=failed, realm=realm)
         if run.json:
             run.emit({"dropped": dropped})
@@ -203,7 +205,7 @@ def replay(
             replayed = await client.replay_lost(peer=await resolve_peer(client, peer), realm=realm)
         else:
             lost = [item.id for item in (await client.outbox(failed=True, realm=realm)).items]
-            for found in dict.fromkeys([_find(given, lost) for given in ids or ()]):
+            for found in dict.fromkeys([_find(given, lost, lost=True) for given in ids or ()]):
                 replayed += await client.replay_lost(message_id=found, realm=realm)
         if run.json:
             run.emit({"replayed": replayed})
@@ -225,18 +227,19 @@ def _messages(count: int) -> str:
     return f"{count} {'message' if count == 1 else 'messages'}"
 
 
-def _find(given: str, waiting: list[str]) -> str:
+def _find(given: str, ids: list[str], *, lost: bool) -> str:
     """Return the whole id: ``12D3KooW…abcd:7``, ``abcd:7`` and ``7`` stand for an id with that end and that whole
     number.
 
     Raises :class:`CliError`.
     """
     peer, _colon, number = given.rpartition("…")[2].rpartition(":")
-    found = [each for each in waiting if each.endswith(f":{number}") and each.rpartition(":")[0].endswith(peer)]
+    found = [each for each in ids if each.endswith(f":{number}") and each.rpartition(":")[0].endswith(peer)]
     if len(found) != 1:
-        what = "is the end of several ids: give" if found else "is the end of no id of a message that waits: give"
-        text = f"{printable(given)!r} {what} PEER:NUMBER, or more of it, as `dep2p outbox ls` shows it"
-        raise CliError(text, "D1001", tries=("dep2p outbox ls",))
+        listing = "dep2p outbox ls --failed" if lost else "dep2p outbox ls"
+        fits = "several ids" if found else f"no id of a message that {'was lost' if lost else 'waits'}"
+        text = f"{printable(given)!r} is the end of {fits}: give PEER:NUMBER, or more of it, as `{listing}` shows it"
+        raise CliError(text, "D1001", tries=(listing,))
     return found[0]
 
 

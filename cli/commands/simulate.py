@@ -184,7 +184,7 @@ def simulate(
 
 
 class _Bar:
-    """The virtual time, on one line of a terminal; elsewhere nothing."""
+    """The virtual time, on one line of a terminal; nothing where there is none."""
 
     def __init__(self, scenario: "Scenario", *, shown: bool) -> None:
         self._end_s = scenario.end_s

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import trio
 
@@ -20,8 +20,11 @@ from dep2p.protocols.delivery.wire import BATCH_BYTES_MAX, delivery_protocol
 from dep2p.protocols.wire.compression import Zstd
 from dep2p.protocols.wire.payload import payload_bytes_max
 from dep2p.realm.interface import RealmGate
+from dep2p.token_bucket import TokenBucket
 from dep2p.tracing.event_log import TraceLog
 from dep2p.types import RealmId, Rng
+
+_WAITING_LINES_PER_S: Final = 0.1
 
 
 class DeliveryGate(RealmGate, Protocol):
@@ -52,6 +55,8 @@ class DeliveryContext:
     trace_log: TraceLog | None = None
     """The log of the trace, while one is on."""
     is_draining: bool = False
+    waiting_lines: TokenBucket = field(default_factory=lambda: TokenBucket(_WAITING_LINES_PER_S, burst=16))
+    """Lines of the log about messages that wait for an app: members choose the names in them."""
 
     def __post_init__(self) -> None:
         limits = self.limits

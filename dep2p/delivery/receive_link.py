@@ -375,6 +375,8 @@ class ReceiveLink:
         if wanted in self._wanted or len(self._wanted) >= _WANTED_MAX:
             return
         self._wanted[wanted] = None
+        if self._context.waiting_lines.take(trio.current_time()):
+            return
         missing = "handler of notifies" if wanted[0] == "handler" else "subscription to topic"
         logger.warning(
             "a reliable message of %s waits at its sender: no program here has a %s %r", self._peer, missing, wanted[1]

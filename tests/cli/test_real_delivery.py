@@ -76,6 +76,8 @@ def test_a_lost_message_is_listed_and_sent_again(people: tuple[Person, Person]) 
     assert finish(listening)[0] == "one\n"
     assert ann.run("outbox", "replay", "--all", expect=1).stderr == "nothing was lost\n"
     assert "--reliable" in ann.run("send", bob.peer_id, "gone", "x", "--ttl", "5", expect=2).stderr
+    assert "1ms to 30d" in ann.run("send", bob.peer_id, "gone", "x", "--reliable", "--ttl", "31d", expect=2).stderr
+    assert "outbox ls --failed" in ann.run("outbox", "replay", "77", expect=2).stderr
 
 
 def test_a_publish_is_acknowledged_by_the_critical_peers_app(people: tuple[Person, Person]) -> None:

@@ -154,6 +154,18 @@ async def test_a_message_that_no_app_takes_expires_and_says_so(
         assert a.delivery().outbox() == []
 
 
+async def test_a_member_that_names_many_handlers_fills_no_log(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with pubsub_nodes(2) as (a, b):
+        for number in range(900):
+            await a.send(b.peer_id, f"name {number}", b"", reliable=True)
+        await trio.sleep(20)
+        lines = [record for record in caplog.records if "waits at its sender" in record.getMessage()]
+        assert 16 <= len(lines) <= 20
+        assert _count(b, "messages_left_no_handler") >= 900
+
+
 async def test_an_app_that_subscribes_late_gets_the_reliable_publish_it_was_critical_for(
     autojump_clock: MockClock,
 ) -> None:

@@ -124,7 +124,7 @@ class _ReceivedBytes:
         return 0 if self._muxed is None else unread_of(self._muxed, stream_id)
 
     def bind(self, muxed: QUICConnection, connection: MuxedConnection, streams_seen: Callable[[], int]) -> None:
-        """The handshake is complete; ``streams_seen`` returns how many streams are accounted for elsewhere."""
+        """The handshake is complete; ``streams_seen`` returns how many streams the connection's account has."""
         self._muxed, self._connection, self._streams_seen = muxed, connection, streams_seen
         self._receiving.bind(connection.resources)
         self.waiting_bytes()

@@ -195,7 +195,7 @@ def held_by(quic: QuicConnection, connection: QUICConnection | None, streams_see
     """Return what aioquic holds, and py-libp2p before its streams are accepted.
 
     Drops the rest of streams that have ended: aioquic keeps it until this node has ended its side. ``streams_seen``:
-    how many streams are accounted for elsewhere.
+    how many streams the connection's account has.
     """
     waiting = ranges = 0
     for stream in quic._streams.values():
