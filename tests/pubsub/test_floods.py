@@ -1,6 +1,7 @@
 """Floods of control messages and of messages: their sender is held to its share, and others are served as before."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -11,16 +12,18 @@ from dep2p import Limits, Node, PubSubMessage
 from dep2p.encoding.length_prefixed import encode_length_prefixed
 from dep2p.gossipsub.codecs.libp2p import Libp2pCodec
 from dep2p.gossipsub.codecs.realm import RealmCodec, derive_pubsub_key
+from dep2p.gossipsub.events import Verdict
 from dep2p.gossipsub.messages.message_id import MessageIds
 from dep2p.gossipsub.params import GossipParams
-from dep2p.gossipsub.rpc import IHave, Prune, Rpc, SubscriptionChange
+from dep2p.gossipsub.rpc import IHave, Prune, Rpc, RpcMessage, SubscriptionChange
 from dep2p.gossipsub.state.control_rate import CONTROL_FLOOD_S, CONTROL_ITEMS_BURST, CONTROL_ITEMS_PER_S
 from dep2p.host.interface import ByteStream, Connection
 from dep2p.protocols.fairness.turns import UNITS_PER_TURN
 from dep2p.protocols.wire.frame import FrameType, encode_frame
+from dep2p.pubsub.validation import Validation
 from dep2p.pubsub.wire_formats import MESHSUB_1_2, pubsub_protocol
 from dep2p.testing import MemoryHost, MemoryNetwork
-from dep2p.types import peer_id_bytes
+from dep2p.types import PeerId, peer_id_bytes
 from tests.pubsub.nodes import joined, pubsub_nodes, take, until
 
 Clock = trio.testing.MockClock
@@ -167,27 +170,44 @@ async def test_a_member_s_flood_is_taken_in_turns_with_another_member(autojump_c
         assert node.counters()["pubsub_rpc_turns_waited"] >= 1
 
 
+class Verdicts:
+    """The judge of a `Validation`: the tickets in the order of their verdicts."""
+
+    def __init__(self) -> None:
+        self.tickets: list[int] = []
+
+    def judged(self, ticket: int, verdict: Verdict) -> None:
+        assert verdict is Verdict.ACCEPT
+        self.tickets.append(ticket)
+
+    def received_all(self) -> None: ...
+
+
 async def test_messages_wait_for_verdicts_in_turns_by_neighbour(autojump_clock: Clock) -> None:
-    async with pubsub_nodes(3) as nodes:
-        flooder, _, node = nodes
-        _, of_gentle, of_node = await joined(nodes)
-        _, stream, codec = await member_at(flooder, node)
-        made = [codec.compose("chat", b"flood", (2**61 + number).to_bytes(8, "big")) for number in range(400)]
-        judged: list[bytes] = []
+    verdicts = Verdicts()
+    validation = Validation(
+        verdicts,
+        Counter(),
+        lambda message: None,
+        lambda message, peer: PubSubMessage(message.topic, message.data, peer, None, message.id, peer),
+        items_max=1_000,
+        on_held=lambda is_held: None,
+    )
 
-        def judge(message: PubSubMessage) -> bool:
-            judged.append(message.body)
-            return True
+    def put(ticket: int, peer: str) -> None:
+        message = RpcMessage(b"%d" % ticket, peer.encode(), b"", "chat", b"")
+        validation.put(ticket, message, PeerId(peer), has_signature=False)
 
-        of_node.add_validator(judge)
-        async with of_node.subscribe() as messages:
-            await of_gentle.publish(b"before")
-            assert await take(messages, 1) == [b"before"]
-            for payload in codec.encode(Rpc(tuple(made))):
-                stream.write_nowait(encode_frame(FrameType.GOSSIP, payload))
-            await of_gentle.publish(b"gentle")
-            await take(messages, 401)
-        assert judged.index(b"gentle") <= 100
+    for ticket in range(400):
+        put(ticket, "flooder")
+    for ticket in (1_000, 1_001, 1_002):
+        put(ticket, "gentle")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(validation.run)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert [verdicts.tickets.index(ticket) for ticket in (1_000, 1_001, 1_002)] == [1, 3, 5]
+    assert [ticket for ticket in verdicts.tickets if ticket < 1_000] == list(range(400))
 
 
 async def test_messages_of_one_rpc_above_the_peer_s_line_are_dropped_and_counted(autojump_clock: Clock) -> None:
