@@ -16,13 +16,14 @@ from bench.hostile.benchmark import SCENARIOS, hostile
 from bench.messaging.delivery import delivery
 from bench.messaging.dialing import dial
 from bench.messaging.memory import memory
-from bench.messaging.messages import notify, request, stream
+from bench.messaging.messages import local, notify, request, stream
 from bench.messaging.session import session
 from bench.ordering.throughput import ordered
 from bench.pubsub.benchmark import pubsub
 from bench.pubsub.simulator import simulator
 from bench.queues.benchmark import queue, queue_scale
 from bench.queues.crash import STORES, crash
+from bench.services.benchmark import services
 from bench.spark.benchmark import spark
 from bench.tracing.recording import trace
 from dep2p.concurrency.exception_groups import leaves
@@ -30,6 +31,11 @@ from dep2p.concurrency.exception_groups import leaves
 BENCHES: Mapping[str, tuple[Callable[[Run], Awaitable[list[Result]]], str]] = {
     "request": (request, "100 B there and back, 1 and 64 in flight, against the py-libp2p helper and raw TCP"),
     "notify": (notify, "100 B one way, against an unbatched py-libp2p stream"),
+    "local": (local, "100 B between two programs of one node, against two nodes over loopback"),
+    "services": (
+        services,
+        "100 B to any of three members, also when one is killed, and to a group of readers",
+    ),
     "stream": (stream, "bulk one way, against a py-libp2p stream"),
     "dial": (dial, "a fresh node to a usable connection, against py-libp2p host.connect"),
     "memory": (memory, "resident memory, idle and for each connected peer, against a py-libp2p host"),

@@ -50,11 +50,14 @@ root_callback(app, _root)
 def _register() -> None:
     from dep2p.cli.commands import bench, daemon, events, listen, publish, reply, request, simulate, status, subscribe
     from dep2p.cli.commands import config as configuration
+    from dep2p.cli.commands import context as contexts
     from dep2p.cli.commands import errors as error_list
     from dep2p.cli.commands import id as identity
     from dep2p.cli.commands import peer as peers
     from dep2p.cli.commands import send as outbox
+    from dep2p.cli.commands import service as services
     from dep2p.cli.commands import session as sessions
+    from dep2p.cli.commands import token as tokens
     from dep2p.cli.commands import topic as topics
     from dep2p.cli.commands.doctor import command as doctor
     from dep2p.cli.commands.queue import admin as queue
@@ -72,6 +75,7 @@ def _register() -> None:
         realms,
         request,
         reply,
+        services,
         listen,
         outbox,
         publish,
@@ -85,6 +89,8 @@ def _register() -> None:
         simulate,
         trace,
         configuration,
+        contexts,
+        tokens,
         error_list,
         completion,
         manual,

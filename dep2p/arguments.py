@@ -27,6 +27,8 @@ _INT_MIN: Final = -(1 << 63)
 _INT_END: Final = 1 << 64
 _ITEMS_CHECKED: Final = (Sequence, Collection, list, tuple, set, frozenset)
 _ITERABLES: Final = (Iterable, *_ITEMS_CHECKED)
+_NONE: Final[tuple[tuple[type, ...], list[int]]] = ((), [])
+"""No argument: the types of none, and different from those of some."""
 
 
 class WrongTypeError(TypeError, ValueError):
@@ -69,6 +71,25 @@ def check_number(value: object, what: str) -> None:
         raise error.kind(f"{what} {error}") from None
 
 
+def check_decorated(name: object) -> None:
+    """Raises ``TypeError`` for a decorator that was written without its name: the function would be lost in silence."""
+    if callable(name):
+        raise TypeError("the decorator needs a name, like @node.on_request('greet')")
+
+
+def check_handler(function: object) -> None:
+    """Raises ``TypeError`` for what cannot be called, and for a plain def. Other callables and wrapped functions may
+    well give an awaitable."""
+    if not callable(function):
+        raise TypeError(f"the handler must be an async def, not {type(function).__name__} {str(function)[:80]!r}")
+    if (
+        inspect.isfunction(function)
+        and not inspect.iscoroutinefunction(function)
+        and not hasattr(function, "__wrapped__")
+    ):
+        raise TypeError(f"the handler {function.__name__}() must be an async def")
+
+
 def checks_arguments(cls: type[C]) -> type[C]:
     """Class decorator: every public method of ``cls`` checks its arguments by their annotations.
 
@@ -100,12 +121,22 @@ def unchecked(function: F) -> F:
 
 def _checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     checks: tuple[list[tuple[str, Check | None]], dict[str, Check | None], Check | None] | None = None
+    usual: dict[int, tuple[tuple[type, ...], list[int]]] = {}
 
     @wraps(function)
     def check_and_call(owner: object, /, *args: object, **kwargs: object) -> Any:
         nonlocal checks
         if checks is None:  # at the first call: names of later modules are known by then
             checks = _checks_of(function)
+            usual.update(_usual_of(checks[0]))
+        if not kwargs:  # half of the time, for methods that are called for every message
+            types_, texts = usual.get(len(args), _NONE)
+            if types_ == tuple(map(type, args)):
+                for index in texts:
+                    if not isinstance(text := args[index], str) or not text.isascii():
+                        break
+                else:
+                    return function(owner, *args)
         positional, by_name, of_rest = checks
         parameter = ""
         try:
@@ -150,6 +181,19 @@ def _checks_of(
             positional.append((parameter.name, check))
         by_name[parameter.name] = check
     return positional, by_name, of_rest
+
+
+def _usual_of(positional: Sequence[tuple[str, Check | None]]) -> dict[int, tuple[tuple[type, ...], list[int]]]:
+    """By the number of arguments: the types of bytes and texts that pass `positional` when the texts, at these
+    indexes, are ASCII."""
+    types_: list[type] = []
+    usual: dict[int, tuple[tuple[type, ...], list[int]]] = {}
+    for _name, check in positional:
+        if check is not _bytes and check is not _text:
+            break
+        types_.append(bytes if check is _bytes else str)
+        usual[len(types_)] = (tuple(types_), [index for index, each in enumerate(types_) if each is str])
+    return usual
 
 
 def _evaluated(annotation: object, function: types.FunctionType) -> object:

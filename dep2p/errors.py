@@ -1,5 +1,6 @@
 """Every public exception, and the wire error codes that map one to one to them (docs/spec/frame.md)."""
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 from dep2p.outside_text import printable
@@ -23,6 +24,9 @@ class ErrorCode(IntEnum):
 
 class Dep2pError(Exception):
     """Base of all errors that this package raises on purpose."""
+
+    is_unsent: bool = False
+    """Set on an error of a request that ended before anything was sent: no handler can have run."""
 
 
 class LocalProtocolError(Dep2pError):
@@ -76,8 +80,16 @@ class NoHandlerError(WireError):
     code = ErrorCode.NO_HANDLER
 
 
+class ServiceNotFoundError(NoHandlerError):
+    """No member of the realm offers the service, in the group, version and schema that were asked for."""
+
+
+class ServiceUnavailableError(Dep2pError):
+    """Members offer the service, and none that was tried took the request; the text says who was tried and why not."""
+
+
 class MessageTooLargeError(WireError):
-    """A message is over the size limit; nothing of it was sent or handled."""
+    """A message is over the size limit, and nothing of it was sent; or it is a response, whose handler has run."""
 
     code = ErrorCode.MESSAGE_TOO_LARGE
 
@@ -164,6 +176,10 @@ class DeliveryExpiredError(DeliveryFailedError):
     """A reliable message was not acknowledged within the age allowed."""
 
 
+class DeliveryUnknownError(Dep2pError):
+    """The node does not know (any more) how a reliable message ended: it was restarted, or the message is too old."""
+
+
 class DeliveryQueueFullError(Dep2pError):
     """So many reliable messages wait already that this one was not accepted."""
 
@@ -233,6 +249,11 @@ class QueueFullError(QueueError):
 
 class NotInFlightError(QueueError):
     """The consumer does not hold that message (any more): its time was over, or it was settled before."""
+
+    def __init__(self, text: str, handles: Sequence[str] = ()) -> None:
+        super().__init__(text)
+        self.handles: tuple[str, ...] = tuple(handles)
+        """The handles that an ack came too late for."""
 
 
 class LockLostError(NotInFlightError):

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, fields
 from typing import Final
 
+NOTIFY_CONCURRENCY: Final = 64
+"""Notifies of one name that a handler works on at a time unless its registration says another number."""
 HANDLER_CONCURRENCY: Final = 80
 """Requests, or streams, of one name that a handler works on at a time unless its registration says another number. One
 member may have seven eighths of them: with 80 a member that keeps 64 in flight never waits for a place."""
@@ -68,7 +70,7 @@ class Limits:
     handlers_per_peer_max: int = 1_024
     """Request handlers at work for one peer; above it requests get OVERLOADED."""
     answers_unread_bytes_max: int = 67_108_864
-    """Answers to one peer that wait until it reads; further ones are dropped, and it gets OVERLOADED in their place."""
+    """Answers to one peer that wait until it reads; further ones are dropped, and it gets TIMEOUT in their place."""
     answers_unread_timeout_s: float = 30.0
     """A peer whose answers wait and that reads none of them for so long loses its link."""
     requests_per_peer_per_s: float = 0.0
@@ -85,6 +87,8 @@ class Limits:
     """Publishes that may come at once before that limit holds them."""
     pubsub_topics_max: int = 100
     """Topics that this node may be in at once, over all realms."""
+    pubsub_matched_topics_max: int = 128
+    """Topics of one realm that this node may be in besides, because patterns of its subscriptions match them."""
     pubsub_out_items_max: int = 16_384
     """Messages that wait to be sent to one peer; above it publishes wait, and messages of others are dropped."""
     pubsub_out_bytes_max: int = 16_777_216
@@ -162,9 +166,9 @@ class Limits:
     request_timeout_s: float = 30.0
     """Seconds for a request that names no timeout, over all its tries together."""
     stream_first_item_timeout_s: float = 10.0
-    """Seconds until the first item of a stream arrives."""
+    """Seconds in which nothing of a stream moves, in either direction, until its first item arrives."""
     stream_item_timeout_s: float = 60.0
-    """Seconds until each later item; a stream that is silent for longer is aborted."""
+    """The same until each later item; a stream in which nothing moves for longer is aborted."""
     link_idle_timeout_s: float = 300.0
     """Seconds after which a link without traffic is closed; the next message opens it again. 0 keeps it open."""
     close_timeout_s: float = 5.0

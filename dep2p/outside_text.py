@@ -45,6 +45,12 @@ def styled_line(text: str) -> str:
     return "".join(part if number % 2 else one_line(part) for number, part in enumerate(_COLOUR.split(text)))
 
 
+def sendable(text: str, bytes_max: int) -> str:
+    """For a text field of a message: half of a surrogate pair, as in names of files, becomes its escape; what is over
+    ``bytes_max`` bytes of UTF-8 is cut off."""
+    return text.encode("utf-8", "backslashreplace")[:bytes_max].decode("utf-8", "ignore")
+
+
 def file_name(text: str) -> str:
     """For one component of a path: a plain ASCII word of up to 64 characters stays; all else becomes a digest.
 

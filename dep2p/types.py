@@ -2,9 +2,9 @@
 
 import base64
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Final, NewType, Protocol
+from typing import Final, Literal, NewType, Protocol
 
 import base58
 
@@ -14,7 +14,7 @@ PeerId = NewType("PeerId", str)
 RealmId = NewType("RealmId", str)
 """64 lower-case hex digits derived from a realm's PSK."""
 
-Headers = dict[str, object]
+Headers = Mapping[str, object]
 """Message headers: text keys; values are text, bytes, integers, booleans or flat lists of these."""
 
 _PEER_ID_CHARACTERS_MAX = 128
@@ -69,7 +69,7 @@ def parse_peer_id(text: str) -> PeerId:
     base58 or base16 (``bafz…``, ``k51…``). Only the identity and sha2-256 multihashes that libp2p uses for keys are
     taken. Source: https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md#string-representation.
 
-    >>> parse_peer_id("bafzaajaiaejca6dimbz6iibkdd6nesvtzk2hv4fzqvdl4ab5zcb2uhvwqqqehwq6") == parse_peer_id(
+    >>> parse_peer_id("bafzaajaiaejca55hyp4myenuydxdk2zc6t5ybdbgiyviiouqqm6j2dhmhfaxea77") == parse_peer_id(
     ...     "12D3KooWHsT4Hji8AnAEnPGJoJjWBcKXVNe9x4AaqbQvAWA8Ngia")
     True
 
@@ -128,3 +128,8 @@ def _base36(digits: str) -> bytes:
     zeros = len(digits) - len(digits.lstrip("0"))
     number = int(digits or "0", 36)
     return bytes(zeros) + number.to_bytes((number.bit_length() + 7) // 8, "big")
+
+
+AnswerOutcome = Literal["taken", "late", "duplicate", "unknown", "full"]
+"""The reception of an answer by its author. "late": it has enough, or waits no more. "duplicate": it has one of this
+node. "unknown": it asked for none, or has restarted. "full": it has no room now, and may take another try."""

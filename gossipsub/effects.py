@@ -70,6 +70,27 @@ class PublishExpired:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicMatched:
+    """A pattern of this node matches this topic, which it has joined now. Messages follow."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicUnmatched:
+    """The node has left a topic that it had joined for a pattern."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsNotJoined:
+    """So many further topics match a pattern of this node and found no place."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class OpenStream:
     """Open the outbound stream to a connected peer, then say `StreamUp` or `StreamDown`."""
 
@@ -117,6 +138,9 @@ Effect = (
     | Validate
     | PublishAccepted
     | PublishExpired
+    | TopicMatched
+    | TopicUnmatched
+    | TopicsNotJoined
     | OpenStream
     | ResetStream
     | HoldPeer

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
+from dep2p.gossipsub.headers import NO_HEADERS, MessageHeaders
 from dep2p.gossipsub.rpc import Rpc, RpcMessage
 from dep2p.gossipsub.scoring.params import TopicScoreParams
 from dep2p.types import PeerId
@@ -105,7 +106,7 @@ class Malformed:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: every publish makes one, and that takes three times as long
 class Publish:
     """Publish ``data``. ``ref`` comes back in the :class:`~dep2p.gossipsub.effects.PublishAccepted` effect.
 
@@ -117,6 +118,7 @@ class Publish:
     data: bytes
     ref: int = 0
     if_no_peers: Literal["error", "queue", "ignore"] = "error"
+    headers: MessageHeaders = NO_HEADERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +137,32 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinMatching:
+    """Join the topics that match a pattern, those of now and those to come."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveMatching:
+    """End that."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicAppeared:
+    """This node is about to publish to a topic: join it when a pattern of its own matches."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigureTopic:
     """How messages of a topic are validated and scored, before or after joining it.
 
-    ``inline`` runs in the router; ``external`` makes it emit `Validate` effects and wait for :class:`Validated`.
+    ``inline`` runs in the router; ``external`` makes it emit `Validate` effects and wait for :class:`Validated`. The
+    router raises ``ValueError`` for a malformed pattern.
     """
 
     topic: str
@@ -199,6 +223,9 @@ Event = (
     | Publish
     | Join
     | Leave
+    | JoinMatching
+    | LeaveMatching
+    | TopicAppeared
     | ConfigureTopic
     | Validated
     | SendDropped

@@ -28,6 +28,8 @@ _logger = logging.getLogger("dep2p.gossipsub")
 FLOOD_FAULTS: Final = 4.0
 """Faults (P7) that a flood of control messages counts as; they count squared."""
 
+_ACCEPT: Final = Verdict.ACCEPT  # looking up a member of an enumeration costs as much as a small call
+_MESSAGE: Final = Lane.MESSAGE
 _REASON_OF_VERDICT = {
     Verdict.IGNORE: reasons.VALIDATION_IGNORED,
     Verdict.REJECT: reasons.VALIDATION_FAILED,
@@ -148,6 +150,13 @@ class Inbound:
         return replace(rpc, subscriptions=subscriptions, graft=graft, prune=rpc.prune[:left])
 
     def _control(self, state: PeerState, rpc: Rpc, now: float) -> None:
+        if len(self._core.own_patterns):
+            for name in (*rpc.graft, *[item.topic for item in rpc.ihave]):
+                topic = self._core.topics.get(name)
+                if topic is None or not topic.joined:
+                    self._subscriptions.appear(name, state.peer, now)
+        if rpc.prune and len(self._core.patterns):
+            self._subscriptions.on_declined(state, rpc.prune, now)
         if rpc.ihave:
             self._gossip.on_ihave(state, rpc.ihave, now)
         if rpc.iwant:
@@ -190,8 +199,10 @@ class Inbound:
         core = self._core
         topic = core.topics.get(message.topic)
         if topic is None or not topic.joined:
-            core.count("drop: message of a topic not joined")
-            return
+            topic = self._subscriptions.appear(message.topic, state.peer, now) if len(core.own_patterns) else None
+            if topic is None:
+                core.count("drop: message of a topic not joined")
+                return
         pending = core.validating.by_id.get(message.id)
         if pending is not None:
             core.duplicates += 1
@@ -235,7 +246,11 @@ class Inbound:
         reason = policy_violation(self._policy, message)
         if reason is not None:
             return reason
-        if self._is_own(message) and int.from_bytes(message.seqno, "big") >= self._seqnos.first:
+        if (
+            message.author == self._core.identity
+            and message.author
+            and int.from_bytes(message.seqno, "big") >= self._seqnos.first
+        ):
             return reasons.SELF_ORIGIN
         return None
 
@@ -295,12 +310,13 @@ class Inbound:
         message = pending.message
         topic = core.topics.get(message.topic)
         state = core.peers.get(pending.peer)
-        if verdict is Verdict.ACCEPT and self._is_own(message):
-            self._refuse_own(state, message, now)
-            return
-        if verdict is Verdict.ACCEPT and topic is not None and topic.inline is not None and state is not None:
-            verdict = self._run_inline(topic, state, message)
-        if verdict is not Verdict.ACCEPT:
+        if verdict is _ACCEPT:
+            if message.author == core.identity and message.author:
+                self._refuse_own(state, message, now)
+                return
+            if topic is not None and topic.inline is not None and state is not None:
+                verdict = self._run_inline(topic, state, message)
+        if verdict is not _ACCEPT:
             self._refuse(state, message, verdict, now)
             self._judge_others(pending, verdict, now)
             return
@@ -378,10 +394,10 @@ class Inbound:
         if topic.delivers:
             effects.append(Deliver(message, peer))
         core.mcache.put(message)
-        if len(message.data) >= core.params.idontwant_bytes_min and topic.mesh:
+        mesh = topic.mesh
+        if len(message.data) >= core.params.idontwant_bytes_min and len(mesh) > (peer in mesh):  # others besides it
             self._idontwant.note(topic, message_id, peer, () if pending is None else pending.others)
         author = core.by_identity.get(message.author)
-        mesh = topic.mesh
         targets = [
             other for other, other_state in mesh.items() if other_state is not state and other_state is not author
         ]
@@ -402,7 +418,7 @@ class Inbound:
             if rpc is None or not _holds_one_message_only(rpc):
                 rpc = Rpc((message,))
             peers = tuple(targets)
-            effects.append(Send(peers, rpc, Lane.MESSAGE))
+            effects.append(Send(peers, rpc, _MESSAGE))
             if core.out.tracing:
                 effects.append(SendRpc(peers, rpc))
 

@@ -28,6 +28,7 @@ class RouterOptions:
     - ``subscription_filter``: None remembers all subscriptions of peers, within the caps for one peer.
     - ``publish_rate``: shared by the routers of one node; None gives this one its own.
     - ``record_of``: signed records of connected peers, for peer exchange.
+    - ``patterns``: names with wildcards are patterns, which match topics; see `dep2p.gossipsub.patterns`.
     - ``tracing``: libp2p's trace events among the effects.
     """
 
@@ -36,4 +37,5 @@ class RouterOptions:
     subscription_filter: SubscriptionFilter | None = None
     publish_rate: PublishRate | None = None
     record_of: RecordOf = no_record
+    patterns: bool = False
     tracing: bool = False

@@ -102,6 +102,8 @@ class GossipParams:
     """Ids asked of one peer in a heartbeat, and ids announced per topic. Raise for topics above 1,500 messages/s."""
     iwant_ids_max: int = 5_000
     """Ids taken from the IWANTs of one peer in a heartbeat."""
+    iwant_ids_per_rpc_max: int = 500
+    """Ids in one IWANT. A node lowers it to half of `pubsub_validating_max`: it can judge the answer as a whole."""
     idontwant_ids_max: int = 2_000
     """IDONTWANT ids taken from one peer in a heartbeat. Raise when large messages come faster than that."""
     idontwant_bytes_min: int = 1_024
@@ -144,6 +146,11 @@ class GossipParams:
     # Subscriptions ---------------------------------------------------------------------------------------------------
     topics_max: int = 100
     """Topics that this node joins."""
+    matched_topics_max: int = 128
+    """Topics that this node is in because its patterns match them, beside `topics_max`. With that, not above
+    `topics_per_peer_max` of its neighbours: they forget the others."""
+    matched_topic_idle_ticks: int = 300
+    """Heartbeats without a message after which it leaves such a topic, which only other patterns hold."""
     topic_bytes_max: int = 1_024
     """UTF-8 bytes of a topic name."""
     topics_per_peer_max: int = 256
@@ -209,6 +216,7 @@ class GossipParams:
             "topics_max",
             "topic_bytes_max",
             "rpc_messages_max",
+            "iwant_ids_per_rpc_max",
             "peers_max",
             "seen_items_max",
             "message_bytes_max",

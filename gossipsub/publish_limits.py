@@ -49,6 +49,10 @@ class PendingPublishes:
     def __len__(self) -> int:
         return sum(len(waiting) for waiting in self._by_topic.values())
 
+    def topics(self) -> list[str]:
+        """The topics of what waits."""
+        return list(self._by_topic)
+
     def check(self, size: int) -> None:
         """Raises :class:`NoPeersSubscribedError` when there is no room for a payload of this size."""
         if len(self) >= self._params.pending_publish_items_max or (
@@ -63,7 +67,7 @@ class PendingPublishes:
         while self._ends and not self._is_waiting(self._ends[0]):
             self._ends.popleft()
         self._count += 1
-        self._bytes += len(message.data)
+        self._bytes += len(message.data) + message.headers.size_bytes
         self._by_topic.setdefault(message.topic, deque()).append((self._count, ref, message))
         self._ends.append((now + self._params.pending_publish_ttl_s, self._count, message.topic))
 
@@ -77,7 +81,7 @@ class PendingPublishes:
         if not waiting:
             return []
         for _, _, message in waiting:
-            self._bytes -= len(message.data)
+            self._bytes -= len(message.data) + message.headers.size_bytes
         return [(ref, message) for _, ref, message in waiting]
 
     def next_deadline(self) -> float | None:
@@ -94,7 +98,7 @@ class PendingPublishes:
             waiting = self._by_topic.get(topic)
             if waiting and waiting[0][0] == number:
                 _, ref, message = waiting.popleft()
-                self._bytes -= len(message.data)
+                self._bytes -= len(message.data) + message.headers.size_bytes
                 late.append((ref, message))
                 if not waiting:
                     del self._by_topic[topic]

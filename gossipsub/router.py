@@ -10,7 +10,9 @@ from dep2p.gossipsub.events import (
     ConfigureTopic,
     Event,
     Join,
+    JoinMatching,
     Leave,
+    LeaveMatching,
     Malformed,
     PeerDown,
     PeerUp,
@@ -23,6 +25,7 @@ from dep2p.gossipsub.events import (
     StreamAccepted,
     StreamDown,
     StreamUp,
+    TopicAppeared,
     Validated,
     Verdict,
 )
@@ -37,11 +40,12 @@ from dep2p.gossipsub.options import RouterOptions
 from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.peers import Streams
 from dep2p.gossipsub.publish_limits import PublishRate
-from dep2p.gossipsub.publisher import Publisher, check_topic_name
+from dep2p.gossipsub.publisher import Publisher
 from dep2p.gossipsub.rpc import Rpc
 from dep2p.gossipsub.signing.policy import MessageSigning, Seqnos
 from dep2p.gossipsub.state.router_state import PeerState, RouterState
 from dep2p.gossipsub.subscriptions import Subscriptions
+from dep2p.gossipsub.topic_names import check_topic_name
 from dep2p.gossipsub.tracing.libp2p_events import AddPeer, GraftPeer, JoinTopic, LeaveTopic, Trace
 from dep2p.types import PeerId, Rng
 
@@ -95,9 +99,18 @@ class Router:
         self._fanout = Fanout(core, self._gossip)
         rate = options.publish_rate or PublishRate(params.publish_rate_per_s, params.publish_burst, now)
         self._publisher = Publisher(
-            core, self._fanout, self._idontwant, signing.compose, Seqnos(signing.seqno_start), rate
+            core,
+            self._fanout,
+            self._idontwant,
+            signing.compose,
+            Seqnos(signing.seqno_start),
+            rate,
+            signing.compose_with_headers,
         )
-        self._subscriptions = Subscriptions(core, self._mesh, options.subscription_filter, self._publisher.on_reachable)
+        self._subscriptions = Subscriptions(
+            core, self._mesh, options.subscription_filter, self._publisher.on_reachable, self._publisher.on_pattern
+        )
+        self._fanout.imply = self._subscriptions.imply
         self._streams = Streams(core, self._mesh, self._subscriptions)
         self._direct = Direct(core)
         self._inbound = Inbound(
@@ -167,6 +180,15 @@ class Router:
         """Joined topics."""
         return [topic.name for topic in self._core.topics.values() if topic.joined]
 
+    def is_joined(self, topic: str) -> bool:
+        """Whether the topic is joined, by itself or by a pattern."""
+        known = self._core.topics.get(topic)
+        return known is not None and known.joined
+
+    def matched(self) -> list[str]:
+        """The topics that are joined because a pattern matches, and for nothing else."""
+        return self._core.matched.names()
+
     def has_seen(self, message_id: bytes) -> bool:
         """Whether a message was taken, or judged, within the time that is remembered."""
         return message_id in self._core.seen.times
@@ -181,7 +203,10 @@ class Router:
         if topic is None:
             return list(self._core.peers)
         known = self._core.topics.get(topic)
-        return list(known.peers) if known is not None else []
+        peers = dict.fromkeys(known.peers) if known is not None else {}
+        if len(self._core.patterns) and not (known is not None and known.pattern is not None):
+            peers.update(dict.fromkeys(self._subscriptions.would_take(topic)))
+        return list(peers)
 
     def mesh(self, topic: str) -> list[PeerId]:
         """Return the peers in the mesh of a topic."""
@@ -230,6 +255,8 @@ class Router:
         return {
             "peers": len(core.peers),
             "topics": len(core.topics),
+            "patterns": len(core.patterns),
+            "matched topics": len(core.matched),
             "seen": len(core.seen),
             "mcache": len(core.mcache),
             "mcache bytes": core.mcache.payload_bytes,
@@ -281,27 +308,48 @@ class Router:
 
     def _on_join(self, event: Join, now: float) -> None:
         core = self._core
-        check_topic_name(event.topic, core.params.topic_bytes_max)
+        check_topic_name(event.topic, core.params.topic_bytes_max, has_patterns=core.has_patterns)
         known = core.topics.get(event.topic)
-        if known is not None and known.joined:
+        if known is not None and known.joined and event.topic not in core.matched:
             known.delivers = event.deliver
             return
-        if sum(1 for topic in core.topics.values() if topic.joined) >= core.params.topics_max:
+        if sum(1 for topic in core.topics.values() if topic.joined) - len(core.matched) >= core.params.topics_max:
             raise TooManyTopicsError(
                 f"this node is in {core.params.topics_max} topics already: leave one, or raise topics_max"
             )
         topic = core.topic(event.topic)
-        topic.joined = True
         topic.delivers = event.deliver
+        if topic.joined:
+            core.matched.remove(event.topic)
+            return
+        topic.joined = True
         if core.tracing:
             core.out.effects.append(JoinTopic(event.topic))
         self._subscriptions.announce(event.topic, subscribe=True)
+        if len(core.patterns):
+            self._subscriptions.imply(topic, now)
         self._mesh.join(topic, now)
+
+    def _on_join_matching(self, event: JoinMatching, now: float) -> None:
+        self._subscriptions.join_matching(event.pattern, now)
+
+    def _on_leave_matching(self, event: LeaveMatching, now: float) -> None:
+        self._subscriptions.leave_matching(event.pattern)
+
+    def _on_appeared(self, event: TopicAppeared, now: float) -> None:
+        core = self._core
+        topic = core.topics.get(event.topic)
+        if topic is None or not topic.joined:
+            self._subscriptions.appear(event.topic, core.own, now)
 
     def _on_leave(self, event: Leave, now: float) -> None:
         core = self._core
         topic = core.topics.get(event.topic)
-        if topic is None or not topic.joined:
+        if topic is None or not topic.joined or event.topic in core.matched:
+            return
+        if core.own_patterns.match(event.topic) and core.matched.add(event.topic, core.own):
+            topic.delivers = True
+            topic.used_tick = core.tick
             return
         topic.joined = False
         topic.delivers = False
@@ -357,12 +405,17 @@ class Router:
         if core.deliveries:
             self._forget_deliveries(now)
         maintain, emit = self._mesh.maintain, self._gossip.emit
+        has_patterns = len(core.patterns) > 0
         for topic in list(core.topics.values()):
+            if has_patterns and (topic.joined or topic.fanout_last is not None) and core.mcache.gossip_ids(topic.name):
+                self._subscriptions.imply(topic, now)
             if topic.joined:
                 maintain(topic, now)
                 emit(topic, topic.mesh)
             elif topic.fanout_last is not None:
                 self._fanout.maintain(topic, now)
+        if len(core.own_patterns):
+            self._subscriptions.tend_matched()
         if core.wanted.by_id:
             self._gossip.retry(now)
         self._streams.retry()
@@ -414,6 +467,9 @@ class Router:
         Publish: _on_publish,
         RpcReceived: _on_received,
         Validated: _on_validated,
+        JoinMatching: _on_join_matching,
+        LeaveMatching: _on_leave_matching,
+        TopicAppeared: _on_appeared,
         PeerUp: _on_peer_up,
         PeerDown: _on_peer_down,
         StreamUp: _on_stream_up,

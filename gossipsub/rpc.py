@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from dep2p.gossipsub.headers import NO_HEADERS, MessageHeaders
+
 
 @dataclass(slots=True)
 class RpcMessage:
@@ -28,6 +30,7 @@ class RpcMessage:
     wire: bytes = field(default=b"", compare=False, repr=False)
     signed_start: int = field(default=0, compare=False, repr=False)
     signed_end: int = field(default=0, compare=False, repr=False)
+    headers: MessageHeaders = NO_HEADERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,8 @@ class Rpc:
         ``per_message``: what a message costs, without its signature.
         """
         work = per_message * len(self.messages) + len(self.subscriptions) + len(self.graft)
+        if not (self.prune or self.iwant or self.idontwant or self.ihave):
+            return work or _EMPTY_WORK
         if self.prune:
             work += sum(1 + len(prune.peers) for prune in self.prune)
         ids = len(self.iwant) + len(self.idontwant)

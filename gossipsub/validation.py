@@ -69,7 +69,7 @@ class ValidationQueue:
     def start(self, message: RpcMessage, peer: PeerId, now: float) -> PendingValidation | None:
         """Take a message in. Return None when there is no room."""
         params = self._params
-        size = len(message.data)
+        size = len(message.data) + message.headers.size_bytes
         in_topic = self._per_topic.get(message.topic, 0)
         if (
             len(self._by_ticket) >= params.validation_max
@@ -98,7 +98,7 @@ class ValidationQueue:
             self._per_topic[message.topic] = left
         else:
             del self._per_topic[message.topic]
-        self._bytes -= len(message.data)
+        self._bytes -= len(message.data) + message.headers.size_bytes
         return pending
 
     def next_deadline(self) -> float | None:

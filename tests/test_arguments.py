@@ -103,6 +103,32 @@ async def test_a_wrong_argument_fails_in_the_call_and_says_what_to_give(
     assert service.calls == 0
 
 
+BY_PLACE: list[tuple[tuple[Any, ...], str]] = [
+    ((None,), "peer must be text"),
+    ((b"a",), "peer must be text"),
+    (("\ud800",), "peer must be text that UTF-8 can encode"),
+    (("a", "text"), "data must be bytes, not str"),
+    ((b"a", "text"), "peer must be text"),
+    (("\ud800", b"a"), "peer must be text that UTF-8 can encode"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), BY_PLACE, ids=lambda each: repr(each)[:40])
+async def test_a_wrong_argument_by_place_fails_like_one_by_name(arguments: tuple[Any, ...], says: str) -> None:
+    service = Service()
+    with pytest.raises(ValueError, match=says):
+        await service.send(*arguments)
+    assert service.calls == 0
+
+
+async def test_arguments_of_the_usual_types_reach_the_method_with_and_without_text_beyond_ascii() -> None:
+    service = Service()
+    assert await service.send(PeerId("a")) == ("a", b"", (), ())
+    assert await service.send(PeerId("a"), b"one") == ("a", b"one", (), ())
+    assert await service.send(PeerId("ä"), b"one") == ("ä", b"one", (), ())
+    service.several()
+
+
 async def test_right_arguments_reach_the_method_and_buffers_become_bytes_of_their_own() -> None:
     buffer: Any = bytearray(b"one")
     two: Any = memoryview(b"two")

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 GLOSSARY = (ROOT / "docs/explanation/glossary.md").read_text()
-FOLDERS = ("dep2p", "protocols", "gossipsub", "cli", "spark_analytics", "bench")
+FOLDERS = ("dep2p", "protocols", "gossipsub", "cli", "spark_analytics", "bench", "examples")
 
 # Names that may use a word of the table, each with its reason.
 EXCEPTIONS = {

@@ -23,13 +23,13 @@ def python_files(*folders: str) -> list[Path]:
     return sorted(path for name in folders for path in (ROOT / name).rglob("*.py") if not installed & {*path.parts})
 
 
-@pytest.mark.parametrize("path", python_files("dep2p", *CORES, "cli", "spark_analytics", "bench"), ids=str)
+@pytest.mark.parametrize("path", python_files("dep2p", *CORES, "cli", "spark_analytics", "bench", "examples"), ids=str)
 def test_a_file_over_800_lines_has_two_jobs(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 800, "split it"
 
 
 def test_a_folder_over_20_modules_lacks_a_package() -> None:
-    files = python_files("dep2p", *CORES, "cli", "spark_analytics", "bench")
+    files = python_files("dep2p", *CORES, "cli", "spark_analytics", "bench", "examples")
     modules = Counter(path.parent for path in files if path.name != "__init__.py")
     assert modules
     assert not {folder: count for folder, count in modules.items() if count > 20}, (
@@ -43,7 +43,7 @@ _IS_OPTION = re.compile(r"Annotated\[|\w+(?:Option|Argument)$|Invocation$|QueueT
 def test_only_commands_and_the_opening_of_a_node_have_eight_parameters() -> None:
     """ruff holds the rest. Its exceptions are whole files, in which other functions must not hide."""
     found: list[str] = []
-    for path in python_files("dep2p", *CORES, "cli", "spark_analytics", "bench"):
+    for path in python_files("dep2p", *CORES, "cli", "spark_analytics", "bench", "examples"):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
@@ -81,8 +81,9 @@ def test_the_library_never_uses_the_root_logger_or_prints() -> None:
 
 
 def test_the_library_reads_no_environment() -> None:
-    """Programs do: the daemon's and the command line's. What they read comes to the library as an argument."""
-    programs = (ROOT / "dep2p/daemon/__main__.py",)
+    """Programs do: the daemon's and the command line's. What they read comes to the library as an argument. The client
+    of a daemon reads it in one place, to find the daemon that the command line finds."""
+    programs = (ROOT / "dep2p/daemon/__main__.py", ROOT / "dep2p/client/opening.py")
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in python_files("dep2p", *CORES)
@@ -112,7 +113,7 @@ _WITHOUT_ACTOR = re.compile(
 )
 
 
-@pytest.mark.parametrize("folder", ["dep2p", *CORES, "cli", "spark_analytics", "bench", "docs"])
+@pytest.mark.parametrize("folder", ["dep2p", *CORES, "cli", "spark_analytics", "bench", "examples", "docs"])
 def test_sentences_name_who_acts(folder: str) -> None:
     """CONTRIBUTING.md says what to write in place of these words; the glossary and decision 25 quote them."""
     quoting = ("glossary.md", "0025-layout-by-feature.md")
@@ -129,7 +130,7 @@ def test_sentences_name_who_acts(folder: str) -> None:
 _RIDDLE = re.compile(r"(?:What|Who|Of)\b")
 
 
-@pytest.mark.parametrize("folder", ["dep2p", *CORES, "cli", "spark_analytics", "bench"])
+@pytest.mark.parametrize("folder", ["dep2p", *CORES, "cli", "spark_analytics", "bench", "examples"])
 def test_docstrings_begin_with_a_noun_or_a_verb(folder: str) -> None:
     """A reader understands "Bytes of one body at most." and "Return the peers that …", not "Of one body."."""
     found = [
@@ -167,7 +168,7 @@ _IMPORT = re.compile(r"from ((?:dep2p|tests|bench)[\w.]*) import (\w[\w, ]*)")
 def test_code_in_texts_imports_names_that_exist() -> None:
     """No checker reads programs that start from a text: a renamed class would break them silently."""
     wanted: dict[tuple[str, str], str] = {}
-    for path in python_files("dep2p", *CORES, "cli", "spark_analytics", "bench", "tests"):
+    for path in python_files("dep2p", *CORES, "cli", "spark_analytics", "bench", "examples", "tests"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 for module, names in _IMPORT.findall(node.value):
@@ -210,7 +211,7 @@ def test_checkers_answer_alike_with_and_without_what_the_spark_extra_brings() ->
     }
     locked |= {"dep2p", "pip"}
     distributions = packages_distributions()
-    for path in python_files("dep2p", *CORES, "cli", "spark_analytics", "bench", "tests"):
+    for path in python_files("dep2p", *CORES, "cli", "spark_analytics", "bench", "examples", "tests"):
         packages = imported(path)
         if "reportMissingImports=false" in path.read_text().partition('"""\n')[2][:300]:
             continue  # a foreign client, which runs in an environment of its own

@@ -57,13 +57,15 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A server process and a client process of one side, connected."""
+    """A server process and a client process of one side, connected; the same process for two programs of one node."""
 
     server: Worker
     client: Worker
 
     def cpu_s(self) -> float:
-        """User and system seconds of both processes."""
+        """User and system seconds of the processes."""
+        if self.server is self.client:
+            return self.server.cpu_s()
         return self.server.cpu_s() + self.client.cpu_s()
 
 
@@ -73,7 +75,7 @@ async def start_pairs(run: Run, crew: Crew, sides: Sequence[str]) -> list[Pair]:
 
     async def start_pair(side: str) -> None:
         server = await crew.start(side, "server")
-        client = await crew.start(side, "client")
+        client = server if side.endswith("local") else await crew.start(side, "client")
         address = await server.call_text("serve", secret=run.secret)
         await client.call("connect", secret=run.secret, address=address)
         pairs[side] = Pair(server, client)

@@ -17,10 +17,10 @@ from bench.hostile.public_wire import TOPIC
 from bench.messaging.worker import run_worker
 from bench.sides.node import realm_of
 from dep2p.daemon.gc import collect_in_steps, tune_gc
+from dep2p.gossipsub.topic_types import Lagged
 from dep2p.messaging.service import Request
 from dep2p.node.node import Node
 from dep2p.protocols.timing.percentile import percentile
-from dep2p.pubsub.types import Lagged
 
 STAMP = struct.Struct(">Id")
 """In front of a published message: its number, and the time at which it was published (the machine's clock)."""

@@ -50,6 +50,33 @@ async def stream(run: Run) -> list[Result]:
     return [Result("stream", "MB/s", "libp2p stream", bulk, theirs)]
 
 
+async def local(run: Run) -> list[Result]:
+    """local/…: two programs of one node, beside the same calls between two nodes over loopback."""
+    async with run.crew() as crew:
+        near, far, near_topic, far_topic = await start_pairs(
+            run, crew, ("dep2p/local", "dep2p", "dep2p/topic-local", "dep2p/topic")
+        )
+
+        def asking(pair: Pair, in_flight: int) -> Measure:
+            return lambda: _ask(run, pair, in_flight)
+
+        by_1 = await alternate(run, crew, [asking(pair, 1) for pair in (near, far)])
+        by_64 = await alternate(run, crew, [asking(pair, 64) for pair in (near, far)])
+        notified = await alternate(run, crew, [sending(run, pair, "notify", MESSAGE_BYTES) for pair in (near, far)])
+        published = await alternate(
+            run, crew, [sending(run, pair, "notify", MESSAGE_BYTES) for pair in (near_topic, far_topic)]
+        )
+    return [
+        Result(f"local/{name}", "1/s", "two nodes on loopback", ours, theirs)
+        for name, (ours, theirs) in (
+            ("request/1", by_1),
+            ("request/64", by_64),
+            ("notify", notified),
+            ("publish", published),
+        )
+    ]
+
+
 async def _ask(run: Run, pair: Pair, in_flight: int) -> Sample:
     before_s = pair.cpu_s()
     done = await pair.client.call("request", seconds=run.effort.seconds, in_flight=in_flight, size_bytes=MESSAGE_BYTES)

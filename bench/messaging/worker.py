@@ -41,6 +41,10 @@ def load_side(name: str) -> Side:
         from bench.sides.node_delivery import DurableSide
 
         return DurableSide()
+    if name in ("dep2p/local", "dep2p/topic", "dep2p/topic-local"):
+        from bench.sides.node_local import LocalSide, LocalTopicSide, TopicSide
+
+        return {"dep2p/local": LocalSide, "dep2p/topic": TopicSide, "dep2p/topic-local": LocalTopicSide}[name]()
     if name == "libp2p":
         from bench.sides.stock import StockSide
 

@@ -66,6 +66,11 @@ class CrashRun:
             for process in reversed(self._processes):
                 process.kill()
 
+    @property
+    def paused_process(self) -> int | None:
+        """The id of the consumer that was paused; None: none was."""
+        return None if self._paused is None else self._paused.pid
+
     def _start_all(self, log_path: Path) -> None:
         options = self._options
         addresses: list[str] = []
@@ -184,6 +189,7 @@ def run(options: OrderRun) -> dict[str, Any]:
         "is_complete": order.is_complete,
         "elapsed_s": round(crash_run.elapsed_s, 2),
         "handled_by_process": dict(order.by_process),
+        "paused_process": crash_run.paused_process,
         "events": crash_run.events,
     }
 

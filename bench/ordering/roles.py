@@ -14,7 +14,7 @@ from typing import Any, Final
 import trio
 
 from dep2p.daemon.gc import tune_gc
-from dep2p.errors import Dep2pError
+from dep2p.errors import Dep2pError, RetryMessage
 from dep2p.node.node import Node
 from dep2p.queues.api.push_consumer import PushedMessage
 from dep2p.queues.api.queues import Queues
@@ -101,6 +101,8 @@ async def consume(arguments: argparse.Namespace) -> None:
 
     async def handle(message: PushedMessage) -> None:
         await trio.lowlevel.checkpoint()  # one that was paused for longer than its lease ends here
+        if message.expired:  # or was paused behind its checkpoint, while others of the same turn wrote
+            raise RetryMessage("its lease is over")
         os.write(log, message.body + b" %d\n" % process)
 
     async with Node.open(_realm(arguments.secret), bootstrap=_known(arguments)) as node:

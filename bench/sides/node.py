@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.sides.interface import Arrivals, DialTimes, Send
+from dep2p.limits import Limits
 from dep2p.messaging.service import MessageStream, Notification, Request
 from dep2p.node.node import Node
 from dep2p.node.validation import split_addr
@@ -60,6 +61,8 @@ class NodeClient:
 class NodeSide:
     """Two nodes in a realm made of the shared secret."""
 
+    limits = Limits()
+
     @asynccontextmanager
     async def serve(self, secret: str) -> AsyncGenerator[NodeServer, None]:
         """A node that answers, counts notifies in an async handler, and counts the items of streams."""
@@ -69,7 +72,7 @@ class NodeSide:
     @asynccontextmanager
     async def _serve(self, secret: str, *, data_dir: Path | None = None) -> AsyncGenerator[NodeServer, None]:
         arrivals = Arrivals()
-        async with Node.open(realm_of(secret), listen=_LISTEN, data_dir=data_dir) as node:
+        async with Node.open(realm_of(secret), listen=_LISTEN, data_dir=data_dir, limits=self.limits) as node:
 
             @node.on_request(_REQUEST, concurrency=256)
             async def echo(request: Request) -> bytes:
@@ -90,7 +93,7 @@ class NodeSide:
     @asynccontextmanager
     async def connect(self, secret: str, address: str, *, listen: bool = True) -> AsyncGenerator[NodeClient, None]:
         """A new node, connected and verified."""
-        async with Node.open(realm_of(secret), listen=_LISTEN if listen else ()) as node:
+        async with Node.open(realm_of(secret), listen=_LISTEN if listen else (), limits=self.limits) as node:
             peer = await dial(node, address)
             yield NodeClient(node, peer)
 

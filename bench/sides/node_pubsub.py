@@ -8,11 +8,11 @@ from pathlib import Path
 import trio
 
 from bench.sides.pubsub import Received
+from dep2p.gossipsub.topic_types import Lagged
 from dep2p.limits import Limits
 from dep2p.node.node import Node
 from dep2p.node.validation import split_addr
 from dep2p.pubsub.topic import Topic
-from dep2p.pubsub.types import Lagged
 from dep2p.realm.credentials import Realm
 from dep2p.tracing.settings import TraceSettings
 

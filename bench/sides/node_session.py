@@ -7,8 +7,8 @@ import trio
 
 from bench.sides.interface import Arrivals, Send
 from bench.sides.node import NodeClient, NodeServer, NodeSide
-from dep2p.messaging.handlers import Request
 from dep2p.node.node import Node
+from dep2p.protocols.messaging.incoming import Request
 from dep2p.sessions.service import Session
 from dep2p.types import PeerId
 

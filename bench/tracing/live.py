@@ -25,12 +25,15 @@ from typing import Any, Final
 
 import trio
 
-from dep2p.client import Client, FeedLagged
+from dep2p.client import Client, Lagged
 from dep2p.errors import Dep2pError
+from dep2p.realm.credentials import Realm
 from dep2p.traces.salvage import salvage
+from dep2p.types import PeerId
 
 _DEP2P: Final = (sys.executable, "-m", "dep2p.cli.main")
 _START_S: Final = 120.0
+_CONFIRM_S: Final = 30.0
 _AT_ONCE: Final = 4
 """Daemons that start at the same time."""
 _SLACK_S: Final = 3.0
@@ -52,7 +55,7 @@ class Daemon:
         self.directory = root / f"n{number}"
         self.directory.mkdir(mode=0o700)
         self.environment = _environment(self.directory, traces)
-        self.peer = ""
+        self.peer = PeerId("")
         with (self.directory / "daemon.log").open("wb") as log:
             self.process = subprocess.Popen(
                 [*_DEP2P, "daemon", "--listen", "/ip4/127.0.0.1/tcp/0"], env=self.environment, stdout=log, stderr=log
@@ -116,7 +119,7 @@ async def _ready(client: Client) -> None:
 async def _all_up(client: Client, others: int) -> None:
     with trio.fail_after(_START_S):
         while True:
-            if sum(member.state == "up" for member in await client.realm_members("team")) >= others:
+            if sum(member.state == "up" for member in await client.members("team")) >= others:
                 return
             await trio.sleep(0.5)
 
@@ -134,13 +137,14 @@ async def live(root: Path, traces: Path, nodes: int, seconds: float, stop_s: flo
                     ends.callback(daemon.close)
                     client = await stack.enter_async_context(Client.open(data_dir=daemon.directory))
                     await _ready(client)
-                    daemon.peer = str((await client.status()).peer_id)
+                    daemon.peer = (await client.status()).peer_id
                     clients.append(client)
                 daemons += started
             await trio.to_thread.run_sync(daemons[0].run, "realm", "new", "team")
-            invite = await clients[0].realm_invite("team")
+            invite = await clients[0].invite("team")
+            realm = Realm.from_invite(invite).realm
             for client in clients[1:]:
-                await client.realm_join(invite=invite)
+                await client.join_realm(realm)
             await _all_up(clients[0], nodes - 1)
             _say(f"{nodes} daemons are in one realm; traffic for {seconds:.0f} s")
             async with trio.open_nursery() as nursery:
@@ -187,7 +191,7 @@ class Traffic:
     async def start(self) -> None:
         """Start all programs; returns when all of them listen."""
         clients = self._clients
-        await clients[0].queue_create("jobs", realm="team")
+        await clients[0].queues.of("team").create("jobs")
         for client in clients:
             for topic in _TOPICS:
                 self._go("subscribe", partial(self._subscribe, client, topic))
@@ -209,7 +213,7 @@ class Traffic:
         self._repeat(1.0, "pushes", self._push)
         self._repeat(3.0, "reliable publishes", self._publish_reliably)
         for client in clients[2:4]:
-            put = partial(client.queue_put, "jobs", b"z" * 200, key="k", realm="team", peer=self._peers[0])
+            put = partial(client.queues.at(self._peers[0], realm="team").publish, "jobs", b"z" * 200, key="k")
             self._repeat(1.0, "jobs", put)
 
     def _go(self, name: str, work: Callable[[], Awaitable[object]]) -> None:
@@ -243,7 +247,7 @@ class Traffic:
     async def _subscribe(self, client: Client, topic: str) -> None:
         async with client.subscribe(topic, realm="team") as messages:
             async for message in messages:
-                self._scene.counts["lagged" if isinstance(message, FeedLagged) else "deliveries"] += 1
+                self._scene.counts["lagged" if isinstance(message, Lagged) else "deliveries"] += 1
 
     async def _answer(self, client: Client) -> None:
         async with client.reply("ask", realm="team") as requests:
@@ -258,25 +262,25 @@ class Traffic:
 
     async def _consume(self, client: Client) -> None:
         broker = self._peers[0]
-        async with client.queue_consume("jobs", "work", realm="team", peer=broker, max_in_flight=8) as jobs:
+        queues = client.queues.at(broker, realm="team")
+        async with queues.consume("jobs", "work", max_in_flight=8) as jobs:
             async for job in jobs:
                 await job.finish()
                 self._scene.counts["jobs done"] += 1
 
     async def _serve(self, client: Client) -> None:
-        async with client.serve_sessions("feed", realm="team") as events:
-            async for event in events:
-                if not isinstance(event, FeedLagged):
-                    self._scene.counts[f"sessions {event.event}"] += 1
+        async with client.sessions.accept("feed", realm="team") as sessions:
+            async for _ in sessions:
+                self._scene.counts["sessions opened"] += 1
 
     async def _follow(self, client: Client) -> None:
-        async with client.open_session(self._peers[0], "feed", realm="team") as session:
+        async with client.sessions.open(self._peers[0], "feed", realm="team") as session:
             async for _ in session:
                 self._scene.counts["pushes handled"] += 1
 
     # Work that is repeated
 
-    def _other(self, client: Client) -> str:
+    def _other(self, client: Client) -> PeerId:
         own = self._peers[self._clients.index(client)]
         return self._rng.choice([peer for peer in self._peers if peer != own])
 
@@ -284,16 +288,18 @@ class Traffic:
         await client.request(self._other(client), "ask", b"x" * 200, realm="team", timeout_s=5)
 
     async def _send(self, client: Client) -> None:
-        await client.send(self._other(client), "task", b"y" * 200, realm="team")
+        await client.send(self._other(client), "task", b"y" * 200, reliable=True, realm="team")
 
     async def _push(self) -> None:
-        _, full = await self._clients[0].push_all_sessions("feed", b"w" * 200)
+        _, full = await self._clients[0].sessions.push_all("feed", b"w" * 200)
         self._scene.counts["sessions that were full"] += len(full)
 
     async def _publish_reliably(self) -> None:
         done = await self._clients[5].publish_reliably(
             "news", b"v" * 300, critical_peers=self._peers[6:8], realm="team"
         )
+        with trio.move_on_after(_CONFIRM_S):
+            await done.wait()
         self._scene.counts["reliable publishes confirmed"] += not done.missing
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from dep2p.cli.framework.command import Invocation, command, group
+from dep2p.cli.framework.render import table
 
 FileOption = Annotated[Path | None, typer.Option("--config", help="Read this file instead of the default one.")]
 
@@ -67,6 +68,19 @@ def example_config(run: Invocation) -> None:
         run.print(text.rstrip("\n"))
 
 
+def list_variables(run: Invocation) -> None:
+    """List every DEP2P_* variable and what it sets; any other is refused."""
+    from dep2p.config.environment import RESERVED, RESERVED_STARTS
+    from dep2p.config.loader import setting_variables
+
+    uses = {name: f"[{key.section}] {key.name}" for name, key in setting_variables().items()} | dict(RESERVED)
+    uses |= {f"{start}*": "tests and benchmarks" for start in RESERVED_STARTS}
+    if run.json:
+        run.emit({"variables": uses})
+    else:
+        run.print(table(["VARIABLE", "USE"], list(uses.items())))
+
+
 def register(app: typer.Typer) -> None:
     """Add the group ``config``."""
     sub = group(app, "config", "Show, check and explain the configuration.")
@@ -79,3 +93,6 @@ def register(app: typer.Typer) -> None:
     command(sub, "check", examples=[("dep2p config check ./config.toml", "before a restart")])(check_config)
     command(sub, "path", examples=[("dep2p config path", "the file that the daemon reads")])(config_path)
     command(sub, "example", examples=[("dep2p config example", "a commented file to start from")])(example_config)
+    command(sub, "variables", examples=[("dep2p config variables", "each with the setting or use that it has")])(
+        list_variables
+    )

@@ -50,7 +50,6 @@ def daemon(
     """Run the node in the foreground. SIGTERM, SIGHUP or Ctrl-C drains and stops it, a second one stops it at once."""
     flags: dict[str, object] = dict(_setting(text) for text in settings or ())
     given = {
-        "control.socket": None if run.socket is None else str(run.socket),
         "node.listen": listen,
         "node.advertise": advertise,
         "node.bootstrap": bootstrap,

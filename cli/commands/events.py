@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dep2p.cli.framework.command import Invocation, command
+from dep2p.cli.framework.command import Invocation, command, feed_fields
 from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
@@ -23,13 +23,18 @@ def events(
     """Print connections and members that come and go, as JSON, one object per line."""
 
     async def body(client: "Client") -> None:
-        from dep2p.client.models import FeedLagged
+        from dep2p.client import FeedInterrupted, FeedResumed
+        from dep2p.gossipsub.topic_types import Lagged
 
         seen = 0
         async with client.events(types or ()) as stream:
             run.say("waiting for events; Ctrl-C ends")
             async for event in stream:
-                if isinstance(event, FeedLagged):
+                if isinstance(event, FeedInterrupted | FeedResumed):
+                    if not run.json:  # else `run` prints it
+                        run.emit(feed_fields(event))
+                    continue
+                if isinstance(event, Lagged):
                     run.emit({"lagged": event.count})
                     continue
                 run.emit(_line(event))
@@ -51,6 +56,7 @@ def register(app: typer.Typer) -> None:
     command(
         app,
         "events",
+        waits=True,
         examples=[
             ("dep2p events", "everything"),
             ("dep2p events --type member_up --count 1", "waits until a member comes up"),

@@ -21,6 +21,11 @@ def show_id(
     from dep2p.client import DaemonUnreachableError
     from dep2p.identity import Identity
 
+    target = run.target()
+    if target.config is None and not new:
+        status = run.with_client(lambda client: client.status())
+        _show(run, status.peer_id, list(status.listen), True, None)
+        return
     key_file = run.config().key_file
     if new:
         identity = Identity.generate()

@@ -7,12 +7,12 @@ import typer
 from dep2p.cli.framework.command import Invocation, command
 from dep2p.cli.framework.errors import CliError
 from dep2p.cli.framework.payloads import RealmOption, check_name, show_payload
-from dep2p.cli.framework.render import byte_count, headers_json, payload, short_peer
+from dep2p.cli.framework.render import byte_count, headers_json, headers_text, payload, short_peer
 from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
     from dep2p.client import Client
-    from dep2p.client.models import IncomingNotification
+    from dep2p.protocols.messaging.incoming import Notification
 
 
 def listen(
@@ -29,13 +29,15 @@ def listen(
     check_name(name)
 
     async def body(client: "Client") -> None:
-        from dep2p.client.models import FeedLagged
+        from dep2p.gossipsub.topic_types import Lagged
 
         seen = 0
         async with client.listen(name, realm=realm) as notifications:
             run.say(f"waiting for notifies {name!r}; Ctrl-C ends")
             async for notification in notifications:
-                if isinstance(notification, FeedLagged):
+                if isinstance(notification, Lagged):
+                    if not notification.count:
+                        continue  # `run` reports it
                     if run.json:
                         run.emit({"lagged": notification.count})
                     else:
@@ -51,10 +53,11 @@ def listen(
     run.with_client(body)
 
 
-def _show(run: Invocation, notification: "IncomingNotification", number: int, *, raw: bool, nul: bool) -> None:
+def _show(run: Invocation, notification: "Notification", number: int, *, raw: bool, nul: bool) -> None:
     data = bytes(notification.body)
     if run.json:
         fields: dict[str, object] = {"peer": str(notification.peer), "name": str(notification.name)} | payload(data)
+        fields["received_at_s"] = notification.received_at_s
         if notification.headers:
             fields["headers"] = headers_json(notification.headers)
         run.emit(fields)
@@ -62,7 +65,7 @@ def _show(run: Invocation, notification: "IncomingNotification", number: int, *,
     if not raw and not nul:
         run.say(
             f"[#{number}] {printable(str(notification.name))} from {short_peer(str(notification.peer))}"
-            f"  {byte_count(len(data))}"
+            f"  {byte_count(len(data))}{headers_text(notification.headers)}"
         )
     show_payload(run, data, raw=raw, nul=nul)
 
@@ -72,6 +75,7 @@ def register(app: typer.Typer) -> None:
     command(
         app,
         "listen",
+        waits=True,
         examples=[
             ("dep2p listen news", "each payload on a line of its own; who sent it on stderr"),
             ("dep2p listen news --json | jq -r .text", "one JSON object per line"),

@@ -9,6 +9,7 @@ from dep2p.cli.framework.errors import CliError
 from dep2p.cli.framework.render import duration, left_of, short_peer, table
 from dep2p.cli.framework.resolve import refuse_self, resolve_peer
 from dep2p.error_codes import EXIT_OK, EXIT_TIMEOUT
+from dep2p.errors import RequestTimeoutError
 from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def connect(
             )
         target = addr if addr.startswith("/") else await resolve_peer(client, addr)
         await refuse_self(client, target.rpartition("/p2p/")[2])
-        return await client.peer_connect(target, timeout_s=timeout)
+        return await client.connect(target, timeout_s=timeout)
 
     found = run.with_client(body)
     if run.json:
@@ -107,7 +108,10 @@ def ping(
         await refuse_self(client, peer)
         found: list[float | None] = []
         for number in range(1, count + 1):
-            (rtt_s,) = await client.peer_ping(peer, 1, timeout)
+            try:
+                rtt_s: float | None = await client.ping(peer, timeout_s=timeout)
+            except RequestTimeoutError:
+                rtt_s = None
             found.append(rtt_s)
             if not run.json:
                 outcome = f"no answer in {timeout:g} s" if rtt_s is None else f"time={rtt_s * 1000:.2f} ms"
@@ -139,7 +143,8 @@ def disconnect(run: Invocation, peer_text: PeerArgument) -> None:
 
     async def body(client: "Client") -> str:
         peer = await resolve_peer(client, peer_text)
-        await client.peer_disconnect(peer)
+        if not await client.disconnect(peer):
+            raise CliError(f"there is no connection to {peer}", "D4005", tries=("dep2p peer ls",))
         return peer
 
     peer = run.with_client(body)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from dep2p.cli.commands.send import ReliableOption, WaitOption
+from dep2p.cli.commands.send import ReliableOption, TtlOption, WaitOption, parse_ttl
 from dep2p.cli.framework.command import Invocation, command
 from dep2p.cli.framework.errors import CliError
-from dep2p.cli.framework.payloads import PAYLOAD_BYTES_MAX, RealmOption, read_payload
+from dep2p.cli.framework.payloads import PAYLOAD_BYTES_MAX, HeaderOption, RealmOption, read_headers, read_payload
 from dep2p.cli.framework.render import byte_count, duration, short_peer
 from dep2p.cli.framework.resolve import resolve_peer
 from dep2p.error_codes import EXIT_FAILED, EXIT_OK
@@ -24,7 +24,7 @@ from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
     from dep2p.client import Client
-    from dep2p.control_api.calls import OnNoPeers
+    from dep2p.gossipsub.topic_types import OnNoPeers
 
 _READ_BYTES: Final = 65_536
 _ON_NO_PEERS: Final[dict[str, "OnNoPeers"]] = {"error": "error", "queue": "queue", "ok": "ok"}
@@ -69,6 +69,7 @@ def publish(
             metavar="WHAT",
         ),
     ] = "error",
+    header: HeaderOption = None,
     reliable: ReliableOption = False,
     critical: Annotated[
         list[str] | None,
@@ -81,6 +82,7 @@ def publish(
     ] = None,
     any_: Annotated[bool, typer.Option("--any", help="With --reliable: one critical peer is enough.")] = False,
     timeout: WaitOption = 30.0,
+    ttl: TtlOption = None,
     realm: RealmOption = None,
     public: PublicOption = False,
 ) -> int:
@@ -101,15 +103,17 @@ def publish(
         raise CliError(
             "--count needs BODY to repeat", "D1001", tries=("dep2p publish TOPIC 'message {{n}}' --count 5",)
         )
+    headers = read_headers(header)
+    ttl_s = parse_ttl(ttl, reliable=reliable)
     if reliable:
         if lines or count is not None or len(files or ()) > 1 or public:
             raise CliError("--reliable takes one message, in a realm", "D1001")
         content = read_payload(data, files[0] if files else None)
-        wanted = _Critical(critical or [], "any" if any_ else "all", timeout, realm)
+        wanted = _Critical(critical or [], "any" if any_ else "all", timeout, ttl_s, realm, headers)
         return run.with_client(lambda client: _reliably(run, client, topic, content, wanted))
     if critical or any_:
         raise CliError("--critical and --any go with --reliable", "D1001")
-    place = _Place(realm, public, policy)
+    place = _Place(realm, public, policy, headers)
     if lines or count is not None or len(files or ()) > 1:
         source = _PublishSource(data or "", files or (), lines, count, interval)
         return run.with_client(lambda client: _many(run, client, topic, source, place))
@@ -118,12 +122,19 @@ def publish(
 
 
 async def _one(run: Invocation, client: "Client", topic: str, content: bytes, place: "_Place") -> int:
-    result = await client.publish(topic, content, realm=place.realm, public=place.public, on_no_peers=place.on_no_peers)
+    result = await client.publish(
+        topic,
+        content,
+        realm=place.realm,
+        public=place.public,
+        on_no_peers=place.on_no_peers,
+        headers=place.headers,
+    )
     if run.json:
         run.emit(
             {
                 "topic": topic,
-                "id": result.id,
+                "id": result.id.hex(),
                 "sent_to": list(result.sent_to),
                 "queued": result.queued,
                 "dropped": list(result.dropped),
@@ -140,11 +151,12 @@ async def _one(run: Invocation, client: "Client", topic: str, content: bytes, pl
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The network of a topic, and what to do while it has no peers."""
+    """The network of a topic, what to do while it has no peers, and the headers of what is published."""
 
     realm: str | None
     public: bool
     on_no_peers: "OnNoPeers"
+    headers: dict[str, object] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,19 +166,26 @@ class _Critical:
     peers: list[str]
     wait_for: Literal["all", "any"]
     wait_s: float
+    ttl_s: float | None
     realm: str | None
+    headers: dict[str, object] | None
 
 
 async def _reliably(run: Invocation, client: "Client", topic: str, content: bytes, wanted: _Critical) -> int:
-    peers = [await resolve_peer(client, peer) for peer in wanted.peers]
+    from anyio import move_on_after
+
+    peers = [await resolve_peer(client, peer) for peer in wanted.peers] or None
     done = await client.publish_reliably(
         topic,
         content,
         critical_peers=peers,
         wait_for=wanted.wait_for,
-        wait_s=wanted.wait_s,
+        ttl_s=wanted.ttl_s,
+        headers=wanted.headers,
         realm=wanted.realm,
     )
+    with move_on_after(wanted.wait_s):
+        await done.wait()
     enough = bool(done.acknowledged_by) if wanted.wait_for == "any" else not done.missing
     if not wanted.wait_s:  # like `send`, it ends when the message is accepted
         enough = enough or all(why in _NOT_ENDED for why in done.missing.values())
@@ -174,8 +193,8 @@ async def _reliably(run: Invocation, client: "Client", topic: str, content: byte
         run.emit(
             {
                 "topic": topic,
-                "id": done.id,
-                "sent_to": list(done.sent_to),
+                "id": done.result.id.hex(),
+                "sent_to": list(done.result.sent_to),
                 "acknowledged_by": list(done.acknowledged_by),
                 "missing": {str(peer): why for peer, why in done.missing.items()},
             }
@@ -194,8 +213,13 @@ async def _reliably(run: Invocation, client: "Client", topic: str, content: byte
 async def _many(run: Invocation, client: "Client", topic: str, source: "_PublishSource", place: "_Place") -> int:
     started_s = time.monotonic()
     async with aclosing(source.messages()) as messages:
-        result = await client.publish_many(
-            topic, messages, realm=place.realm, public=place.public, on_no_peers=place.on_no_peers
+        result = await client.publish_from(
+            topic,
+            messages,
+            realm=place.realm,
+            public=place.public,
+            on_no_peers=place.on_no_peers,
+            headers=place.headers,
         )
     elapsed_s = time.monotonic() - started_s
     if run.json:
@@ -320,6 +344,7 @@ def register(app: typer.Typer) -> None:
             ("tail -f app.log | dep2p publish logs --lines", "each line is a message, sent as it comes"),
             ("dep2p publish photos --file a.jpg --file b.jpg", "files, each one message"),
             ("dep2p publish ticks 'tick {{n}} at {{time}}' --count 10 --interval 1", "ten messages, one a second"),
+            ("dep2p publish orders 'sold' --header trace=42 --header kind=sale", "headers, which subscribers get too"),
             ("dep2p publish orders 'sold' --reliable --critical bob", "waits until bob's app has handled it"),
             ("dep2p publish chat hi --on-no-peers queue", "waits up to 30 s for a first subscriber"),
         ],

@@ -4,7 +4,7 @@ import inspect
 import os
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from traceback import print_exception
 from types import TracebackType
@@ -16,26 +16,41 @@ from dep2p.cli.framework.command import Invocation, command
 from dep2p.cli.framework.errors import CliError
 from dep2p.cli.framework.payloads import RealmOption, check_name, read_payload
 from dep2p.cli.framework.render import byte_count, payload, short_peer
-from dep2p.control_api.errors import DaemonUnreachableError, code_of
+from dep2p.control_api.errors import code_of
 from dep2p.error_codes import EXIT_NOT_FOUND
 from dep2p.errors import Dep2pError, HandlerError, MessageTooLargeError
 from dep2p.outside_text import environment
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+    from contextlib import AbstractAsyncContextManager
+
     from anyio.abc import ByteReceiveStream, Process
 
-    from dep2p.client import Client, IncomingRequest
+    from dep2p.client import Client
+    from dep2p.gossipsub.topic_types import TopicMessage
+    from dep2p.protocols.messaging.incoming import IncomingRequest
+    from dep2p.protocols.services.options import ServiceOptions
 
 Answerer = Callable[["IncomingRequest"], Awaitable[bytes]]
 
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 _ERROR_TEXT_BYTES_MAX: Final = 800
 _FAILED: Final = "the handler failed"  # the only text that a caller gets for an exception here
+_TOPIC_ANSWER_S: Final = 30.0
+"""Seconds for an answer to a topic: its messages do not say how long their author waits. 2 by default."""
+
+
+class _AnswerNotTakenError(Dep2pError):
+    """The author of a message to a topic did not take the answer."""
 
 
 def reply(
     run: Invocation,
-    name: Annotated[str, typer.Argument(help="The name under which requests are answered.", metavar="NAME")],
+    name: Annotated[
+        str | None,
+        typer.Argument(help="The name under which requests are answered; left out with --topic.", metavar="[NAME]"),
+    ] = None,
     program: Annotated[
         str | None,
         typer.Option(
@@ -50,16 +65,105 @@ def reply(
     echo: Annotated[bool, typer.Option("--echo", help="Answer with the request's payload.")] = False,
     count: Annotated[int | None, typer.Option("--count", "-n", help="End after so many answers.", min=1)] = None,
     concurrency: Annotated[int, typer.Option("--concurrency", help="Requests at work at once.", min=1, max=1024)] = 8,
+    topic: Annotated[
+        str | None,
+        typer.Option("--topic", help="Answer what asks the subscribers of this topic; then there is no NAME."),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group",
+            help="Offer NAME to all members, and share it with programs of this group; with --topic one of the group "
+            "answers each message.",
+        ),
+    ] = None,
+    version: Annotated[str | None, typer.Option("--version", help="The version of the service.")] = None,
+    schema: Annotated[str | None, typer.Option("--schema", help="The form of requests and answers.")] = None,
     realm: RealmOption = None,
 ) -> None:
-    """Answer the requests that members send under a name."""
-    check_name(name)
+    """Answer the requests that members send under a name, or to the subscribers of a topic."""
+    if (name is None) == (topic is None):
+        raise CliError("give either the NAME of requests or the --topic whose messages to answer", "D1001")
     answer = _answerer(program, file, script, echo)
+    if name is None:
+        assert topic is not None
+        if version is not None or schema is not None:
+            raise CliError("--version and --schema describe a service: --topic goes without them", "D1001")
+        _reply_to_topic(run, topic, answer, count=count, concurrency=concurrency, group=group, realm=realm)
+        return
+    check_name(name)
+    service: ServiceOptions = {}
+    if group is not None:
+        service["group"] = group
+    elif version is not None or schema is not None:
+        raise CliError("--version and --schema describe a service: give its --group, too", "D1001")
+    if version is not None:
+        service["version"] = version
+    if schema is not None:
+        service["schema"] = schema
 
     async def body(client: "Client") -> None:
-        await _serve(run, client, name, answer, count=count, concurrency=concurrency, realm=realm)
+        incoming = requests_of(client)
+        await _serve(run, f"requests {name!r}", answer, count=count, concurrency=concurrency, incoming=incoming)
+
+    def requests_of(client: "Client") -> "AbstractAsyncContextManager[AsyncIterator[IncomingRequest]]":
+        return client.reply(name, realm=realm, concurrency=concurrency, **service)
 
     run.with_client(body)
+
+
+def _reply_to_topic(
+    run: Invocation,
+    topic: str,
+    answer: Answerer,
+    *,
+    count: int | None,
+    concurrency: int,
+    group: str | None,
+    realm: str | None,
+) -> None:
+    async def body(client: "Client") -> None:
+        incoming = _questions(run, client, topic, group, realm)
+        await _serve(run, f"questions in {topic!r}", answer, count=count, concurrency=concurrency, incoming=incoming)
+
+    run.with_client(body)
+
+
+@asynccontextmanager
+async def _questions(
+    run: Invocation, client: "Client", topic: str, group: str | None, realm: str | None
+) -> "AsyncGenerator[AsyncIterator[IncomingRequest], None]":
+    """The messages of a topic whose authors wait for answers, as requests of them."""
+    from dep2p.gossipsub.topic_types import TopicMessage
+
+    async with client.subscribe(topic, group=group, realm=realm) as messages:
+
+        async def questions() -> "AsyncGenerator[IncomingRequest, None]":
+            async for message in messages:
+                if isinstance(message, TopicMessage):
+                    if message.wants_answer:
+                        yield _as_request(message)
+                elif message.count:  # a restart of the daemon counts nothing, and `run` reports it
+                    run.warn(f"{message.count} messages were dropped unanswered: this command was too slow")
+
+        yield questions()
+
+
+def _as_request(message: "TopicMessage") -> "IncomingRequest":
+    import anyio
+
+    from dep2p.protocols.messaging.incoming import IncomingRequest, Request
+    from dep2p.types import PeerId, RealmId
+
+    async def respond(body: bytes, error: str | None) -> None:
+        outcome = await (message.reply(body) if error is None else message.fail(error))
+        if outcome != "taken":
+            raise _AnswerNotTakenError(f"not taken by its author: {outcome}")
+
+    deadline_s = anyio.current_time() + _TOPIC_ANSWER_S
+    author = message.sender or PeerId("")
+    request = Request(author, message.topic, message.body, dict(message.headers), deadline_s, False, RealmId(""))
+    return IncomingRequest(request, respond)
 
 
 def _answerer(program: str | None, file: Path | None, script: str | None, echo: bool) -> Answerer:
@@ -85,13 +189,12 @@ def _answerer(program: str | None, file: Path | None, script: str | None, echo: 
 
 async def _serve(
     run: Invocation,
-    client: "Client",
-    name: str,
+    what: str,
     answer: Answerer,
     *,
     count: int | None,
     concurrency: int,
-    realm: str | None,
+    incoming: "AbstractAsyncContextManager[AsyncIterator[IncomingRequest]]",
 ) -> None:
     import anyio
 
@@ -107,8 +210,8 @@ async def _serve(
         answered += 1
         _report(run, request, answered, outcome)
 
-    async with client.reply(name, realm=realm, concurrency=concurrency) as requests, anyio.create_task_group() as tasks:
-        run.say(f"waiting for requests {name!r}; Ctrl-C ends")
+    async with incoming as requests, anyio.create_task_group() as tasks:
+        run.say(f"waiting for {what}; Ctrl-C ends")
         async for request in requests:
             await slots.acquire()
             tasks.start_soon(one, request)
@@ -134,8 +237,6 @@ async def _answer_one(request: "IncomingRequest", answer: Answerer) -> bytes | s
             await request.respond(outcome)
         else:
             await request.fail(outcome)
-    except DaemonUnreachableError:
-        raise
     except Dep2pError as error:  # too late, or too large an answer
         if isinstance(error, MessageTooLargeError) and isinstance(outcome, bytes):
             text = f"the answer is too large for a message: {byte_count(len(outcome))}"
@@ -177,7 +278,7 @@ async def _run_program(program: str, request: "IncomingRequest") -> bytes:
         ["/bin/sh", "-c", program], env=environment(os.environ, variables), start_new_session=True
     )
     try:
-        with anyio.fail_after(max(0.001, request.deadline_ms / 1000)):
+        with anyio.fail_after(max(0.001, request.deadline_s - anyio.current_time())):
             out, err = await _talk(process, bytes(request.body))
             code = await process.wait()
     except TimeoutError:
@@ -302,11 +403,13 @@ def register(app: typer.Typer) -> None:
     command(
         app,
         "reply",
+        waits=True,
         examples=[
             ('dep2p reply greet --command \'printf "hello %s" "$(cat)"\'', "a shell command per request"),
             ("dep2p reply config --file settings.json", "always the file's present content"),
             ("dep2p reply resize --script images.py:resize", "a Python function"),
             ("dep2p reply ping --echo --count 1", "one answer, then the command ends"),
+            ("dep2p reply --topic inventory --script stock.py:count", "what `request --topic inventory` asks"),
         ],
         notes="""
         A command gets the payload on its standard input and finds DEP2P_PEER, DEP2P_NAME and DEP2P_HEADERS (JSON) in

@@ -43,6 +43,19 @@ FailedOption = Annotated[bool, typer.Option("--failed", help="Those that failed 
 AllOption = Annotated[bool, typer.Option("--all", help="All messages.")]
 
 
+def parse_ttl(ttl: str | None, *, reliable: bool) -> float | None:
+    """Return ``--ttl`` in seconds. Raises :class:`CliError` for one out of range, or without ``--reliable``."""
+    if ttl is None:
+        return None
+    if not reliable:
+        cause = "--ttl is for reliable messages: others are sent now or not at all"
+        raise CliError(cause, "D1001", tries=("the same with --reliable",))
+    ttl_s = parse_seconds(ttl, "--ttl")
+    if not 0.001 <= ttl_s <= 30 * 86_400:
+        raise CliError(f"--ttl {printable(ttl)!r} is out of range: from 1ms to 30d", "D1001")
+    return ttl_s
+
+
 def send(
     run: Invocation,
     peer: Annotated[str, typer.Argument(help="A member's peer id, or the end of it.", metavar="PEER")],
@@ -57,18 +70,15 @@ def send(
     headers: HeaderOption = None,
     realm: RealmOption = None,
 ) -> int:
-    """Send a message to a peer; --reliable: it is taken once, or this says why not."""
+    """Send a message to a peer; --reliable: it is taken once, or this says why not and whether it may have been."""
     check_name(name)
     content = read_payload(data, file)
     fields = read_headers(headers)
-    if ttl is not None and not reliable:
-        cause = "--ttl is for reliable messages: others are sent now or not at all"
-        raise CliError(cause, "D1001", tries=("the same with --reliable",))
-    ttl_s = None if ttl is None else parse_seconds(ttl, "--ttl")
-    if ttl_s is not None and not 0.001 <= ttl_s <= 30 * 86_400:
-        raise CliError(f"--ttl {ttl!r} is out of range: from 1ms to 30d", "D1001")
+    ttl_s = parse_ttl(ttl, reliable=reliable)
 
     async def body(client: "Client") -> int:
+        from anyio import move_on_after
+
         target = await resolve_peer(client, peer)
         if not reliable:
             await client.notify(target, name, content, realm=realm, headers=fields)
@@ -77,7 +87,9 @@ def send(
             else:
                 run.say(f"sent {byte_count(len(content))} to {short_peer(target)}")
             return EXIT_OK
-        sent = await client.send(target, name, content, headers=fields, realm=realm, wait_s=timeout, ttl_s=ttl_s)
+        sent = await client.send(target, name, content, reliable=True, realm=realm, headers=fields, ttl_s=ttl_s)
+        with move_on_after(timeout):
+            await sent.wait()
         if run.json:
             run.emit({"id": sent.id, "peer": sent.peer, "name": name, "state": sent.state, "tries": sent.tries})
         elif sent.state == "acknowledged":
@@ -94,7 +106,7 @@ def ls(run: Invocation, failed: FailedOption = False, realm: RealmOption = None)
     """List the reliable messages that wait for their acknowledgement, or those that were lost."""
 
     async def body(client: "Client") -> None:
-        found = await client.outbox(failed=failed, realm=realm)
+        found = await client.outbox.listing(failed=failed, realm=realm)
         if run.json:
             run.emit(found)
             return
@@ -116,8 +128,14 @@ def ls(run: Invocation, failed: FailedOption = False, realm: RealmOption = None)
             for item in found.items
         ]
         if failed:
-            rows = [[*row[:4], *row[5:]] for row in rows]  # tries are those of a message that waits
-            run.print(table(["ID", "NAME", "STATE", "SIZE", "AGE", "REASON"], rows))
+            # Tries are those of a message that waits.
+            rows = [
+                [*row[:4], row[5], "maybe" if item.may_have_been_taken else "no", row[6]]
+                for row, item in zip(rows, found.items, strict=True)
+            ]
+            run.print(table(["ID", "NAME", "STATE", "SIZE", "AGE", "TAKEN", "REASON"], rows))
+            if any(item.may_have_been_taken for item in found.items):
+                run.say("TAKEN maybe: it was sent and not acknowledged; sent again, its handler may get it twice")
             run.say("send them again: dep2p outbox replay --all")
         else:
             run.print(table(["ID", "NAME", "STATE", "SIZE", "TRIES", "AGE", "LAST ERROR"], rows))
@@ -135,7 +153,7 @@ def flush(
     """Try every receiver again now, and wait until nothing is left."""
 
     async def body(client: "Client") -> int:
-        left = await client.flush_outbox(wait_s=timeout, realm=realm)
+        left = await client.outbox.flush(timeout_s=timeout, realm=realm)
         if run.json:
             run.emit({"left": left})
         elif left:
@@ -164,15 +182,15 @@ def drop(
 
     async def body(client: "Client") -> int:
         dropped = 0
+        give_up = client.outbox.forget_lost if failed else client.outbox.drop
         if everything:
-            dropped = await client.drop_from_outbox(everything=True, failed=failed, realm=realm)
+            dropped = await give_up(realm=realm)
         elif peer is not None:
-            chosen = await resolve_peer(client, peer)
-            dropped = await client.drop_from_outbox(peer=chosen, failed=failed, realm=realm)
+            dropped = await give_up(peer=await resolve_peer(client, peer), realm=realm)
         else:
-            listed = [item.id for item in (await client.outbox(failed=failed, realm=realm)).items]
+            listed = [item.id for item in (await client.outbox.listing(failed=failed, realm=realm)).items]
             for found in dict.fromkeys([_find(given, listed, lost=failed) for given in ids or ()]):
-                dropped += await client.drop_from_outbox(message_id=found, failed=failed, realm=realm)
+                dropped += await give_up(found, realm=realm)
         if run.json:
             run.emit({"dropped": dropped})
         elif dropped:
@@ -200,13 +218,13 @@ def replay(
     async def body(client: "Client") -> int:
         replayed = 0
         if everything:
-            replayed = await client.replay_lost(everything=True, realm=realm)
+            replayed = await client.outbox.replay(realm=realm)
         elif peer is not None:
-            replayed = await client.replay_lost(peer=await resolve_peer(client, peer), realm=realm)
+            replayed = await client.outbox.replay(peer=await resolve_peer(client, peer), realm=realm)
         else:
-            lost = [item.id for item in (await client.outbox(failed=True, realm=realm)).items]
+            lost = [item.id for item in (await client.outbox.listing(failed=True, realm=realm)).items]
             for found in dict.fromkeys([_find(given, lost, lost=True) for given in ids or ()]):
-                replayed += await client.replay_lost(message_id=found, realm=realm)
+                replayed += await client.outbox.replay(found, realm=realm)
         if run.json:
             run.emit({"replayed": replayed})
         elif replayed:

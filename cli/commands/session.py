@@ -16,14 +16,18 @@ from dep2p.cli.framework.errors import CliError
 from dep2p.cli.framework.payloads import RealmOption, check_name, show_payload
 from dep2p.cli.framework.render import payload, short_peer, table
 from dep2p.cli.framework.resolve import resolve_peer
+from dep2p.control_api.errors import DaemonUnreachableError
 from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
-    from dep2p.client import Client
-    from dep2p.client.models import FeedLagged
-    from dep2p.client.sessions import OpenedSession, SessionEvent, SessionPush
+    from anyio.abc import TaskGroup
 
-_PAUSE_FULL_S = 0.02
+    from dep2p.client import Client
+    from dep2p.client.sessions.served import ClientServedSession
+    from dep2p.client.sessions.sessions import ClientOpenSession
+    from dep2p.protocols.sessions.wire import Push
+
+_PAUSE_AWAY_S = 0.2
 PeerArgument = Annotated[str, typer.Argument(help="A member's peer id, or the end of it.", metavar="PEER")]
 NameArgument = Annotated[str, typer.Argument(help="The name of the sessions.", metavar="NAME")]
 
@@ -51,7 +55,7 @@ def open_(
 
     async def body(client: "Client") -> None:
         server = await resolve_peer(client, peer)
-        opening = client.open_session(server, name, os.fsencode(data), token=token, realm=realm)
+        opening = client.sessions.open(server, name, os.fsencode(data), token=token, realm=realm)
         async with opening as session:
             run.say(f"{'resumed' if token else 'opened'} session {session.id}; Ctrl-C ends")
             try:
@@ -64,7 +68,7 @@ def open_(
     run.with_client(body)
 
 
-async def _leave(session: "OpenedSession", *, keep: bool) -> None:
+async def _leave(session: "ClientOpenSession", *, keep: bool) -> None:
     """Leave the session, also when this command is interrupted."""
     from anyio import CancelScope
 
@@ -75,7 +79,7 @@ async def _leave(session: "OpenedSession", *, keep: bool) -> None:
 
 
 async def _print_pushes(
-    run: Invocation, session: "OpenedSession", count: int | None, token_file: Path | None, *, raw: bool, nul: bool
+    run: Invocation, session: "ClientOpenSession", count: int | None, token_file: Path | None, *, raw: bool, nul: bool
 ) -> None:
     seen = 0
     async with aclosing(_pushes(run, session)) as pushes:
@@ -86,7 +90,7 @@ async def _print_pushes(
             else:
                 show_payload(run, push.body, raw=raw, nul=nul)
             if token_file is not None:
-                _write_token(token_file, push.token)
+                _write_token(token_file, session.token_behind(push.seq))
             seen += 1
             if seen == count:
                 return
@@ -94,7 +98,7 @@ async def _print_pushes(
         _forget_token(token_file)
 
 
-async def _pushes(run: Invocation, session: "OpenedSession") -> "AsyncGenerator[SessionPush, None]":
+async def _pushes(run: Invocation, session: "ClientOpenSession") -> "AsyncGenerator[Push, None]":
     """Yield the pushes; report gaps between them and go on."""
     from dep2p.errors import SessionGapError, SessionResetError
 
@@ -156,19 +160,19 @@ def serve(
     async def body(client: "Client") -> None:
         from anyio import create_task_group
 
-        async with client.serve_sessions(name, realm=realm) as events:
+        async with client.sessions.accept(name, realm=realm) as sessions, create_task_group() as tasks:
             run.say(f"serving sessions {name!r}; Ctrl-C ends")
-            server = _Server(run, client, name, answer)
-            async with create_task_group() as tasks:
-                tasks.start_soon(server.watch, events)
-                await server.wait_for(clients)
-                async with aclosing(stdin_lines()) as lines:
-                    async for line in lines:
-                        await server.push(line)
-                if stay:
-                    await server.wait_for(1 << 60)
-                await server.end_all()
-                tasks.cancel_scope.cancel()
+            server = _Server(run, client, name, answer, tasks)
+            server.clients = clients
+            tasks.start_soon(server.watch, sessions)
+            await server.wait_for_clients()
+            async with aclosing(stdin_lines()) as lines:
+                async for line in lines:
+                    await server.push(line)
+            if stay:
+                await server.wait_for(1 << 60)
+            await server.end_all()
+            tasks.cancel_scope.cancel()
 
     run.with_client(body)
 
@@ -176,49 +180,59 @@ def serve(
 class _Server:
     """The sessions that this command serves."""
 
-    def __init__(self, run: Invocation, client: "Client", name: str, answer: str | None) -> None:
+    def __init__(self, run: Invocation, client: "Client", name: str, answer: str | None, tasks: "TaskGroup") -> None:
         import anyio
 
         self._run = run
         self._client = client
         self._name = name
         self._answer = None if answer is None else os.fsencode(answer)
-        self._live: dict[str, None] = {}
+        self._tasks = tasks
+        self._live: dict[str, ClientServedSession] = {}
         self._changed = anyio.Event()
+        self.clients = 1
+        """Sessions to wait for before the first line."""
         self.pushed = 0
 
-    async def watch(self, events: "AsyncIterator[SessionEvent | FeedLagged]") -> None:
-        """Follow the events of the sessions, and answer requests."""
-        from dep2p.client.models import FeedLagged
+    async def watch(self, sessions: "AsyncIterator[ClientServedSession]") -> None:
+        """Follow the sessions."""
+        async for session in sessions:
+            self._live[session.id] = session
+            opened = f"session {session.id} of {short_peer(str(session.peer))}"
+            self._report("opened", session, opened, session.body)
+            self._change()
+            self._tasks.start_soon(self._follow, session)
 
-        async for event in events:
-            if not isinstance(event, FeedLagged):
-                await self._take(event)
+    async def _follow(self, session: "ClientServedSession") -> None:
+        """Answer the requests of one session until it is over."""
+        async for request in session:
+            if self._answer is not None:
+                await _ignoring_the_end(partial(request.respond, self._answer))
+            else:
+                await _ignoring_the_end(partial(request.fail, "this server answers no requests"))
+            asked = f"request {request.request_id} of session {session.id}"
+            self._report("request", session, asked, request.body)
+        self._live.pop(session.id, None)
+        self._report("closed", session, f"session {session.id} is over: {printable(session.close_reason or '')}")
+        self._change()
 
-    async def _take(self, event: "SessionEvent") -> None:
+    def _change(self) -> None:
         import anyio
 
-        if event.event == "opened":
-            self._live[event.session] = None
-            self._report(event, f"session {event.session} of {short_peer(str(event.peer))}")
-        elif event.event == "closed":
-            self._live.pop(event.session, None)
-            self._report(event, f"session {event.session} is over: {printable(event.reason)}")
-        else:
-            error = None if self._answer is not None else "this server answers no requests"
-            await _ignoring_the_end(
-                lambda: self._client.respond_session(event.session, event.request_id, self._answer or b"", error=error)
-            )
-            self._report(event, f"request {event.request_id} of session {event.session}")
         self._changed.set()
         self._changed = anyio.Event()
 
-    def _report(self, event: "SessionEvent", text: str) -> None:
+    def _report(self, event: str, session: "ClientServedSession", text: str, body: bytes = b"") -> None:
         if self._run.json:
-            fields = {"event": event.event, "session": event.session, "peer": str(event.peer), "reason": event.reason}
-            self._run.emit(fields | (payload(event.body) if event.body else {}))
+            reason = session.close_reason or ""
+            fields = {"event": event, "session": session.id, "peer": str(session.peer), "reason": reason}
+            self._run.emit(fields | (payload(body) if body else {}))
         else:
             self._run.say(text)
+
+    async def wait_for_clients(self) -> None:
+        """Wait until as many sessions are open as the command line says."""
+        await self.wait_for(self.clients)
 
     async def wait_for(self, count: int) -> None:
         """Wait until so many sessions are open."""
@@ -226,27 +240,40 @@ class _Server:
             await self._changed.wait()
 
     async def push(self, data: bytes) -> None:
-        """Push to every session. Waits for one that is full, so that its order holds."""
-        _pushed, full = await self._client.push_all_sessions(self._name, data)
+        """Push to every session. Waits for one that is full, so that its order holds, and for a daemon that is away."""
+        while True:
+            try:
+                _pushed, full = await self._client.sessions.push_all(self._name, data)
+                break
+            except DaemonUnreachableError:  # its sessions have ended; with --no-reconnect `watch` raises it
+                await _pause()
+                await self.wait_for_clients()
         self.pushed += 1
-        for session in full:
-            await _ignoring_the_end(partial(self._client.push_session, session, data))
+        for session in [self._live[each] for each in full if each in self._live]:
+            await _ignoring_the_end(partial(session.push, data))
 
     async def end_all(self) -> None:
         """End each session in order, and wait until its client has everything."""
         while self._live:
-            for session in list(self._live):
-                await _ignoring_the_end(partial(self._client.end_session, session))
+            for session in list(self._live.values()):
+                await _ignoring_the_end(session.end)
             if self._live:
                 await self._changed.wait()
         self._run.say(f"pushed {self.pushed} lines")
 
 
-async def _ignoring_the_end(call: Callable[[], Awaitable[None]]) -> None:
-    """Ignore the error of a session that is over by now."""
+async def _pause() -> None:
+    from anyio import sleep
+
+    await sleep(_PAUSE_AWAY_S)
+
+
+async def _ignoring_the_end(call: Callable[[], Awaitable[object]]) -> None:
+    """Ignore the error of a session that is over by now, or gone with its daemon."""
     from dep2p.errors import AlreadyRespondedError, SessionClosedError, SessionNotFoundError
 
-    with contextlib.suppress(SessionClosedError, SessionNotFoundError, AlreadyRespondedError):
+    ends = (SessionClosedError, SessionNotFoundError, AlreadyRespondedError, DaemonUnreachableError)
+    with contextlib.suppress(*ends):
         await call()
 
 
@@ -271,7 +298,8 @@ def list_sessions(
     everything: Annotated[bool, typer.Option("--all", help="Those that were over lately, too.")] = False,
 ) -> None:
     """List the ordered sessions of this node, served and opened."""
-    sessions = [each for each in run.with_client(lambda client: client.sessions()) if everything or not each["is_over"]]
+    found = run.with_client(lambda client: client.sessions.stats())
+    sessions = [each for each in found if everything or not each["is_over"]]
     if run.json:
         run.emit({"sessions": sessions})
     elif not sessions:
@@ -288,7 +316,7 @@ def stats(
     ] = None,
 ) -> None:
     """Show everything that is known of sessions: numbers, windows, retransmissions, resumes."""
-    found = run.with_client(lambda client: client.sessions())
+    found = run.with_client(lambda client: client.sessions.stats())
     sessions = [each for each in found if session is None or str(each["session_id"]).startswith(session)]
     if session is not None and not sessions:
         raise CliError(f"there is no session {session!r}", "D5105")
@@ -309,6 +337,7 @@ def register(app: typer.Typer) -> None:
     command(
         session,
         "serve",
+        waits=True,
         examples=[
             ("tail -f prices.log | dep2p session serve prices", "each line to every client, in order"),
             ("dep2p session serve jobs --clients 3 < jobs.txt", "starts when three clients are there"),
@@ -316,11 +345,13 @@ def register(app: typer.Typer) -> None:
         ],
         notes="A client that is away gets what it missed when it comes back, within 5 minutes. A client that does not "
         "take its pushes holds this command back after 4096 of them. When the input ends, every client gets what is "
-        "under way and then the end. When this command dies, its sessions end with an error.",
+        "under way and then the end. When this command or its daemon dies, its sessions end with an error. Behind a "
+        "restart of the daemon, the command waits for as many clients as at its start before it goes on.",
     )(serve)
     command(
         session,
         "open",
+        waits=True,
         examples=[
             ("dep2p session open bob prices", "each push on a line of its own"),
             ("dep2p session open bob prices --token-file prices.token", "goes on where it was, after a restart too"),

@@ -34,7 +34,7 @@ def list_topics(run: Invocation) -> None:
 
 
 def _look(run: Invocation, topic: str, realm: str | None, public: bool) -> "TopicPeers":
-    return run.with_client(lambda client: client.topic(topic, realm=realm, public=public))
+    return run.with_client(lambda client: client.topic_peers(topic, realm=realm, public=public))
 
 
 def _print_peers(run: Invocation, found: "TopicPeers", name: Literal["peers", "mesh"], none: str) -> None:

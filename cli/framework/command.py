@@ -5,29 +5,35 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec, TypeVar, cast, get_type_hints
 
 import typer
+from typer.models import ArgumentInfo, OptionInfo
 
 from dep2p.cli.framework.errors import describe, show
 from dep2p.cli.framework.usage import PlainCommand, PlainGroup
+from dep2p.cli.framework.value_completion import BY_PARAMETER
 from dep2p.concurrency.exception_groups import first_error
 from dep2p.error_codes import EXIT_OK
-from dep2p.outside_text import styled
+from dep2p.outside_text import printable, styled
 
 if TYPE_CHECKING:
     from msgspec import Struct
 
-    from dep2p.client import Client
+    from dep2p.client import Client, FeedInterrupted, FeedResumed
     from dep2p.config.loader import Config
+    from dep2p.config.target import DaemonTarget
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_WAITS: Final = (
+    "When the daemon goes away, the command says so, waits for it, and goes on when it is back; with --json as lines "
+    'whose "event" is "interrupted" or "resumed". --no-reconnect ends it instead.'
+)
 TERMINATE_S: Final = 5.0
 """From SIGTERM to the end of a command that does not end by itself."""
 
@@ -61,15 +67,32 @@ class Invocation:
     json: bool = False
     quiet: bool = False
     color: bool = False
-    socket: Path | None = None
-    given_data_dir: Path | None = None
+    reconnect: bool = True
+    call_reconnect_s: float = 0.0
+    """Seconds for which a command makes calls again that are safe to repeat, while the daemon is away."""
+    socket: str | None = None
+    """The control socket, when the command line names it."""
+    given_data_dir: str | None = None
+    context: str | None = None
+
+    def target(self, flags: Mapping[str, object] | None = None, file: Path | None = None) -> "DaemonTarget":
+        """The daemon that the command is for. Raises ConfigError."""
+        from dep2p.config.target import TargetArguments, find_daemon
+
+        given = TargetArguments(socket=self.socket, data_dir=self.given_data_dir, context=self.context)
+        return find_daemon(given, os.environ, flags=flags, config_file=file)
 
     def config(self, flags: Mapping[str, object] | None = None, file: Path | None = None) -> "Config":
-        """The configuration that a daemon would have here. Raises ConfigError."""
-        from dep2p.config.loader import load_config
+        """The configuration that the daemon has, or would have, here. Raises ConfigError."""
+        from dep2p.errors import ConfigError
 
-        given = {"node.data_dir": self.given_data_dir, **(flags or {})}
-        return load_config(flags=given, environ=os.environ, config_file=file)
+        target = self.target(flags, file)
+        if target.config is None:
+            raise ConfigError(
+                f"the daemon at {target.tcp} is on another machine ({target.origin}), and this command uses files of a "
+                "node here. Name one with --data-dir, or --context default."
+            )
+        return target.config
 
     @property
     def data_dir(self) -> Path:
@@ -101,16 +124,39 @@ class Invocation:
         """Write a warning for the user to stderr, even with --quiet."""
         print(styled(text), file=sys.stderr, flush=True)
 
+    def report_feed(self, change: "FeedInterrupted | FeedResumed") -> None:
+        """Report that a subscription lost the daemon, or that it goes on."""
+        from dep2p.client import FeedInterrupted
+
+        if self.json:
+            self.emit(feed_fields(change))
+        elif isinstance(change, FeedInterrupted):
+            self.warn(f"interrupted: {printable(change.reason)}; waiting to go on")
+        else:
+            lost = "; what was sent in between is lost" if change.loses else ""
+            self.warn(f"connected again after {change.away_s:.1f} s{lost}")
+
     def paint(self, text: str, style: str) -> str:
         """``text`` in bold, green, yellow, red or dim when stdout is a terminal that wants colour."""
         codes = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
         return f"\x1b[{codes[style]}m{text}\x1b[0m" if self.color else text
 
-    def client(self) -> "AbstractAsyncContextManager[Client]":
+    @contextlib.asynccontextmanager
+    async def client(self) -> "AsyncGenerator[Client, None]":
         """A client of the running daemon. Raises DaemonUnreachableError on entry or at the first call."""
-        from dep2p.client import Client
+        import logging
+        import math
 
-        return Client.open(self.socket or self.config().socket_path)
+        from dep2p.client import Client
+        from dep2p.client.opening import transport_for
+        from dep2p.client.reconnection.outages import ReconnectBounds
+
+        # This command reports interruptions itself; without a handler Python prints the client's warnings.
+        logging.getLogger("dep2p.client").addHandler(logging.NullHandler())
+        bounds = ReconnectBounds(math.inf, self.call_reconnect_s) if self.reconnect else ReconnectBounds(0.0, 0.0)
+        async with Client.over(transport_for(self.target(), bounds)) as client:
+            client.watch_feeds(self.report_feed)
+            yield client
 
     def with_client(self, body: "Callable[[Client], Awaitable[T]]") -> T:
         """Run ``body`` with a connected client and return its result."""
@@ -120,6 +166,15 @@ class Invocation:
                 return await body(client)
 
         return run_async(main)
+
+
+def feed_fields(change: "FeedInterrupted | FeedResumed") -> dict[str, object]:
+    """Return the JSON line of an interruption or of its end."""
+    from dep2p.client import FeedInterrupted
+
+    if isinstance(change, FeedInterrupted):
+        return {"event": "interrupted", "feed": change.feed, "reason": change.reason}
+    return {"event": "resumed", "feed": change.feed, "away_s": round(change.away_s, 3), "loses": change.loses}
 
 
 def run_async(main: Callable[[], Awaitable[T]]) -> T:
@@ -165,25 +220,31 @@ def run_async(main: Callable[[], Awaitable[T]]) -> T:
         return anyio.run(guarded_main, backend="asyncio")
 
 
-def _shared_parameters(*, root: bool) -> list[inspect.Parameter]:
+def _shared_parameters(*, root: bool, waits: bool) -> list[inspect.Parameter]:
     hidden = not root
 
-    def option(*names: str, help: str, metavar: str | None = None, env: str | None = None, hide: bool = hidden) -> Any:
-        return typer.Option(
-            *names, help=help, metavar=metavar, envvar=env if root else None, hidden=hide, show_default=False
-        )
+    def option(*names: str, help: str, metavar: str | None = None, hide: bool = hidden) -> Any:
+        return typer.Option(*names, help=help, metavar=metavar, hidden=hide, show_default=False)
 
     kinds: dict[str, tuple[Any, Any]] = {
         "shared_data_dir": (
             Annotated[
-                Path | None,
+                str | None,
                 option("--data-dir", metavar="DIR", help="The node's data directory (else DEP2P_DATA_DIR)."),
             ],
             None,
         ),
         "shared_socket": (
             Annotated[
-                Path | None, option("--socket", metavar="PATH", help="The daemon's control socket.", env="DEP2P_SOCKET")
+                str | None,
+                option("--socket", metavar="PATH", help="The daemon's control socket (else DEP2P_SOCKET)."),
+            ],
+            None,
+        ),
+        "shared_context": (
+            Annotated[
+                str | None,
+                option("--context", metavar="NAME", help="A daemon of `dep2p context` (else DEP2P_CONTEXT)."),
             ],
             None,
         ),
@@ -198,7 +259,20 @@ def _shared_parameters(*, root: bool) -> list[inspect.Parameter]:
             Annotated[bool, option("--no-color", help="No colours (as with NO_COLOR in the environment).")],
             False,
         ),
+        "shared_no_reconnect": (
+            Annotated[
+                bool,
+                option(
+                    "--no-reconnect",
+                    help="End when the daemon goes away, instead of waiting for it.",
+                    hide=not root and not waits,
+                ),
+            ],
+            False,
+        ),
     }
+    for name, (annotation, _default) in kinds.items():
+        _complete_values(name, annotation)
     return [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
         for name, (annotation, default) in kinds.items()
@@ -212,25 +286,49 @@ def _merge(context: typer.Context, given: Mapping[str, Any]) -> Invocation:
     run = root.obj
     run.json = run.json or bool(given["shared_json"])
     run.quiet = run.quiet or bool(given["shared_quiet"])
-    if given["shared_data_dir"] is not None:
-        run.given_data_dir = Path(os.path.expanduser(given["shared_data_dir"]))
-    if given["shared_socket"] is not None:
-        run.socket = Path(os.path.expanduser(given["shared_socket"]))
+    run.reconnect = run.reconnect and not given["shared_no_reconnect"]
+    run.given_data_dir = _filled("--data-dir", given["shared_data_dir"], run.given_data_dir)
+    run.socket = _filled("--socket", given["shared_socket"], run.socket)
+    run.context = _filled("--context", given["shared_context"], run.context)
+    chosen = [name for name, value in (("--data-dir", run.given_data_dir), ("--socket", run.socket)) if value]
+    if run.context is not None and chosen:
+        raise typer.BadParameter(f"--context and {chosen[0]} each say which daemon is meant: give one of them")
     plain = bool(given["shared_no_color"]) or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
     run.color = sys.stdout.isatty() and not plain if context is root or plain else run.color
     return run
 
 
-def _with_shared(function: Callable[..., Any], call: Callable[..., Any], *, root: bool = False) -> Callable[..., Any]:
+def _filled(option: str, given: str | None, before: str | None) -> str | None:
+    """The option's value, or the one before the command. Raises Typer's usage error for an empty one."""
+    if given is None:
+        return before
+    if not given.strip():
+        raise typer.BadParameter(f"{option} is empty: leave it out, or give it a value")
+    return os.path.expanduser(given)
+
+
+def _complete_values(name: str, annotation: object) -> None:
+    """Let the shell complete the values of a parameter, unless the command says how."""
+    complete = BY_PARAMETER.get(name)
+    for info in getattr(annotation, "__metadata__", ()):
+        if complete is not None and isinstance(info, OptionInfo | ArgumentInfo) and info.autocompletion is None:
+            info.autocompletion = complete
+
+
+def _with_shared(
+    function: Callable[..., Any], call: Callable[..., Any], *, root: bool = False, waits: bool = False
+) -> Callable[..., Any]:
     """Return ``call`` with the signature of ``function``, Typer's context for its first parameter, and the shared
     options."""
     hints = get_type_hints(function, include_extras=True)
     own = list(inspect.signature(function).parameters.values())[1:]
+    for parameter in own:
+        _complete_values(parameter.name, hints[parameter.name])
     context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
     parameters = (
         [context]
         + [p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[p.name]) for p in own]
-        + _shared_parameters(root=root)
+        + _shared_parameters(root=root, waits=waits)
     )
 
     @functools.wraps(function)
@@ -292,8 +390,12 @@ def command(
     examples: Sequence[tuple[str, str]] = (),
     notes: str = "",
     hidden: bool = False,
+    waits: bool = False,
 ) -> Callable[[Callable[Concatenate[Invocation, P], int | None]], Callable[Concatenate[Invocation, P], int | None]]:
-    """Register a command. It gets the :class:`Invocation` first and may return its exit code."""
+    """Register a command. It gets the :class:`Invocation` first and may return its exit code.
+
+    ``waits``: it goes on over a restart of the daemon.
+    """
 
     def register(
         function: Callable[Concatenate[Invocation, P], int | None],
@@ -301,8 +403,9 @@ def command(
         def call(run: Invocation, **kwargs: Any) -> None:
             guarded(run, lambda: cast(Callable[..., Any], function)(run, **kwargs))
 
-        wrapper = _with_shared(function, call)
-        MANUALS[wrapper] = Manual(tuple(examples), inspect.cleandoc(notes))
+        wrapper = _with_shared(function, call, waits=waits)
+        texts = [inspect.cleandoc(notes), _WAITS if waits else ""]
+        MANUALS[wrapper] = Manual(tuple(examples), "\n\n".join(text for text in texts if text))
         epilog = None
         if examples:
             epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line, _ in examples)

@@ -1,11 +1,11 @@
 """Text and JSON forms of the commands' output. Pure: nothing here reads or writes a stream."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 from unicodedata import combining, east_asian_width
 
-from dep2p.outside_text import styled_line
+from dep2p.outside_text import one_line, styled_line
 
 _KEY_PREFIX: Final = "12D3KooW"  # every Ed25519 peer id starts so
 _BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -109,6 +109,18 @@ def payload(data: bytes) -> dict[str, object]:
     return fields
 
 
-def headers_json(headers: dict[str, object]) -> dict[str, object]:
+_HEADERS_SHOWN: Final = 200
+
+
+def headers_text(headers: Mapping[str, object]) -> str:
+    """Headers as ``  name=value …`` for a line about a message, escaped; at most 200 characters."""
+    if not headers:
+        return ""
+    texts = [f"{name}={f'{len(value)} B' if isinstance(value, bytes) else value}" for name, value in headers.items()]
+    text = " ".join(texts)
+    return "  " + one_line(text if len(text) <= _HEADERS_SHOWN else text[: _HEADERS_SHOWN - 1] + "…")
+
+
+def headers_json(headers: Mapping[str, object]) -> dict[str, object]:
     """Headers with bytes values as ``{"data", "encoding"}``."""
     return {key: payload(value) if isinstance(value, bytes) else value for key, value in headers.items()}

@@ -6,13 +6,13 @@ from dep2p.cli.framework.errors import CliError
 from dep2p.cli.framework.render import peer_matches
 from dep2p.error_codes import EXIT_USAGE
 from dep2p.outside_text import printable
-from dep2p.types import parse_peer_id
+from dep2p.types import PeerId, parse_peer_id
 
 if TYPE_CHECKING:
     from dep2p.client import Client
 
 
-def whole_peer_id(text: str) -> str | None:
+def whole_peer_id(text: str) -> PeerId | None:
     """The text when it is a whole peer id."""
     try:
         return parse_peer_id(text)
@@ -30,7 +30,7 @@ async def refuse_self(client: "Client", peer: str) -> None:
         )
 
 
-async def resolve_peer(client: "Client", text: str) -> str:
+async def resolve_peer(client: "Client", text: str) -> PeerId:
     """Return the peer for a text: a whole id, or an abbreviation that fits exactly one peer that the node knows.
 
     ``self`` and an abbreviation of its own id mean the node itself, whose programs reach each other as peers do.
@@ -63,12 +63,12 @@ async def resolve_peer(client: "Client", text: str) -> str:
     )
 
 
-async def known_peers(client: "Client") -> list[str]:
+async def known_peers(client: "Client") -> list[PeerId]:
     """List the ids of connected peers and of realm members, each once, without this node's own."""
     own = (await client.status()).peer_id
-    found: dict[str, None] = {peer.peer: None for peer in await client.peers()}
+    found: dict[PeerId, None] = {peer.peer: None for peer in await client.peers()}
     for realm in await client.realms():
-        for member in await client.realm_members(realm.realm_id):
+        for member in await client.members(realm.realm_id):
             found[member.peer] = None
     found.pop(own, None)
     return list(found)

@@ -15,6 +15,8 @@ import anyio
 import anyio.abc
 import h11
 
+from dep2p.client.tls import TlsTrust
+
 _READ_BYTES: Final = 262_144
 _IDLE_MAX: Final = 8
 _IDLE_EXPIRY_S: Final = 20.0  # shorter than the daemon's own, so that no call meets a connection it just closed
@@ -37,6 +39,8 @@ class DaemonAddress:
     socket: Path | None
     host: str = ""
     port: int = 0
+    tls: TlsTrust | None = None
+    """For a control API over TLS: by what its certificate is known."""
 
     @property
     def host_header(self) -> str:
@@ -46,11 +50,12 @@ class DaemonAddress:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     async def connect(self) -> anyio.abc.ByteStream:
-        """A new connection, within 5 s. Raises OSError."""
+        """A new connection, within 5 s. Raises OSError, and ControlError D1011 for a wrong certificate."""
         with anyio.fail_after(_CONNECT_TIMEOUT_S):
             if self.socket is not None:
                 return await anyio.connect_unix(self.socket)
-            return await anyio.connect_tcp(self.host, self.port)
+            stream = await anyio.connect_tcp(self.host, self.port)
+            return stream if self.tls is None else await self.tls.secure(stream, self.host)
 
 
 class HttpExchange:

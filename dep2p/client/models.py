@@ -1,84 +1,41 @@
 """The items that subscriptions of the client yield."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
-from dep2p.arguments import checks_arguments
-from dep2p.control_api.calls import GiveReply, base64_text
+from dep2p.control_api.errors import FeedEndedError, unexpected_answer
 from dep2p.control_api.replies import parse_reply
-from dep2p.types import Headers, PeerId, RealmId
+from dep2p.gossipsub.topic_types import Lagged
+
+if TYPE_CHECKING:
+    from dep2p.realm.credentials import RealmChoice
 
 T = TypeVar("T")
 L = TypeVar("L", bound=Struct)
 
 
 @dataclass(frozen=True, slots=True)
-class IncomingNotification:
-    """A notify that a member of the realm sent to this node."""
+class FeedInterrupted(Lagged):
+    """A subscription has lost its daemon and waits for it. ``count`` is 0: how many entries are lost is not known."""
 
-    peer: PeerId
-    name: str
-    body: bytes
-    headers: Headers
-    realm: RealmId
+    feed: str
+    """The content of the feed: "messages of topic 'chat'"."""
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class FeedLagged:
-    """This reader was too slow: ``count`` entries before the next one are lost."""
+class FeedResumed(Lagged):
+    """The subscription is open again; its next entry is a new one. ``count`` is 0, as in `FeedInterrupted`."""
 
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class TopicMessage:
-    """A message of a topic."""
-
-    topic: str
-    body: bytes
-    sender: PeerId | None
-    """The author, whose signature holds; None on a network that does not sign."""
-    seqno: int | None
-    """The author's number for the message, which rises; None on a network that does not sign."""
-    id: str
-    """The message id in hex; the same at every receiver and in :class:`Published`."""
-    received_from: PeerId | None
-    """The neighbour that brought the first copy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """The result of publishing a message."""
-
-    id: str
-    """The message id in hex."""
-    sent_to: tuple[PeerId, ...]
-    """The neighbours that took the message; they forward it to others."""
-    queued: bool
-    """Whether the message waits for a first subscriber, for 30 s."""
-    dropped: tuple[PeerId, ...]
-    """Neighbours that did not get the message: they are too slow."""
-    local_subscriptions: int = 0
-    """Subscriptions of programs of this daemon, the publisher's own among them, that got it."""
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedMany:
-    """The result of publishing many messages."""
-
-    messages: int
-    bytes: int
-    queued: int
-    """Messages that wait for a first subscriber."""
-    dropped: int
-    """How often a neighbour did not get a message because it is too slow."""
-    peers: int
-    """The fewest neighbours that took a message."""
-    local_subscriptions: int = 0
-    """The fewest subscriptions of programs of this daemon that got a message."""
+    feed: str
+    """As in `FeedInterrupted`."""
+    away_s: float
+    """Seconds since it was lost."""
+    loses: bool
+    """Whether entries of the time in between are lost. Queues, reliable messages and sessions keep theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,59 +55,63 @@ class Event:
     fields: dict[str, object]
 
 
-Respond = Callable[[str, GiveReply], Awaitable[None]]
+def realm_text(realm: "RealmChoice") -> str | None:
+    """Return a realm as the daemon takes it: the id of a `Realm`, or the caller's own text."""
+    return realm if realm is None or isinstance(realm, str) else realm.realm_id
 
 
-@dataclass(frozen=True, slots=True)
-@checks_arguments
-class IncomingRequest:
-    """A request of a member that waits for this program's answer. Answer exactly once."""
-
-    id: str
-    peer: PeerId
-    name: str
-    body: bytes
-    headers: Headers
-    deadline_ms: int
-    """Milliseconds until the caller gives up, from the moment when this program got the request."""
-    realm: RealmId
-    _respond: Respond = field(repr=False, compare=False)
-
-    async def respond(self, body: bytes) -> None:
-        """Send the answer.
-
-        Raises ControlError D5011 when the caller no longer waits, MessageTooLargeError, DaemonUnreachableError.
-        """
-        await self._respond(self.id, GiveReply(data=base64_text(body)))
-
-    async def fail(self, text: str) -> None:
-        """Report a failure to the caller: it gets :class:`HandlerError` with ``text``. Raises as :meth:`respond`."""
-        await self._respond(self.id, GiveReply(error=text))
-
-
-def line_or_lag(line: dict[str, object], kind: type[L]) -> L | FeedLagged:
+def line_or_lag(line: dict[str, object], kind: type[L]) -> L | Lagged:
     """Decode a line of a subscription. Raises ``ValueError`` for one that is not of that kind."""
     lagged = line.get("lagged")
-    return FeedLagged(lagged) if isinstance(lagged, int) else parse_reply(line, kind)
+    return Lagged(lagged) if isinstance(lagged, int) else parse_reply(line, kind)
 
 
-class JsonLines(Protocol):
-    """Parsed lines of one NDJSON answer."""
+class FeedLines(Protocol):
+    """Parsed lines of a feed, and its interruptions."""
 
-    async def next_line(self) -> dict[str, object]:
-        """Return the next line. Raises StopAsyncIteration at the end."""
+    @property
+    def name(self) -> str:
+        """The content of the feed, for people."""
+        ...
+
+    async def next_line(self) -> dict[str, object] | FeedInterrupted | FeedResumed:
+        """Return the next line. Raises DaemonUnreachableError and FeedEndedError."""
         ...
 
 
-class EventStream(Generic[T]):
-    """An async iterator over the lines of a subscription, in order. Use it in one task."""
+class NoticingEventStream(Generic[T]):
+    """An async iterator over the entries of a feed, in order. Use it in one task.
 
-    def __init__(self, lines: JsonLines, convert: Callable[[dict[str, object]], T]) -> None:
+    An item stands where the feed was interrupted, and where it goes on.
+    """
+
+    def __init__(self, lines: FeedLines, convert: Callable[[dict[str, object]], T]) -> None:
         self._lines = lines
         self._convert = convert
+
+    def __aiter__(self) -> AsyncIterator[T | Lagged]:
+        return self
+
+    async def __anext__(self) -> T | Lagged:
+        line = await self._lines.next_line()
+        if isinstance(line, Lagged):
+            return line
+        try:
+            return self._convert(line)
+        except ValueError as error:  # of another version
+            raise FeedEndedError(self._lines.name, unexpected_answer(str(error))) from error
+
+
+class EventStream(Generic[T]):
+    """The same for a feed that loses nothing, or whose entries have callers that learn of it: without the items."""
+
+    def __init__(self, lines: FeedLines, convert: Callable[[dict[str, object]], T]) -> None:
+        self._entries = NoticingEventStream(lines, convert)
 
     def __aiter__(self) -> AsyncIterator[T]:
         return self
 
     async def __anext__(self) -> T:
-        return self._convert(await self._lines.next_line())
+        while isinstance(entry := await anext(self._entries), Lagged):
+            pass
+        return entry

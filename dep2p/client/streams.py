@@ -14,12 +14,13 @@ import msgspec
 from dep2p.arguments import checks_arguments
 from dep2p.client.transport import Body, Transport
 from dep2p.control_api.encoding import ItemSplitter, decode_headers, encode_item
-from dep2p.control_api.errors import error_from_problem
+from dep2p.control_api.errors import DaemonUnreachableError, code_of, error_from_problem
 from dep2p.control_api.replies import StreamClosed, StreamLine, StreamOpenedReply
 from dep2p.errors import Dep2pError, StreamClosedError
 from dep2p.types import Headers, PeerId, RealmId
 
 _PENDING_BYTES_MAX: Final = 1_048_576
+_PIECE_BYTES: Final = 65_536
 _ITEM_BYTES_MAX: Final = 2**31  # larger than the daemon's own bound, which counts
 _ABORT_TIMEOUT_S: Final = 2.0
 
@@ -28,7 +29,8 @@ _ABORT_TIMEOUT_S: Final = 2.0
 class ClientStream:
     """A stream of items to and from a peer. Send in one task, iterate in one (the same or another).
 
-    Leaving its block after an error, or before the peer's end was read, ends it for the peer too.
+    Leaving its block after an error, or before the peer's end was read, ends it for the peer too. A stream does not
+    outlive its daemon: when that goes away, both directions end with StreamClosedError. Open another one then.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class ClientStream:
         self._pending_bytes = 0
         self._wake_upload = anyio.Event()
         self._room = anyio.Event()
+        self._sent_bytes = 0
         self._upload_scope: anyio.CancelScope | None = None
         self._uploaded = anyio.Event()
         self._eof = False
@@ -65,6 +68,11 @@ class ClientStream:
     def is_closed(self) -> bool:
         """Whether :meth:`aclose` was called."""
         return self._closed
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that the daemon has taken, with the 4 bytes before each item: rises while what was sent flows."""
+        return self._sent_bytes
 
     async def __aenter__(self) -> Self:
         # At once, so that the daemon sees when this program dies, and resets the stream.
@@ -135,7 +143,7 @@ class ClientStream:
             if scope.cancelled_caught:
                 self._send_error = StreamClosedError("the stream was closed")
         except Dep2pError as error:
-            self._send_error = error
+            self._send_error = _end_of_stream(error)
         finally:
             self._uploaded.set()
             self._room.set()
@@ -147,7 +155,10 @@ class ClientStream:
                 self._pending.clear()
                 self._pending_bytes = 0
                 self._room.set()
-                yield batch
+                for start in range(0, len(batch), _PIECE_BYTES):
+                    piece = batch[start : start + _PIECE_BYTES] if len(batch) > _PIECE_BYTES else batch
+                    yield piece
+                    self._sent_bytes += len(piece)
             elif self._eof:
                 return
             else:
@@ -169,10 +180,13 @@ class ClientStream:
         return self._items.popleft()
 
     async def _read_more(self) -> None:
-        if self._body is None:
-            opened = self._transport.opened("GET", f"/v1/streams/{self.id}/items")
-            self._body = await self._download.enter_async_context(opened)
-        piece = await self._body.piece()
+        try:
+            if self._body is None:
+                opened = self._transport.opened("GET", f"/v1/streams/{self.id}/items")
+                self._body = await self._download.enter_async_context(opened)
+            piece = await self._body.piece()
+        except Dep2pError as error:
+            raise _end_of_stream(error) from error
         if not piece:
             self._ended = True
             if self._splitter.is_inside_item:
@@ -205,3 +219,10 @@ class ClientStream:
             await self._transport.ask("DELETE", f"/v1/streams/{self.id}", StreamClosed)
         except Dep2pError:
             return  # the stream or the daemon is gone already
+
+
+def _end_of_stream(error: Dep2pError) -> Dep2pError:
+    """Return the error of a stream: one class, whichever way the daemon that had it is gone."""
+    if isinstance(error, DaemonUnreachableError) or code_of(error) == "D6002":
+        return StreamClosedError(f"the stream is gone with the daemon: {error}")
+    return error

@@ -32,16 +32,17 @@ class TraceOptions(TypedDict, total=False):
 
 
 @checks_arguments
-class TraceClientApi:
-    """The part of :class:`dep2p.client.Client` about the trace that the daemon writes."""
+class ClientTracer:
+    """The trace that the daemon writes: ``client.tracer``."""
 
-    _transport: Transport
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
 
-    async def trace_status(self) -> TraceState:
+    async def status(self) -> TraceState:
         """Return whether the daemon traces, and where, with its settings, counts and last error."""
         return await self._transport.ask("GET", "/v1/trace", TraceState, timeout_s=_LOOK_TIMEOUT_S)
 
-    async def trace_start(self, directory: Path | str | None = None, **settings: Unpack[TraceOptions]) -> TraceState:
+    async def start(self, directory: Path | str | None = None, **settings: Unpack[TraceOptions]) -> TraceState:
         """Begin a trace in a directory of the daemon's machine, by default the one that [trace] names.
 
         Raises TraceRunningError and TraceError.
@@ -49,6 +50,6 @@ class TraceClientApi:
         call = StartTrace(dir=None if directory is None else _whole(directory), **settings)
         return await self._transport.ask("POST", "/v1/trace/start", TraceState, call, timeout_s=_DISK_TIMEOUT_S)
 
-    async def trace_stop(self) -> TraceState:
-        """End the trace. Returns the same as `trace_status`, when the last file is complete."""
+    async def stop(self) -> TraceState:
+        """End the trace. Returns the same as `status`, when the last file is complete."""
         return await self._transport.ask("POST", "/v1/trace/stop", TraceState, EmptyCall(), timeout_s=_DISK_TIMEOUT_S)

@@ -15,6 +15,8 @@ import msgspec
 from msgspec import Struct
 
 from dep2p.client.http import LOST, DaemonAddress, HttpExchange, HttpPool
+from dep2p.client.reconnection.outages import DaemonWatch, ReconnectBounds, repeated
+from dep2p.client.tls import TlsTrust
 from dep2p.control_api.calls import Call
 from dep2p.control_api.encoding import LineSplitter, fields_of
 from dep2p.control_api.errors import ControlError, DaemonUnreachableError, error_from_problem
@@ -22,6 +24,7 @@ from dep2p.errors import ConfigError, Dep2pError
 
 _LINE_BYTES_MAX: Final = 268_435_456
 _ANSWER_TIMEOUT_S: Final = 60.0
+_BODY_TOO_LARGE: Final = "D1007"
 _LINES: Final = msgspec.json.Decoder(dict[str, object])
 
 R = TypeVar("R", bound=Struct)
@@ -30,17 +33,26 @@ R = TypeVar("R", bound=Struct)
 class Transport:
     """One daemon's control API. Any number of calls and streams at once; each stream has a connection of its own."""
 
-    def __init__(self, socket: Path | None, tcp: str | None, token: str | None) -> None:
+    def __init__(
+        self,
+        socket: Path | None,
+        tcp: str | None,
+        token: str | None,
+        tls: TlsTrust | None = None,
+        bounds: ReconnectBounds | None = None,
+    ) -> None:
         """Raises ConfigError when ``tcp`` is not HOST:PORT."""
         self._socket = socket
-        self.where: str = f"http://{tcp}" if socket is None else str(socket)
+        scheme = "http" if tls is None else "https"
+        self.where: str = f"{scheme}://{tcp}" if socket is None else str(socket)
+        self.watch: DaemonWatch = DaemonWatch(self.where, bounds or ReconnectBounds())
         self._headers = [("user-agent", "dep2p-client")]
         if token is not None:
             self._headers.append(("authorization", f"Bearer {token}"))
         host, _, port = (tcp or ":0").rpartition(":")
         if not port.isdecimal() or int(port) > 65_535 or (socket is None and not host):
             raise ConfigError(f"{tcp!r} is not HOST:PORT: write it like 127.0.0.1:4780")
-        self._pool = HttpPool(DaemonAddress(socket, host.strip("[]"), int(port)))
+        self._pool = HttpPool(DaemonAddress(socket, host.strip("[]"), int(port), tls))
 
     async def aclose(self) -> None:
         """Close the connections that are idle; those in use end with their calls."""
@@ -54,12 +66,15 @@ class Transport:
         *,
         params: Mapping[str, str] | None = None,
         timeout_s: float = _ANSWER_TIMEOUT_S,
+        repeatable: bool = False,
     ) -> dict[str, Any]:
-        """Make one JSON call. ``timeout_s`` bounds the wait for the answer.
+        """Make one JSON call. ``timeout_s`` bounds the wait for the answer, of each try.
 
-        Raises the exception of the daemon's problem, or DaemonUnreachableError.
+        While the daemon is away, the call is made again within the bound of `ReconnectBounds` if the daemon certainly
+        did not carry it out, or if it may be carried out twice: GET, and what the caller calls ``repeatable``. Raises
+        the exception of the daemon's problem, or DaemonUnreachableError.
         """
-        status, content = await self.raw(method, path, body, params=params, timeout_s=timeout_s)
+        status, content = await self.raw(method, path, body, params=params, timeout_s=timeout_s, repeatable=repeatable)
         return self._object(status, content)
 
     async def ask(
@@ -71,10 +86,11 @@ class Transport:
         *,
         params: Mapping[str, str] | None = None,
         timeout_s: float = _ANSWER_TIMEOUT_S,
+        repeatable: bool = False,
     ) -> R:
         """Make a call with a body and an answer of `dep2p.control_api.calls` and `.replies`. Raises as `call`."""
         body = None if call is None else fields_of(call)
-        status, content = await self.raw(method, path, body, params=params, timeout_s=timeout_s)
+        status, content = await self.raw(method, path, body, params=params, timeout_s=timeout_s, repeatable=repeatable)
         return self.reply(status, content, kind)
 
     def reply(self, status: int, content: bytes, kind: type[R]) -> R:
@@ -101,19 +117,27 @@ class Transport:
         params: Mapping[str, str] | None = None,
         timeout_s: float = _ANSWER_TIMEOUT_S,
         accept_statuses: tuple[int, ...] = (),
+        repeatable: bool = False,
     ) -> tuple[int, bytes]:
         """Return status and body of one call. Problems with other than ``accept_statuses`` are raised as by `call`."""
-        try:
-            with anyio.fail_after(timeout_s):
-                async with self._exchange(method, path, body, params) as exchange:
-                    content = await self._whole(exchange)
-        except TimeoutError as error:
-            if isinstance(error, Dep2pError):
-                raise
-            raise self._unreachable(error) from error
-        if exchange.status >= 400 and exchange.status not in accept_statuses:
-            raise _problem(exchange.status, content)
-        return exchange.status, content
+
+        async def attempt() -> tuple[int, bytes]:
+            try:
+                with anyio.fail_after(timeout_s):
+                    async with self._exchange(method, path, body, params) as exchange:
+                        content = await self._whole(exchange)
+            except TimeoutError as error:
+                if isinstance(error, Dep2pError):
+                    raise
+                raise self._unreachable(error) from error
+            if exchange.status >= 400 and exchange.status not in accept_statuses:
+                raise _problem(exchange.status, content, body)
+            return exchange.status, content
+
+        if not self.watch.bounds.call_s:
+            return await attempt()
+        may_repeat = repeatable or method == "GET"
+        return await repeated(self.watch, attempt, lambda error: may_repeat or not error.was_sent)
 
     @asynccontextmanager
     async def opened(
@@ -130,11 +154,24 @@ class Transport:
                 raise _problem(exchange.status, await self._whole(exchange))
             yield Body(self, exchange)
 
+    @asynccontextmanager
+    async def lines(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Mapping[str, object] | None = None,
+        params: Mapping[str, str] | None = None,
+    ) -> AsyncGenerator["NdjsonLines", None]:
+        """Open an answer of lines. Raises as `call`."""
+        async with self.opened(method, path, body=body, params=params) as answer:
+            yield NdjsonLines(answer)
+
     async def upload(self, path: str, pieces: AsyncIterator[bytes], *, params: Mapping[str, str]) -> dict[str, Any]:
         """POST a body piece by piece, and return the answer. An answer that comes before the end is an error, and ends
         it.
 
-        Raises as `call`, and what ``pieces`` raises.
+        It is never made again. Raises as `call`, and what ``pieces`` raises.
         """
         failed: list[Exception] = []
         answer: bytes | None = None
@@ -159,15 +196,16 @@ class Transport:
                 try:
                     await exchange.receive_head()
                     content = await exchange.body()
+                    self.watch.answers()
                     if exchange.status >= 400:
-                        failed.append(_problem(exchange.status, content))
+                        failed.append(_partly(_problem(exchange.status, content)))
                     else:
                         answer = content
                 except LOST as error:
                     failed.append(self._unreachable(error))
                 tasks.cancel_scope.cancel()
         except (TimeoutError, *LOST) as error:
-            failed.append(self._unreachable(error))
+            failed.append(self._unreachable(error, was_sent=exchange is not None))
         finally:
             if exchange is not None:
                 await self._pool.give_back(exchange)
@@ -190,6 +228,7 @@ class Transport:
         try:
             try:
                 exchange = await self._pool.take()
+                self.watch.was_reached = True
                 await exchange.send_head(method, target, headers)
                 try:
                     await exchange.send_body(content)
@@ -199,20 +238,24 @@ class Transport:
             except (TimeoutError, *LOST) as error:
                 if isinstance(error, Dep2pError):
                     raise  # RequestTimeoutError is a TimeoutError, too: the caller's own
-                raise self._unreachable(error) from error
+                raise self._unreachable(error, was_sent=exchange is not None) from error
+            self.watch.answers()
             # Outside of the `try`: an OSError of the caller's own block is not the connection's.
             yield exchange
         finally:
             if exchange is not None:
                 await self._pool.give_back(exchange)
 
-    def _unreachable(self, error: Exception) -> DaemonUnreachableError:
+    def _unreachable(self, error: Exception, *, was_sent: bool = True) -> DaemonUnreachableError:
         if not isinstance(error, OSError):
-            return DaemonUnreachableError(f"the daemon at {self.where} went away during the call")
+            text = f"the daemon at {self.where} went away during the call"
+            return DaemonUnreachableError(text, was_sent=was_sent)
         if isinstance(error, TimeoutError) and error.errno is None:
             cause, hint = self._silence()
-            return DaemonUnreachableError(f"the daemon at {self.where} does not answer: {cause}", hint)
-        return DaemonUnreachableError(f"cannot reach the daemon at {self.where}: {self._cause(error)}")
+            text = f"the daemon at {self.where} does not answer: {cause}"
+            return DaemonUnreachableError(text, hint, was_sent=was_sent)
+        text = f"cannot reach the daemon at {self.where}: {self._cause(error)}"
+        return DaemonUnreachableError(text, was_sent=was_sent)
 
     def _cause(self, error: BaseException) -> str:
         found: BaseException = error
@@ -305,6 +348,11 @@ class NdjsonLines:
         self._splitter = LineSplitter(_LINE_BYTES_MAX)
         self._ready: deque[bytes] = deque()
 
+    @property
+    def has_line(self) -> bool:
+        """Whether a whole line is here already."""
+        return bool(self._ready)
+
     async def next_line(self) -> dict[str, object]:
         """The next object; raises StopAsyncIteration at the end, or the exception of an ``error`` line."""
         while not self._ready:
@@ -326,9 +374,25 @@ def _checked(line: dict[str, object]) -> dict[str, object]:
     return line
 
 
-def _problem(status: int, content: bytes) -> Exception:
+def _partly(error: Exception) -> Exception:
+    """Note that a part of the body may have been taken."""
+    if isinstance(error, DaemonUnreachableError):
+        error.was_sent = True
+    return error
+
+
+def _problem(status: int, content: bytes, body: Mapping[str, object] | None = None) -> Exception:
+    """Return the error of an answer. One about the size of a body says how large its data is, as its caller gave it."""
     try:
         problem = _LINES.decode(content)
     except ValueError:
         problem = {"detail": content[:200].decode("latin-1")}
+    data = None if body is None else body.get("data")
+    if problem.get("code") == _BODY_TOO_LARGE and isinstance(data, str) and body is not None:
+        size = (
+            len(data) * 3 // 4 - data[-2:].count("=")
+            if body.get("encoding", "base64") == "base64"
+            else len(data.encode())
+        )
+        problem["detail"] = f"the data has {size} bytes. In the call, {problem.get('detail')}"
     return error_from_problem(problem, status)

@@ -54,20 +54,21 @@ class Sleeper:
 class WaitQueue:
     """Tasks that wait in line: the first to come is the first to be woken."""
 
-    __slots__ = ("_tasks",)
+    __slots__ = ("tasks",)
 
     def __init__(self) -> None:
-        self._tasks: deque[trio.lowlevel.Task] = deque()
+        self.tasks: deque[trio.lowlevel.Task] = deque()
+        """The waiting tasks. Callers on hot paths look at it: the length of the queue itself costs a call."""
 
     def __len__(self) -> int:
-        return len(self._tasks)
+        return len(self.tasks)
 
     async def wait(self, *, first: bool = False) -> None:
         """Wait in line until the task is woken.
 
         ``first``: before all others, for a task that was woken too early and keeps its place.
         """
-        tasks = self._tasks
+        tasks = self.tasks
         task = trio.lowlevel.current_task()
         if first:
             tasks.appendleft(task)
@@ -82,11 +83,11 @@ class WaitQueue:
 
     def wake(self, count: int = 1) -> None:
         """Wake the first ``count`` tasks, or fewer if fewer wait."""
-        tasks = self._tasks
+        tasks = self.tasks
         while tasks and count > 0:
             trio.lowlevel.reschedule(tasks.popleft(), Value(None))
             count -= 1
 
     def wake_all(self) -> None:
         """Wake all tasks."""
-        self.wake(len(self._tasks))
+        self.wake(len(self.tasks))

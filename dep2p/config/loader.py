@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from dep2p.config import environment
 from dep2p.config.nsq import NsqConfig
 from dep2p.config.pubsub import check_router_keys
 from dep2p.config.sections import QueuesConfig, check_standby
@@ -61,8 +62,16 @@ class ControlConfig:
     when that path is longer than the 107 bytes that a socket may have."""
     tcp: str = ""
     """Also listen on this loopback HOST:PORT, for programs that cannot use the socket; "" does not. Needs the token."""
+    tls: str = ""
+    """Also listen on this HOST:PORT with TLS 1.3, for programs on other machines; "" does not. HOST is an address of
+    this machine, or 0.0.0.0 or [::] for all. Needs the token, whose owner commands the whole node."""
+    tls_cert_file: str = "auto"
+    """PEM file with the certificate for tls, and those of its authorities. "auto" is <data_dir>/control.crt, made at
+    the first start; programs then know it by its fingerprint."""
+    tls_key_file: str = "auto"
+    """PEM file with the certificate's private key (mode 0600). "auto" is <data_dir>/control.key."""
     token_file: str = "auto"
-    """File with the bearer token for tcp (mode 0600); made when missing. "auto" is <data_dir>/control.token."""
+    """File with the bearer token for tcp and tls (mode 0600); made when missing. "auto" is <data_dir>/control.token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +174,15 @@ class Config:
         return self.data_dir / "control.token" if chosen == "auto" else Path(chosen).expanduser()
 
     @property
+    def tls_files(self) -> tuple[Path, Path]:
+        """Certificate and private key of the control API over TLS."""
+        cert, key = self.control.tls_cert_file, self.control.tls_key_file
+        return (
+            self.data_dir / "control.crt" if cert == "auto" else Path(cert).expanduser(),
+            self.data_dir / "control.key" if key == "auto" else Path(key).expanduser(),
+        )
+
+    @property
     def trace_dir(self) -> Path:
         """The default directory of traces."""
         return self.data_dir / "trace" if self.trace.dir == "auto" else Path(self.trace.dir).expanduser()
@@ -255,8 +273,9 @@ def load_config(
     given = {path: value for path, value in (flags or {}).items() if value is not None}
     values: dict[str, object] = {}
     origins: dict[str, str] = {}
-    if config_file is None and environ.get("DEP2P_CONFIG"):
-        config_file = Path(environ["DEP2P_CONFIG"])
+    environment.check_environment(environ, setting_variables())
+    if config_file is None and environment.CONFIG in environ:
+        config_file = Path(environ[environment.CONFIG])
     outer = _read_flags(given), _read_environment(environ)
     file, found = _find_file(config_file, outer, environ)
     file_values = {} if file is None else _read_file(file)
@@ -274,6 +293,9 @@ def load_config(
     for layer, names in layers:
         values |= layer
         origins |= names
+    if (chosen_socket := _socket_of(environ, given)) is not None:
+        values["control.socket"] = chosen_socket
+        origins["control.socket"] = f"environment {environment.SOCKET}"
     data_dir = values.get("node.data_dir")
     chosen = data_dir if isinstance(data_dir, Path) else default_data_dir(environ)
     values["node.data_dir"] = chosen.expanduser().absolute()
@@ -319,16 +341,35 @@ def _read_flags(flags: Mapping[str, object]) -> dict[str, object]:
     return values
 
 
+def setting_variables() -> dict[str, ConfigKey]:
+    """The variable of every setting."""
+    return {env_name(key): key for keys in KEYS.values() for key in keys.values()}
+
+
 def _read_environment(environ: Mapping[str, str]) -> dict[str, object]:
-    names = {env_name(key): key for keys in KEYS.values() for key in keys.values()}
-    values: dict[str, object] = {}
-    for name, text in environ.items():
-        key = names.get(name)
-        if key is not None:
-            values[key.path] = from_text(key, text, f"environment {name}")
-        elif name.startswith(tuple(f"DEP2P_{section.upper()}_" for section in KEYS)):
-            raise ConfigError(f"environment {name}: there is no such setting; {nearest(name, names)}", "D1002")
-    return values
+    names = setting_variables()
+    return {
+        names[name].path: from_text(names[name], text, f"environment {name}")
+        for name, text in environ.items()
+        if name in names
+    }
+
+
+def _socket_of(environ: Mapping[str, str], given: Mapping[str, object]) -> str | None:
+    """DEP2P_SOCKET. It says which daemon is meant, so that a data directory or socket among the flags comes before it.
+
+    Raises :class:`ConfigError` when DEP2P_CONTROL_SOCKET says something else.
+    """
+    text = environ.get(environment.SOCKET)
+    if text is None or "control.socket" in given or "node.data_dir" in given:
+        return None
+    name = f"environment {environment.SOCKET}"
+    other = environ.get(environment.CONTROL_SOCKET, text)
+    if other != text:
+        raise ConfigError(
+            f"{name} is {text}, and environment {environment.CONTROL_SOCKET} is {other}: unset one of them."
+        )
+    return str(from_text(KEYS["control"]["socket"], text, name))
 
 
 def _find_file(
@@ -414,6 +455,13 @@ def _check_relations(config: Config) -> None:
         raise ConfigError(
             f"{origins['node.dht']}: [node] dht: the DHT needs someone to ask first. Name a peer in [node] bootstrap, "
             "or set dht = false."
+        )
+    own_files = {config.control.tls_cert_file == "auto", config.control.tls_key_file == "auto"}
+    if len(own_files) == 2:
+        name = "tls_cert_file" if config.control.tls_cert_file != "auto" else "tls_key_file"
+        raise ConfigError(
+            f"{origins[f'control.{name}']}: [control] {name}: certificate and key belong together. Name both files, or "
+            'leave both at "auto".'
         )
     check_standby(config.queues, origins)
     if config.pubsub.public_signing != "strict_sign" and not config.pubsub.public:

@@ -2,6 +2,7 @@
 
 import sys
 
+from dep2p.config.environment import RESERVED, RESERVED_STARTS
 from dep2p.config.loader import KEYS, env_name, section_docs
 from dep2p.config.values import as_toml
 
@@ -15,10 +16,23 @@ Four sources, the first that has a value wins: flags, `DEP2P_*` variables, the f
 each value comes from, `dep2p config check` whether a file is right, `dep2p config example` prints one with every key.
 
 An unknown section or key is an error that names the nearest right one; so is an unknown variable that starts with
-`DEP2P_NODE_`, `DEP2P_LIMITS_`, `DEP2P_CONTROL_`, `DEP2P_PUBSUB_` or `DEP2P_LOG_`. Any key can be given as a flag:
-`dep2p daemon --set limits.connections_max=100`. Lists in variables and flags are separated by commas.
+`DEP2P_`, and an empty one. Any key can be given as a flag: `dep2p daemon --set limits.connections_max=100`. Lists in
+variables and flags are separated by commas.
 
 Times are in seconds (`_s`), sizes in bytes (`_bytes`).
+"""
+
+
+_VARIABLES = """
+## Other variables
+
+The command line, `Client.open()` and `dep2p daemon` choose the daemon by the same rules: arguments, then
+`DEP2P_SOCKET`, `DEP2P_DATA_DIR` or `DEP2P_CONTEXT`, then the selected context (`dep2p context select`), then the
+default data directory. A data directory that is an argument comes before `DEP2P_SOCKET`. Every `DEP2P_*` variable that
+is neither above nor here is refused. `dep2p config variables` lists all.
+
+| Variable | Use |
+|---|---|
 """
 
 
@@ -36,6 +50,10 @@ def reference_markdown() -> str:
         for key in keys.values():
             meaning = " ".join(key.doc.split()).replace("|", "\\|")
             parts.append(f"| `{key.name}` | `{as_toml(key.default)}` | `{env_name(key)}` | {meaning} |\n")
+    parts.append(_VARIABLES)
+    parts += [f"| `{name}` | {use[0].upper() + use[1:]}. |\n" for name, use in RESERVED.items()]
+    starts = ", ".join(f"`{start}`" for start in RESERVED_STARTS)
+    parts.append(f"\nNames that start with {starts} belong to tests and benchmarks.\n")
     return "".join(parts)
 
 

@@ -88,7 +88,18 @@ def _check_filled(value: object, where: str) -> None:
 
 def _check_tcp(value: object, where: str) -> None:
     if value:
-        split_loopback(str(value), where)
+        split_loopback(str(value), where, instead="or set [control] tls to be reached from other machines")
+
+
+def _check_tls(value: object, where: str) -> None:
+    if value:
+        host, _ = split_address(str(value), where)
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            raise ConfigError(
+                f'{where}: "{host}" is no address of this machine in digits. Write it like "0.0.0.0:4781".'
+            ) from None
 
 
 def _check_nsq(value: object, where: str) -> None:
@@ -96,15 +107,29 @@ def _check_nsq(value: object, where: str) -> None:
         split_loopback(str(value), where, what="NSQ's protocol, which asks for no password,", port=4150)
 
 
-def split_loopback(text: str, where: str, *, what: str = "the control API", port: int = 4780) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT``, where HOST is a loopback address. ``what`` listens there; ``port`` for example.
+def split_address(text: str, where: str, *, port: int = 4781) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``; ``port`` is for the example in the error. Raises :class:`ConfigError`."""
+    host, _, given = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    is_text = host.isascii() and host.isprintable() and not set(host) & set(" /@[]?#")
+    if not host or not is_text or not (given.isascii() and given.isdecimal()) or int(given[:6]) > 65_535:
+        raise ConfigError(f'{where}: "{text[:200]}" is not HOST:PORT. Write it like "127.0.0.1:{port}".')
+    return host, int(given)
+
+
+_BY_PROXY: Final = "and reach it from other machines through ssh or a reverse proxy of yours"
+_API: Final = "the control API without TLS"
+
+
+def split_loopback(
+    text: str, where: str, *, what: str = _API, port: int = 4780, instead: str = _BY_PROXY
+) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``, where HOST is a loopback address. ``what`` listens there; ``port`` and
+    ``instead`` are for the error.
 
     Raises :class:`ConfigError` for any other host: a program that reaches the control API commands the whole node.
     """
-    host, _, given = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not given.isdecimal() or int(given) > 65_535:
-        raise ConfigError(f'{where}: "{text}" is not HOST:PORT. Write it like "127.0.0.1:{port}".')
+    host, number = split_address(text, where, port=port)
     host = "127.0.0.1" if host == "localhost" else host
     try:
         loopback = ipaddress.ip_address(host).is_loopback
@@ -113,9 +138,9 @@ def split_loopback(text: str, where: str, *, what: str = "the control API", port
     if not loopback:
         raise ConfigError(
             f"{where}: {host} is not a loopback address, and {what} is never on a network. Write "
-            f'"127.0.0.1:{port}", and reach it from elsewhere through ssh or a reverse proxy of yours.'
+            f'"127.0.0.1:{port}", {instead}.'
         )
-    return host, int(given)
+    return host, number
 
 
 def _check_rate(value: object, where: str) -> None:
@@ -133,6 +158,9 @@ _CHECKS: Final[dict[str, Callable[[object, str], None]]] = {
     "control.socket": _check_filled,
     "control.token_file": _check_filled,
     "control.tcp": _check_tcp,
+    "control.tls": _check_tls,
+    "control.tls_cert_file": _check_filled,
+    "control.tls_key_file": _check_filled,
     "nsq.listen": _check_nsq,
     "nsq.http": _check_nsq,
     **{f"nsq.{name}": check_size for name in _NSQ_SIZES},

@@ -12,19 +12,21 @@ from msgspec import Meta, Struct
 
 from dep2p.control_api.encoding import decode_payload
 from dep2p.control_api.structs import FieldError, S, convert_fields
+from dep2p.gossipsub.topic_types import OnNoPeers, WaitFor
 from dep2p.limits import HANDLER_CONCURRENCY
 
-OnNoPeers = Literal["error", "queue", "ok"]
-"""The policy while no peer is subscribed: raise NoPeersSubscribedError, wait for a first subscriber, or publish to no
-peer."""
-WaitFor = Literal["all", "any"]
 Encoding = Literal["base64", "utf-8"]
 Fields = dict[str, object]
 """An object whose fields this module does not know."""
 RequestId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+HandleToken = Annotated[str, Meta(min_length=1, max_length=64)]
+"""A handle of a topic, by the name that its client has given it."""
 RepliesConcurrency = Annotated[int, Meta(ge=1)]
 TAKE_ITEMS_MAX: Final = 4_096
 INVITE_ADDRS_MAX: Final = 16
+JOIN_ADDRS_MAX: Final = 64
+BROADCAST_PEERS_MAX: Final = 4_096
+BROADCAST_CONCURRENCY_MAX: Final = 256
 CRITICAL_PEERS_MAX: Final = 256
 
 
@@ -78,6 +80,8 @@ class JoinRealm(Call, frozen=True, kw_only=True):
 
     invite: str | None = None
     realm: str | None = None
+    addrs: Annotated[tuple[str, ...], Meta(max_length=JOIN_ADDRS_MAX)] = ()
+    """Addresses of members to dial, besides those of the invite or the realm file."""
 
 
 class InviteToRealm(Call, frozen=True, kw_only=True):
@@ -87,6 +91,13 @@ class InviteToRealm(Call, frozen=True, kw_only=True):
     """The addresses in the invite; the node's own when empty."""
 
 
+class SetFields(Call, frozen=True, kw_only=True):
+    """POST /v1/fields: say these things about this node; null removes a field."""
+
+    fields: dict[str, str | None]
+    realm: str | None = None
+
+
 class MessageMember(PayloadCall, frozen=True, kw_only=True):
     """POST /v1/notifies: a message to a member, or with ``*`` to every member that is up."""
 
@@ -94,6 +105,10 @@ class MessageMember(PayloadCall, frozen=True, kw_only=True):
     name: str
     realm: str | None = None
     headers: Fields | None = None
+    peers: Annotated[tuple[str, ...], Meta(max_length=BROADCAST_PEERS_MAX)] | None = None
+    """With ``*``: these peers, in place of every member that is up."""
+    concurrency: Annotated[int, Meta(ge=1, le=BROADCAST_CONCURRENCY_MAX)] = 16
+    """With ``*``: peers that are asked at once."""
 
 
 class RequestMember(MessageMember, frozen=True, kw_only=True):
@@ -109,6 +124,25 @@ class ServeRequests(Call, frozen=True, kw_only=True):
     name: str
     realm: str | None = None
     concurrency: RepliesConcurrency = HANDLER_CONCURRENCY
+    rate_per_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    """Requests of one member in a second at most; 0: no limit."""
+    group: str | None = None
+    """Share the requests with other programs of this group, and offer the name to all members."""
+    version: str | None = None
+    schema: str | None = None
+    metadata: dict[str, str] | None = None
+
+
+class RequestAny(PayloadCall, frozen=True, kw_only=True):
+    """POST /v1/services/{name}/requests: ask any member that offers the service."""
+
+    realm: str | None = None
+    headers: Fields | None = None
+    timeout_s: float | None = None
+    idempotent: bool = False
+    group: str | None = None
+    version: str | None = None
+    schema: str | None = None
 
 
 class GiveReply(Call, frozen=True, kw_only=True):
@@ -123,6 +157,12 @@ class GiveReply(Call, frozen=True, kw_only=True):
         if self.data is None:
             raise FieldError("the field 'data' is missing", "data")
         return _decoded(self.data, self.encoding)
+
+
+class ConfirmNotify(Call, frozen=True, kw_only=True):
+    """POST /v1/notifies/{id}: a reliable message was handled, or the text of the error that rejects it."""
+
+    error: str | None = None
 
 
 class OpenStreamCall(OptionalPayloadCall, frozen=True, kw_only=True):
@@ -140,14 +180,23 @@ class PublishCall(PayloadCall, frozen=True, kw_only=True):
     realm: str | None = None
     public: bool = False
     on_no_peers: OnNoPeers = "error"
+    headers: Fields | None = None
+    wait: bool = True
+    """Whether to wait while the publish rate is used up or a neighbour's queue is full."""
+    handle: HandleToken | None = None
+    """The handle that publishes: its own subscriptions do not get the message."""
     reliable: bool = False
     critical_peers: Annotated[tuple[str, ...], Meta(max_length=CRITICAL_PEERS_MAX)] | None = None
     wait_for: WaitFor | None = None
     wait_s: float | None = None
+    ttl_s: float | None = None
+    """Seconds until a reliable message expires; the daemon's setting by default."""
 
 
 class PublishedLine(PayloadCall, frozen=True, kw_only=True):
     """One line of a body of messages to publish."""
+
+    headers: Fields | None = None
 
 
 class OpenSessionCall(OptionalPayloadCall, frozen=True, kw_only=True):
@@ -157,6 +206,8 @@ class OpenSessionCall(OptionalPayloadCall, frozen=True, kw_only=True):
     name: str
     realm: str | None = None
     token: str | None = None
+    timeout_s: float | None = None
+    """Seconds for the server's first answer; the daemon's setting by default."""
 
 
 class TakePushes(Call, frozen=True, kw_only=True):
@@ -178,6 +229,8 @@ class PushToSession(PayloadCall, frozen=True, kw_only=True):
 
     request_id: RequestId = 0
     place: Literal["before", "after"] = "before"
+    wait: bool = True
+    """Whether to wait for room; a bound push always does."""
 
 
 class PushToSessions(PayloadCall, frozen=True, kw_only=True):
@@ -191,6 +244,12 @@ class RespondInSession(OptionalPayloadCall, frozen=True, kw_only=True):
 
     request_id: Annotated[int, Meta(ge=1, le=2**32 - 1)]
     error: str | None = None
+
+
+class EndSession(Call, frozen=True, kw_only=True):
+    """POST /v1/sessions/{id}/end."""
+
+    reason: Annotated[str, Meta(max_length=1_024)] = ""
 
 
 class SendReliably(PayloadCall, frozen=True, kw_only=True):

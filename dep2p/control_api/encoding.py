@@ -8,6 +8,7 @@ import base64
 import binascii
 import json
 from collections import deque
+from collections.abc import Mapping
 from typing import Final, cast
 
 import msgspec
@@ -38,7 +39,7 @@ def decode_payload(data: str, encoding: str = "base64") -> bytes:
     raise ValueError(f'encoding {encoding!r} is not "base64" or "utf-8"')
 
 
-def encode_headers(headers: Headers) -> dict[str, object]:
+def encode_headers(headers: Mapping[str, object]) -> dict[str, object]:
     """App headers as JSON; bytes become ``{"data", "encoding"}``."""
     return {name: _encode_value(value) for name, value in headers.items() if type(name) is str}
 
@@ -55,7 +56,7 @@ def _encode_value(value: object) -> object:
 
 def decode_headers(fields: dict[str, object]) -> Headers:
     """App headers from JSON: texts, integers, booleans, bytes, and flat lists of these. Raises ``ValueError``."""
-    headers: Headers = {}
+    headers: dict[str, object] = {}
     for name, value in fields.items():
         name.encode("utf-8")  # a lone surrogate is a UnicodeEncodeError, which is a ValueError
         if is_list(value):

@@ -12,6 +12,7 @@ from dep2p.errors import (
     DeliveryExpiredError,
     DeliveryFailedError,
     DeliveryQueueFullError,
+    DeliveryUnknownError,
     Dep2pError,
     HandlerError,
     HeadersTooLargeError,
@@ -44,6 +45,8 @@ from dep2p.errors import (
     RealmSecretError,
     RemoteError,
     RequestTimeoutError,
+    ServiceNotFoundError,
+    ServiceUnavailableError,
     SessionClosedError,
     SessionFullError,
     SessionGapError,
@@ -83,10 +86,13 @@ class ControlError(Dep2pError):
 
 
 class DaemonUnreachableError(ControlError):
-    """No daemon answers at the socket or port, or it went away during the call."""
+    """Not now: no daemon answers, it stops, or it went away during the call. A later try may succeed.
 
-    def __init__(self, detail: str, hint: str = "") -> None:
-        info = ERRORS["D3001"]
+    ``code`` is D3001, or D3006 for a daemon that stops or drains.
+    """
+
+    def __init__(self, detail: str, hint: str = "", *, code: str = "D3001", was_sent: bool = True) -> None:
+        info = ERRORS[code]
         super().__init__(
             {
                 "code": info.code,
@@ -96,6 +102,42 @@ class DaemonUnreachableError(ControlError):
                 "try": hint or info.what_to_try,
             }
         )
+        self.was_sent = was_sent
+        """False when the daemon certainly did not carry out the call, so that the call may be made again."""
+
+
+class FeedEndedError(ControlError):
+    """Never: a subscription, handler, consumer or session was open and cannot go on, however long the program waits.
+
+    The node left the realm, the queue was deleted, the token is wrong, the daemon is of another version. ``code`` is
+    D3009; ``reason`` has the cause.
+    """
+
+    def __init__(self, feed: str, reason: Dep2pError) -> None:
+        info = ERRORS["D3009"]
+        super().__init__(
+            {
+                "code": info.code,
+                "title": info.title,
+                "status": info.http_status,
+                "detail": f"{feed} cannot go on: {reason}",
+                "try": info.what_to_try,
+            }
+        )
+        self.feed = feed
+        """The name of the feed, as in `FeedInterrupted`."""
+        self.reason = reason
+        """The error that ended it, which has the code of the cause (`code_of`)."""
+
+
+def unexpected_answer(detail: str) -> ControlError:
+    """Return the error of an answer that is not that of a daemon of this version."""
+    return ControlError({"code": "D3007", "status": 502, "detail": f"not the answer that was expected: {detail}"})
+
+
+def too_late(detail: str) -> ControlError:
+    """Return the error of an answer to a request whose caller no longer waits."""
+    return ControlError({"code": "D5011", "status": 404, "detail": detail})
 
 
 # Most specific first, so that a subclass does not get its base's code.
@@ -110,6 +152,8 @@ _CODES: Final[tuple[tuple[type[Dep2pError], str], ...]] = (
     (NotInRealmError, "D4003"),
     (RequestTimeoutError, "D5001"),
     (HandlerError, "D5002"),
+    (ServiceNotFoundError, "D5017"),
+    (ServiceUnavailableError, "D5018"),
     (NoHandlerError, "D5003"),
     (HeadersTooLargeError, "D5016"),
     (MessageTooLargeError, "D5004"),
@@ -144,6 +188,7 @@ _CODES: Final[tuple[tuple[type[Dep2pError], str], ...]] = (
     (DeliveryExpiredError, "D5402"),
     (DeliveryFailedError, "D5401"),
     (DeliveryQueueFullError, "D5403"),
+    (DeliveryUnknownError, "D5404"),
     (StoreFullError, "D5302"),
     (NotOwnerError, "D5213"),
     (StoreLockedError, "D5303"),
@@ -180,6 +225,9 @@ def error_from_problem(problem: Mapping[str, object], status: int = 0) -> Dep2pE
         problem = {"code": "D3007", "status": status, "detail": f"not a dep2p problem: {str(problem)[:200]}"}
         return ControlError(problem)
     kind = _EXCEPTIONS.get(code)
+    if code == "D3006":  # a daemon that stops and one that was killed are the same to a program
+        text = str(problem.get("detail", ""))
+        return DaemonUnreachableError(text, str(problem.get("try", "")), code=code, was_sent=False)
     if kind is None:
         return ControlError({"status": status, **problem})
     text = str(problem.get("detail", ""))

@@ -58,7 +58,8 @@ class RealmSummary(Reply, frozen=True, kw_only=True):
     members_known: int
     members_up: int
     problems: tuple[str, ...] = ()
-    """Why connected peers are not verified in the realm although the node tries, a sentence for each."""
+    """Why connected peers are not verified in the realm although the node tries, and, while no member is connected, why
+    the peers of the invite are not reached; a sentence for each."""
 
 
 class RealmList(Reply, frozen=True, kw_only=True):
@@ -270,6 +271,15 @@ class RealmLeft(Reply, frozen=True, kw_only=True):
     realm_id: RealmId
 
 
+class MemberOffer(Reply, frozen=True, kw_only=True):
+    """A service that a member offers."""
+
+    name: str
+    group: str
+    version: str = ""
+    schema: str = ""
+
+
 class MemberSummary(Reply, frozen=True, kw_only=True):
     """A member of a realm, as this node knows it. Times are Unix seconds."""
 
@@ -281,6 +291,25 @@ class MemberSummary(Reply, frozen=True, kw_only=True):
     issued_s: float
     expires_s: float
     last_seen_s: float | None
+    fields: dict[str, str] = {}
+    """Its own words about itself, by key."""
+    services: tuple[MemberOffer, ...] = ()
+    """The services that it offers."""
+
+
+class MemberFields(Reply, frozen=True, kw_only=True):
+    """GET and POST /v1/fields: what this node says about itself."""
+
+    realm: str
+    fields: dict[str, str]
+
+
+class MemberEventFields(Reply, frozen=True):
+    """The further fields of an event about a member: the member after it."""
+
+    state: str = "left"
+    fields: dict[str, str] = {}
+    services: tuple[MemberOffer, ...] = ()
 
 
 class MemberList(Reply, frozen=True, kw_only=True):
@@ -288,6 +317,63 @@ class MemberList(Reply, frozen=True, kw_only=True):
 
     realm: str
     members: tuple[MemberSummary, ...]
+
+
+class ServiceSummary(Reply, frozen=True, kw_only=True):
+    """A service, as one member offers it."""
+
+    name: str
+    group: str
+    version: str
+    schema: str
+    peer: PeerId
+    connected: bool
+    in_flight: int
+    """Requests of this node to any member that it works on."""
+    time_ms: float | None
+    """The time of its answers to this node, averaged; null: it has answered none lately."""
+    failures: int
+    """Tries in a row that it did not answer."""
+
+
+class ServiceList(Reply, frozen=True, kw_only=True):
+    """GET /v1/services."""
+
+    services: tuple[ServiceSummary, ...]
+
+
+class ServiceDetails(Reply, frozen=True, kw_only=True):
+    """A member's own words about a service."""
+
+    name: str
+    group: str
+    version: str
+    schema: str
+    metadata: dict[str, str]
+    programs: int
+    since_s: float
+    requests: int
+    errors: int
+    in_flight: int
+    mean_ms: float
+    p99_ms: float
+
+
+class ServiceAnswer(Reply, frozen=True, kw_only=True):
+    """A member's answer, or the error in its place."""
+
+    peer: PeerId
+    rtt_ms: float | None = None
+    services: tuple[ServiceDetails, ...] = ()
+    """None: the member does not offer it, whatever its record says."""
+    error: dict[str, object] | UnsetType = UNSET
+    """An RFC 9457 problem."""
+
+
+class ServiceAnswers(Reply, frozen=True, kw_only=True):
+    """GET /v1/services/{name}."""
+
+    members: tuple[ServiceAnswer, ...]
 
 
 class InviteReply(Reply, frozen=True, kw_only=True):
@@ -321,7 +407,7 @@ class BroadcastReply(Reply, frozen=True, kw_only=True):
 
 
 class MessageLine(PayloadReply, frozen=True, kw_only=True):
-    """GET /v1/notifies: a message of a member."""
+    """A message of a member."""
 
     peer: PeerId
     name: str
@@ -329,11 +415,21 @@ class MessageLine(PayloadReply, frozen=True, kw_only=True):
     headers: Fields = {}
 
 
+class NotifyLine(MessageLine, frozen=True, kw_only=True):
+    """GET /v1/notifies: a notify of a member."""
+
+    received_at_s: float = 0.0
+    """When it came to this node, in seconds since 1970."""
+    id: str | UnsetType = UNSET
+    """The name of a reliable message, for a reader that confirms: `POST /v1/notifies/{id}`."""
+
+
 class RequestLine(MessageLine, frozen=True, kw_only=True):
     """POST /v1/replies: a request of a member."""
 
     id: str
     deadline_ms: int
+    idempotent: bool = False
 
 
 class StreamLine(MessageLine, frozen=True, kw_only=True):
@@ -376,12 +472,21 @@ class TopicSummary(Reply, frozen=True, kw_only=True):
     mesh: int
     subscriptions: int
     buffered_items: int
+    by_pattern: bool = False
+    """Whether the node is in it only because a pattern matches."""
 
 
 class TopicList(Reply, frozen=True, kw_only=True):
     """GET /v1/topics."""
 
     topics: tuple[TopicSummary, ...]
+
+
+class TopicJoined(Reply, frozen=True, kw_only=True):
+    """GET /v1/topics/{topic}/handle: the first line; the handle is there while the connection is."""
+
+    topic: str
+    realm_id: RealmId | None
 
 
 class TopicPeers(Reply, frozen=True, kw_only=True):
@@ -405,6 +510,33 @@ class TopicLine(PayloadReply, frozen=True, kw_only=True):
     seqno: int | None
     id: str
     received_from: PeerId | None
+    received_at_s: float = 0.0
+    """When it came to this node, in seconds since 1970."""
+    headers: Fields | UnsetType = UNSET
+    """Those of the author; not there when it gave none."""
+    reply_token: str | UnsetType = UNSET
+    """In hex: the author waits for answers, for POST /v1/answers."""
+    reply_within_s: float | UnsetType = UNSET
+    """For how long from now, at most."""
+
+
+class TopicsNotJoinedLine(Reply, frozen=True, kw_only=True):
+    """GET /v1/topics/{pattern}/messages: further topics match, and the node is in as many as it may be for patterns."""
+
+    topics_not_joined: int
+    topics_max: int
+
+
+class DeliveryReceipt(Reply, frozen=True, kw_only=True):
+    """POST /v1/deliveries, and GET /v1/deliveries/{id}: a reliable message at the end of the call."""
+
+    id: str
+    peer: PeerId
+    state: str
+    tries: int
+    reason: str
+    may_have_been_taken: bool = False
+    """Whether the message failed or expired, and the receiver's handler may have taken it all the same."""
 
 
 class PublishReply(Reply, frozen=True, kw_only=True):
@@ -417,6 +549,8 @@ class PublishReply(Reply, frozen=True, kw_only=True):
     dropped: tuple[PeerId, ...]
     local_subscriptions: int
     """Subscriptions of programs of this node that got it."""
+    seqno: int | None = None
+    """The node's number for the message; null on a network that does not sign."""
 
 
 class ReliablePublishReply(PublishReply, frozen=True, kw_only=True):
@@ -424,6 +558,8 @@ class ReliablePublishReply(PublishReply, frozen=True, kw_only=True):
 
     acknowledged_by: tuple[PeerId, ...]
     missing: dict[PeerId, str]
+    receipts: tuple[DeliveryReceipt, ...]
+    """One for each critical peer."""
 
 
 class PublishManyReply(Reply, frozen=True, kw_only=True):
@@ -527,20 +663,12 @@ class SessionLine(Reply, frozen=True, kw_only=True):
     reason: str | UnsetType = UNSET
 
 
-class DeliveryReceipt(Reply, frozen=True, kw_only=True):
-    """POST /v1/deliveries: a reliable message at the end of the call."""
-
-    id: str
-    peer: PeerId
-    state: str
-    tries: int
-    reason: str
-
-
 class DeliveryLine(DeliveryReceipt, frozen=True, kw_only=True):
     """GET /v1/deliveries: a reliable message changed its state."""
 
     realm: str
+    """The realm's name."""
+    realm_id: RealmId
     name: str
 
 
@@ -559,6 +687,8 @@ class OutboxMessage(Reply, frozen=True, kw_only=True):
     age_s: float
     last_error: str
     """The last error of the link to the receiver; of a lost message, the reason of its end."""
+    may_have_been_taken: bool = False
+    """Whether it is lost, and the receiver's handler may have taken it all the same: a replay may be the second."""
 
 
 class OutboxList(Reply, frozen=True, kw_only=True):
@@ -624,6 +754,17 @@ class TraceState(Reply, frozen=True, kw_only=True):
     files_salvaged: int
     error: str
     """Why the last write failed; empty when it did not."""
+
+
+class MemberEventLine(Reply, frozen=True, kw_only=True):
+    """A line of GET /v1/events about a member."""
+
+    kind: str
+    peer: PeerId
+    realm_id: RealmId
+    state: Literal["up", "down", "left"] = "left"
+    fields: dict[str, str] = {}
+    services: tuple[MemberOffer, ...] = ()
 
 
 class EventLine(Reply, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dep2p.daemon.problems import Problem
 
-_OURS = ("daemon.lock", "node.key", "config.toml", "realms", "members", "peers.sqlite", "control.token")
+_OURS = ("daemon.lock", "node.key", "config.toml", "realms", "members", "peers.sqlite", "control.token", "control.key")
 
 
 def prepare_data_dir(path: Path) -> None:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -27,6 +27,9 @@ from dep2p.daemon.realm_files import RealmFiles
 from dep2p.daemon.systemd import notify
 from dep2p.error_codes import ERRORS
 from dep2p.errors import Dep2pError
+
+if TYPE_CHECKING:
+    from dep2p.daemon.http.remote import RemoteControl
 
 _logger = logging.getLogger("dep2p.daemon")
 _OPEN_FILES_WANTED: Final = 65_536
@@ -156,8 +159,10 @@ class _Daemon:
         from dep2p.daemon.http.listeners import load_token, open_tcp, open_unix
         from dep2p.daemon.nsq.server import nsq_server
 
-        config, server = self._config, HttpServer(control.bounds)
-        control.connections, control.refused = lambda: server.connection_count, lambda: server.refused
+        config, server, remote_server = self._config, HttpServer(control.bounds), HttpServer(control.bounds)
+        servers = (server, remote_server)
+        control.connections = lambda: sum(each.connection_count for each in servers)
+        control.refused = lambda: sum(each.refused for each in servers)
         app = build_app(control)
         nsq = control.nsq = nsq_server(config.nsq, control.node)
         control_apps: list[tuple[ControlApp, trio.SocketListener]] = [
@@ -165,7 +170,10 @@ class _Daemon:
         ]
         if config.control.tcp:
             control_apps.append((ControlApp(app, control, load_token(config.token_file)), open_tcp(config.control.tcp)))
+        remote = await trio.to_thread.run_sync(_open_remote, config, control, remote_server)
         async with trio.open_nursery() as nursery:
+            if remote is not None:
+                nursery.start_soon(remote[0].serve, ControlApp(app, control), remote[1])
             for control_app, listener in control_apps:
                 nursery.start_soon(server.serve, control_app, [listener])
             if nsq is not None:
@@ -183,11 +191,37 @@ class _Daemon:
             await control.lifecycle.drain()
             control.lifecycle.stop()
             control.subscriptions.end_all()
-            server.end_keep_alive()
+            for each in servers:
+                each.end_keep_alive()
             with trio.move_on_after(_CONNECTIONS_END_S):
-                await server.wait_closed()
+                for each in servers:
+                    await each.wait_closed()
             nursery.cancel_scope.cancel()
         config.socket_path.unlink(missing_ok=True)
+
+
+def _open_remote(
+    config: Config, control: Control, server: HttpServer
+) -> "tuple[RemoteControl, trio.SocketListener] | None":
+    """Listen with TLS for other machines when the configuration says where."""
+    if not config.control.tls:
+        return None
+    from dep2p.config.contexts import certificate_fingerprint
+    from dep2p.daemon.http.certificate import load_tls_context, make_certificate
+    from dep2p.daemon.http.listeners import load_token, open_tls
+    from dep2p.daemon.http.remote import RemoteControl
+
+    cert_file, key_file = config.tls_files
+    if config.control.tls_cert_file == "auto":
+        make_certificate(cert_file, key_file)
+    context = load_tls_context(cert_file, key_file)
+    token = load_token(config.token_file)
+    listener = open_tls(config.control.tls)
+    _logger.info(
+        "the control API listens with TLS for programs on other machines",
+        extra={"address": config.control.tls, "fingerprint": certificate_fingerprint(cert_file)},
+    )
+    return RemoteControl(server, context, token, control.bounds, control.counts), listener
 
 
 def _trace_file(chosen: str) -> Path | None:

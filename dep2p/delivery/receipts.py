@@ -2,16 +2,22 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, Self
 
 import trio
 
 from dep2p.concurrency.wait_queue import WaitQueue
-from dep2p.errors import DeliveryExpiredError, DeliveryFailedError, StreamClosedError
+from dep2p.errors import DeliveryFailedError
+from dep2p.gossipsub.topic_types import Lagged, PublishResult, WaitFor
 from dep2p.protocols.delivery.sender import Outgoing
-from dep2p.protocols.delivery.states import ENDS, DeliveryState
-from dep2p.pubsub.types import PublishResult, WaitFor
+from dep2p.protocols.delivery.states import (
+    ENDS,
+    DeliveryState,
+    DeliveryStatus,
+    acknowledged_by,
+    missing,
+    raise_unless_acknowledged,
+)
 from dep2p.types import PeerId
 
 _STATUSES_MAX: Final = 65_536
@@ -70,17 +76,8 @@ class Receipt(Outgoing, eq=False, kw_only=True):
         Raises DeliveryFailedError (rejected, tries used up, dropped), DeliveryExpiredError, or StreamClosedError when
         the node stops and keeps the message for its next run. Giving up the wait does not give up the message.
         """
-        raise_unless_acknowledged(await self.until_ended(), self.peer, self.reason)
-
-
-def raise_unless_acknowledged(state: DeliveryState, peer: str, reason: str) -> None:
-    """Raise the error of an end that is not ACKNOWLEDGED."""
-    if state is DeliveryState.EXPIRED:
-        raise DeliveryExpiredError(f"{peer} did not acknowledge the message: {reason}")
-    if state not in ENDS:
-        raise StreamClosedError("this node has stopped: the message is kept in its outbox, and sent when it runs again")
-    if state is not DeliveryState.ACKNOWLEDGED:
-        raise DeliveryFailedError(f"{peer} did not take the message: {reason or state}")
+        state = await self.until_ended()
+        raise_unless_acknowledged(state, self.peer, self.reason, may_have_been_taken=self.may_have_been_taken)
 
 
 class TopicPublish:
@@ -94,16 +91,12 @@ class TopicPublish:
     @property
     def acknowledged_by(self) -> tuple[PeerId, ...]:
         """The critical peers whose app has handled it so far."""
-        return tuple(each.peer for each in self.receipts if each.state is DeliveryState.ACKNOWLEDGED)
+        return acknowledged_by(self.receipts)
 
     @property
     def missing(self) -> dict[PeerId, str]:
         """The critical peers that have not handled it, each with its state or the reason of its failure."""
-        return {
-            each.peer: each.reason or each.state.value
-            for each in self.receipts
-            if each.state is not DeliveryState.ACKNOWLEDGED
-        }
+        return missing(self.receipts)
 
     async def wait(self) -> None:
         """Wait until all (or any) critical peers have handled it. Raises DeliveryFailedError when that is not possible
@@ -125,7 +118,10 @@ class TopicPublish:
             for receipt in self.receipts:
                 nursery.start_soon(one, receipt)
         if failed:
-            raise_unless_acknowledged(failed[0].state, failed[0].peer, failed[0].reason)
+            first = failed[0]
+            raise_unless_acknowledged(
+                first.state, first.peer, first.reason, may_have_been_taken=first.may_have_been_taken
+            )
 
     async def _wait_for_any(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -141,32 +137,13 @@ class TopicPublish:
             raise DeliveryFailedError(f"none of the critical peers has acknowledged the message: {reasons}")
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
-    """A change of a message's state."""
-
-    id: str
-    peer: PeerId
-    name: str
-    state: DeliveryState
-    tries: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class StatusesMissed:
-    """The number of changes that were dropped here because the reader was too slow."""
-
-    count: int
-
-
 class Statuses:
     """All changes of state in their order: ``async with service.statuses() as statuses: async for …``."""
 
     def __init__(self, watchers: dict["Statuses", None], on_change: Callable[[], None]) -> None:
         self._watchers = watchers
         self._on_change = on_change
-        self._items: deque[Status | StatusesMissed] = deque()
+        self._items: deque[DeliveryStatus | Lagged] = deque()
         self._lot = trio.lowlevel.ParkingLot()
 
     async def __aenter__(self) -> Self:
@@ -193,20 +170,20 @@ class Statuses:
         self._watchers.pop(self, None)
         self._lot.unpark_all()
 
-    def put(self, status: Status) -> None:
+    def put(self, status: DeliveryStatus) -> None:
         """Add a change. Called by the service."""
         if len(self._items) < _STATUSES_MAX:
             self._items.append(status)
-        elif isinstance(last := self._items[-1], StatusesMissed):
-            self._items[-1] = StatusesMissed(last.count + 1)
+        elif isinstance(last := self._items[-1], Lagged):
+            self._items[-1] = Lagged(last.count + 1)
         else:
-            self._items[-1] = StatusesMissed(2)
+            self._items[-1] = Lagged(2)
         self._lot.unpark()
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Status | StatusesMissed:
+    async def __anext__(self) -> DeliveryStatus | Lagged:
         await trio.lowlevel.checkpoint()
         while not self._items:
             if self not in self._watchers:

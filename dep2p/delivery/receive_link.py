@@ -14,9 +14,10 @@ from dep2p.errors import Dep2pError, HandlerError, ProtocolError, StreamClosedEr
 from dep2p.host.interface import ByteStream
 from dep2p.links.link import PAUSED_BY_INBOX
 from dep2p.links.pull_link import LinkCalls, SessionLink
-from dep2p.messaging.handlers import Notification, NotifyEntry
+from dep2p.messaging.handlers import HandlerAwayError, NotifyEntry
 from dep2p.protocols.delivery.receiver import ReceiveWindow
 from dep2p.protocols.delivery.wire import Hello, decode_batch, decode_hello, split_ack
+from dep2p.protocols.messaging.incoming import Notification
 from dep2p.protocols.wire.frame import Frame, FrameType
 from dep2p.protocols.wire.headers import HeaderKey, HeaderMap, app_headers
 from dep2p.protocols.wire.payload import PayloadReader, required_name
@@ -34,10 +35,8 @@ _SIGN_OF_LIFE_S: Final = 2.0
 timeout."""
 _RESULTS_S: Final = 0.25
 """Seconds for which results of slow handlers wait for more of them."""
-_STEP_ITEMS: Final = 128
-"""Messages after which a handler that never waits gives other tasks a turn."""
 _STEP_BYTES_SHIFT: Final = 13
-"""A large message counts once more for each 8 KiB."""
+"""In a step of the handlers a large message counts once more for each 8 KiB."""
 _OVERHEAD_BYTES: Final = 64
 _NEVER: Final = float("inf")
 _WANTED_MAX: Final = 1_024
@@ -46,6 +45,8 @@ comes counts as one of them."""
 _UNREPORTED_MAX: Final = 4_096
 """Results that the sender has not read, from which on its messages are not handled."""
 
+_LEFT: Final = "the app behind the handler has gone"
+"""In place of the reason of a rejection: the message is left to its sender, which sends it again."""
 
 TopicVerdict = Literal["handled", "here", "absent", "rejected", "unsubscribed"]
 """The verdict on a message for a topic: ``here`` says that a call of `ReceiveWindows.topic_handled` follows, ``absent``
@@ -189,9 +190,9 @@ class ReceiveLink:
 
     async def _handle_all(self) -> None:
         inbox = self._inbox
-        limits, notifies, peer = self._context.limits, self._notifies, self._peer
+        limits, notifies, peer, realm = self._context.limits, self._notifies, self._peer, self._context.realm_id
         body_bytes_max = limits.message_bytes_max
-        left = _STEP_ITEMS
+        left = _ACK_ITEMS
         while not self._is_over:
             if not inbox:
                 self._report()
@@ -201,14 +202,10 @@ class ReceiveLink:
             size = len(content)
             self._inbox_bytes -= size + _OVERHEAD_BYTES
             left -= 1 + (size >> _STEP_BYTES_SHIFT)
-            if left <= 0:
-                left = _STEP_ITEMS
-                await trio.lowlevel.checkpoint()
             entry = notifies.get(self._known_name) if what is self._known else None
             if (
                 entry is not None
                 and entry.running < entry.concurrency
-                and not entry.waiters
                 and size <= body_bytes_max
                 and (window := self.window) is not None
                 and window.begin_next(number)
@@ -217,15 +214,23 @@ class ReceiveLink:
                 entry.running += 1
                 try:
                     await entry.fn(
-                        Notification(peer, self._known_name, content, dict(self._known_app) if self._known_app else {})
+                        Notification(
+                            peer,
+                            self._known_name,
+                            content,
+                            dict(self._known_app) if self._known_app else {},
+                            realm,
+                            0.0,
+                            True,  # `is_reliable`; as a keyword it would take a third longer
+                        )
                     )
                 except Exception as error:
-                    reason = self._failed(entry.name, error)
+                    reason = self._failed(number, entry.name, error)
                 except BaseException:
                     window.abandon(number)
                     raise
                 finally:
-                    if entry.waiters:
+                    if entry.running >= entry.concurrency:
                         entry.release()
                     else:
                         entry.running -= 1
@@ -248,14 +253,22 @@ class ReceiveLink:
             ):
                 self._is_paused = False
                 self.link.resume(PAUSED_BY_INBOX)
-            if len(self._handled) + len(self._rejected) >= _ACK_ITEMS:
-                self._report()
-                if len(self._handled) + len(self._rejected) >= _UNREPORTED_MAX:
-                    self._collected = trio.Event()
-                    await self._collected.wait()
-                elif inbox:
-                    left = _STEP_ITEMS
-                    await trio.lowlevel.checkpoint()  # give the writer a turn
+            if left <= 0:
+                left = await self._end_step()
+
+    async def _end_step(self) -> int:
+        """Report results when there are many, and give other tasks a turn: the handlers may never wait.
+
+        Returns the number of messages of the next step: when it is over, there may be many results again.
+        """
+        if len(self._handled) + len(self._rejected) >= _ACK_ITEMS:
+            self._report()
+        if len(self._handled) + len(self._rejected) >= _UNREPORTED_MAX:
+            self._collected = trio.Event()
+            await self._collected.wait()
+        elif self._inbox:
+            await trio.lowlevel.checkpoint()
+        return max(1, _ACK_ITEMS - len(self._handled) - len(self._rejected))
 
     async def _sleep(self) -> None:
         """Wait until frames have come."""
@@ -293,7 +306,7 @@ class ReceiveLink:
                 if entry is None:
                     self._wait_for(number, ("handler", self._known_name))
                     return
-                reason = await self._handle(entry, body)
+                reason = await self._handle(number, entry, body)
             else:
                 verdict, why = await self._windows.receive_for_topic(self.link.peer, window, number, headers, body)
                 if verdict == "absent":
@@ -312,7 +325,9 @@ class ReceiveLink:
         self._settle(number, reason, size)
 
     def _settle(self, number: int, reason: str | None, size: int) -> None:
-        """Settle a message: its handler has taken it, or it is rejected."""
+        """Settle a message: its handler has taken it, or it is rejected; one that is left to its sender stays open."""
+        if reason is _LEFT:
+            return
         window = self.window
         assert window is not None
         # The link may have ended meanwhile, and the sender may be back on another one.
@@ -345,19 +360,25 @@ class ReceiveLink:
         self._known_app = app_headers(headers)
         self._known = headers
 
-    async def _handle(self, entry: NotifyEntry, body: bytes) -> str | None:
-        """Handle a message when its handler has a place. Returns the reason of a rejection, or None."""
+    async def _handle(self, number: int, entry: NotifyEntry, body: bytes) -> str | None:
+        """Handle a message when its handler has a place. Returns the reason of a rejection, `_LEFT` or None."""
         name, app = self._known_name, self._known_app
         await entry.acquire()
         try:
-            await entry.fn(Notification(self._peer, name, body, dict(app) if app else {}))
+            realm_id = self._context.realm_id
+            headers = dict(app) if app else {}
+            await entry.fn(Notification(self._peer, name, body, headers, realm_id, is_reliable=True))
         except Exception as error:
-            return self._failed(name, error)
+            return self._failed(number, name, error)
         finally:
             entry.release()
         return None
 
-    def _failed(self, name: str, error: Exception) -> str:
+    def _failed(self, number: int, name: str, error: Exception) -> str:
+        """Return the reason for which the handler's error rejects a message, or `_LEFT`."""
+        if isinstance(error, HandlerAwayError):
+            self._app_left(number)
+            return _LEFT
         if isinstance(error, HandlerError):
             return str(error) or "the handler failed"
         self._counters["handlers_failed"] += 1
@@ -381,6 +402,13 @@ class ReceiveLink:
         logger.warning(
             "a reliable message of %s waits at its sender: no program here has a %s %r", self._peer, missing, wanted[1]
         )
+
+    def _app_left(self, number: int) -> None:
+        """Leave a message to its sender: the app behind its handler has gone."""
+        if self._notifies.get(self._known_name) is None:
+            self._wait_for(number, ("handler", self._known_name))
+        elif self.window is not None:  # a new one has come, or it is there for other realms
+            self.window.abandon(number)
 
     def app_came(self, wanted: Wanted) -> None:
         """Have the sender send again what waits for this part of an app: the next link begins with all that is

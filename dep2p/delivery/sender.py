@@ -70,7 +70,7 @@ class PeerSender:
                 link.pulled.write_now()
         elif not self._is_kept:
             self.resume()
-        if self.armed_at == _NEVER:
+        if self.core.expiry_s < self.armed_at:
             self._context.due.schedule(self)
 
     def write_now(self) -> None:
@@ -156,6 +156,7 @@ class PeerSender:
             part = messages[start : start + _BATCH_ITEMS]
             pieces += self._together(part) or self._one_by_one(part)
         self._counters["messages_sent"] += len(messages)
+        self._note_flow(now)
         if messages and self.armed_at > now + self._context.limits.delivery_ack_timeout_s:
             self._context.due.schedule(self)
         return pieces
@@ -231,10 +232,14 @@ class PeerSender:
             self._hold(0.0)
             self.core.link_down()
             # Sent again, the message would end the next link too, and hold up later ones until it is too old.
-            if link.refused_id and self.core.drop(link.refused_id, f"rejected: {error}"):
+            if link.refused_id and self.core.drop(link.refused_id, f"rejected: {error}", is_refused=True):
                 self._context.quota.admit()
 
     # Time
+
+    def _note_flow(self, now: float) -> None:
+        if self.link is not None and self.link.flows():
+            self.core.note_flow(now)
 
     def next_deadline(self) -> float | None:
         """Return the earliest deadline of the messages, and of messages that are held back."""
@@ -248,6 +253,7 @@ class PeerSender:
         before = self._counters["messages_retried"]
         if self._held_until <= now:
             self._hold(0.0)
+        self._note_flow(now)
         self.core.on_deadline(now)
         if self.core.has_unsent and self.link is not None:
             self.link.pulled.wake()

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 import trio
@@ -12,24 +12,24 @@ from dep2p.arguments import as_bytes, check_number, check_text
 from dep2p.delivery.context import DeliveryContext, DeliveryGate
 from dep2p.delivery.journal import Journal
 from dep2p.delivery.quota import OVERHEAD_BYTES, size_of
-from dep2p.delivery.receipts import Receipt, Status, Statuses, TopicPublish
+from dep2p.delivery.receipts import Receipt, Statuses, TopicPublish
 from dep2p.delivery.receiver import DeliveryInbound, TopicReceiver
 from dep2p.delivery.sender import PeerSender
 from dep2p.delivery.trace_events import TracedStatuses
 from dep2p.delivery.types import DeliveryStats, OutboxItem
 from dep2p.errors import MessageTooLargeError, StreamClosedError
+from dep2p.gossipsub.topic_types import Acknowledgement
 from dep2p.host.interface import Connection, Host
 from dep2p.limits import Limits
 from dep2p.messaging.service import Messaging
 from dep2p.outside_text import one_line
 from dep2p.protocols.delivery.lost import LostMessage, LostMessages
 from dep2p.protocols.delivery.sender import DeliveryPolicy, SendWindow
-from dep2p.protocols.delivery.states import ENDS, DeliveryState
+from dep2p.protocols.delivery.states import ENDS, DeliveryState, DeliveryStatus
 from dep2p.protocols.delivery.wire import EPOCH_BYTES
 from dep2p.protocols.fairness.shares import SHARE_OF_FREE
 from dep2p.protocols.wire.frame import HEADERS
 from dep2p.protocols.wire.payload import HeaderEncoder, check_body
-from dep2p.pubsub.types import WaitFor
 from dep2p.storage.delivery_store import OutboxRow, SendWindowRow
 from dep2p.token_bucket import TokenBucket
 from dep2p.tracing.event_log import TraceLog
@@ -63,9 +63,16 @@ class DeliveryOfTopics(TopicReceiver, Protocol):
     """Both ends of reliable publishes."""
 
     async def publish(
-        self, topic: str, body: bytes, critical_peers: Sequence[PeerId] | None, wait_for: WaitFor, wait: bool
+        self,
+        topic: str,
+        body: bytes,
+        by: Acknowledgement,
+        wait: bool,
+        *,
+        origin: object | None = None,
+        headers: Mapping[str, object] | None = None,
     ) -> TopicPublish:
-        """Publish, and have each critical peer acknowledge."""
+        """Publish, and have each critical peer acknowledge. ``origin``: the handle that publishes."""
         ...
 
 
@@ -269,19 +276,22 @@ class ReliableDelivery:
             body = as_bytes(body, "the message")
         if len(body) > self.context.limits.message_bytes_max:
             check_body(body, self.context.limits.message_bytes_max)
-        head = self._heads.get(name) if not headers and type(name) is str else None
+        try:
+            head = self._heads.get(name) if not headers else None
+            sending = self._sending.get(peer)
+        except TypeError:  # one of them is no text: `_encode` or `accept` says so
+            head = sending = None
         if head is None:
             head = self._encode(name, headers)
         receipt = Receipt(head, HEADERS, body, self._time(), peer=peer, name=name)
         if ttl_s is not None:
             receipt.ttl_s = checked_ttl_s(ttl_s)
-        sending = self._sending.get(peer) if type(peer) is str else None
         if (
             sending is None
             or not self._takes_now
             or (core := sending.core).next_number >= core.free_until
             or (sending.link is None and self._is_over_share(sending))
-            or (quota := self._quota).waiting
+            or (quota := self._quota).waiting.tasks
             or quota.items >= quota.items_max
             or (size := quota.bytes + len(head) + len(body) + OVERHEAD_BYTES) > quota.bytes_max
         ):
@@ -454,6 +464,7 @@ class ReliableDelivery:
             ttl_ms=round(message.ttl_s * 1_000),
             state=message.state.value,
             reason=message.reason,
+            may_have_been_taken=message.may_have_been_taken,
         )
         forgotten = self._lost.add(lost)
         self.counts["messages_lost_forgotten"] += len(forgotten)
@@ -483,7 +494,16 @@ class ReliableDelivery:
         self._journal.remove(self.realm_id, message.peer, number, removed, lost=lost)
 
     def _notify_watchers(self, message: Receipt, state: DeliveryState) -> None:
-        status = Status(message.id, message.peer, message.name, state, message.tries, message.reason)
+        status = DeliveryStatus(
+            message.id,
+            message.peer,
+            message.name,
+            state,
+            message.tries,
+            message.reason,
+            self.realm_id,
+            message.may_have_been_taken,
+        )
         for watcher in self._watchers:
             watcher.put(status)
 
@@ -521,6 +541,7 @@ class ReliableDelivery:
                 tries=0,
                 age_s=max(0.0, (now_us - message.created_us) / 1e6),
                 last_error=message.reason,
+                may_have_been_taken=message.may_have_been_taken,
             )
             for message in self._lost.all()
         ]

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from dep2p.delivery.receipts import Status, Statuses
-from dep2p.protocols.delivery.states import DeliveryState
+from dep2p.delivery.receipts import Statuses
+from dep2p.protocols.delivery.states import DeliveryState, DeliveryStatus
 from dep2p.traces import schema
 from dep2p.traces.schema import SCHEMA_VERSION as V
 from dep2p.tracing.event_log import TraceLog
@@ -39,7 +39,7 @@ class TracedStatuses(Statuses):
         self._log = log
         self._epoch_of = epoch_of
 
-    def put(self, status: Status) -> None:
+    def put(self, status: DeliveryStatus) -> None:
         """Write a change. Called by the service."""
         name = _STATES.get(status.state)
         if name is None:

@@ -1,21 +1,9 @@
 """Human-readable views of an outbox."""
 
 from dataclasses import dataclass
-from typing import TypedDict
 
 from dep2p.protocols.delivery.states import DeliveryState
-from dep2p.types import Headers, PeerId
-
-
-class SendOptions(TypedDict, total=False):
-    """The options of a message to one peer, as keyword arguments."""
-
-    headers: Headers | None
-    """The app's headers, for the handler."""
-    wait: bool
-    """Whether to wait while the outbox is full (the default), for a reliable message."""
-    ttl_s: float | None
-    """Seconds until a reliable message expires, at most 30 days; ``Limits.delivery_age_max_s`` by default."""
+from dep2p.types import PeerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +21,8 @@ class OutboxItem:
     last_error: str
     """The last error of the link to the receiver; "" when there is a link or none was tried. Of a lost message the
     reason of its end."""
+    may_have_been_taken: bool = False
+    """Whether it is lost, and the receiver's handler may have taken it all the same: a replay may be the second."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,12 @@ class CborReader:
         """An unsigned integer."""
         return self._argument(UINT, "a number")
 
+    def integer(self) -> int:
+        """An integer, which may be negative."""
+        if self.position < self._end and self.data[self.position] >> 5 == 1:
+            return -1 - self._argument(1, "a number")
+        return self._argument(UINT, "a number")
+
     def bytes_(self, bytes_max: int) -> bytes:
         """A byte string of at most that length."""
         size = self._argument(BYTES, "bytes")

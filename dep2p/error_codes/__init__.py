@@ -122,6 +122,16 @@ _ROWS: Final = (
         EXIT_REFUSED,
     ),
     ErrorInfo(
+        "D1011",
+        "another certificate than the daemon's",
+        "The control API on another machine has a certificate whose fingerprint or authority is not the one that the "
+        "context or the program names. No token was sent. Another node answers at that address, or the certificate was "
+        "made anew.",
+        "Compare with `dep2p token show` on that machine; add the context again when its certificate was changed.",
+        495,
+        EXIT_REFUSED,
+    ),
+    ErrorInfo(
         "D2001",
         "key file cannot be used",
         "The file with the node's private key cannot be read, written or understood.",
@@ -234,6 +244,15 @@ _ROWS: Final = (
         "Close some, or retry later.",
         503,
         EXIT_REFUSED,
+    ),
+    ErrorInfo(
+        "D3009",
+        "a subscription cannot go on",
+        "A subscription, handler, consumer or session of a program was open, and the daemon does not give it any more: "
+        "the node left the realm, the queue was deleted, the token changed, or the daemon is of another version.",
+        "The message names the cause; mend it and start the program again.",
+        410,
+        EXIT_FAILED,
     ),
     ErrorInfo(
         "D4001",
@@ -403,6 +422,23 @@ _ROWS: Final = (
         "Headers, key and tags of the message are over their own limit; nothing of it was handled.",
         "Shorten them, or put the rest into the body.",
         413,
+        EXIT_REFUSED,
+    ),
+    ErrorInfo(
+        "D5017",
+        "no member offers the service",
+        "No member record that this node knows names the service with that group, version and schema.",
+        "List the services of the realm with `dep2p service ls`; `dep2p reply NAME --group GROUP` offers one.",
+        404,
+        EXIT_NOT_FOUND,
+    ),
+    ErrorInfo(
+        "D5018",
+        "no member took the request",
+        "Members offer the service, and each that was tried was not there, had no handler, or took no more requests. "
+        "The request was not handled.",
+        "The message says who was tried and why not; `dep2p service info NAME` asks all of them.",
+        503,
         EXIT_REFUSED,
     ),
     *SESSION_ROWS,

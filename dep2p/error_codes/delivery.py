@@ -29,4 +29,12 @@ DELIVERY_ROWS: Final = (
         429,
         EXIT_REFUSED,
     ),
+    ErrorInfo(
+        "D5404",
+        "how a reliable message ended is not known",
+        "The daemon was restarted since it accepted the message, or has forgotten it among newer ones.",
+        "See what waits and what was lost: dep2p outbox ls, dep2p outbox ls --failed. Else it was acknowledged.",
+        404,
+        EXIT_FAILED,
+    ),
 )

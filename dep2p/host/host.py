@@ -33,8 +33,10 @@ from dep2p.host.connections.signed_records import open_signed_record
 from dep2p.host.connections.swarm import Swarm
 from dep2p.host.connections.upgrade import new_upgrader
 from dep2p.host.counters import Counters
+from dep2p.host.discovery.bootstrap import BootstrapDiscovery
 from dep2p.host.discovery.interface import Discovery, run_source
 from dep2p.host.discovery.libp2p_adapter import FacadeHost
+from dep2p.host.discovery.named_peers import NamedPeers
 from dep2p.host.interface import (
     Connection,
     HostEvent,
@@ -64,6 +66,8 @@ RelayMode = Literal["off", "client", "server"]
 """client: reserve at connected relays, be dialled through them; server: relay for others; both dial through relays."""
 
 _DISCOVERED_TTL_S = 3_600.0
+_RECONNECT_MAX_S = 60.0
+"""The longest wait before a peer that is kept connected is dialed again: what came back is found within a minute."""
 _PEERSTORE_SAVE_INTERVAL_S = 30.0
 _IDENTIFY_PUSH_DELAY_S = 0.2
 _IDENTIFY_CONCURRENCY = 128  # a peer that does not answer holds a place until the time limit
@@ -128,8 +132,9 @@ class LibP2PHost:
         self._nursery: trio.Nursery | None = None
         self._dialer: Dialer | None = None
         self._interest = ConnectionInterest()
+        self._named = NamedPeers(limits.peers_known_max)
         self._reconnector = Reconnector(
-            ReconnectPolicy(random.SystemRandom(), peers_max=limits.peers_known_max),
+            ReconnectPolicy(random.SystemRandom(), max_s=_RECONNECT_MAX_S, peers_max=limits.peers_known_max),
             self.dial,
             lambda peer: self._swarm.live(peer) is not None,
             self._counters,
@@ -242,7 +247,10 @@ class LibP2PHost:
 
         def emit(peer: PeerId, addrs: Sequence[str]) -> None:
             has_new = self._peer_store.add_addrs(peer, addrs, _DISCOVERED_TTL_S)
-            if peer != self.peer_id and (has_new or peer not in named):
+            if peer == self.peer_id:
+                return
+            self._named.note(PeerDiscovered(peer, tuple(addrs), source.name), trio.current_time())
+            if has_new or peer not in named:
                 if len(named) >= self._limits.peers_known_max:
                     named.clear()  # at worst some peers are reported twice
                 named[peer] = None
@@ -253,6 +261,9 @@ class LibP2PHost:
         await self._supervisor.run(
             f"discovery source {source.name}", lambda: run_source(source, self, emit, self._counters)
         )
+
+    def discovered(self) -> list[PeerDiscovered]:
+        return self._named.events(trio.current_time())
 
     # Identify
 
@@ -336,12 +347,15 @@ class LibP2PHost:
         if peer != self.peer_id:
             self._interest.add(peer, by)
             self._peer_store.pin(peer)
-            self._reconnector.keep_connected(peer)
+            self._reconnector.keep_connected(peer, is_bootstrap=by == BootstrapDiscovery.name)
 
     def forget(self, peer: PeerId, by: str | None = None) -> None:
         if self._interest.remove(peer, by):
             self._reconnector.forget(peer)
             self._peer_store.unpin(peer)
+
+    def dial_failure(self, peer: PeerId) -> str | None:
+        return self._reconnector.failure(peer)
 
     def protect(self, connection: Connection, by: str) -> None:
         if isinstance(connection, PeerConnection):

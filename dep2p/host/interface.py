@@ -125,14 +125,29 @@ class ByteStream(Protocol):
     """
 
     @property
-    def connection(self) -> Connection: ...
+    def connection(self) -> Connection:
+        """The connection that carries the stream."""
+        ...
 
     @property
-    def protocol(self) -> str: ...
+    def protocol(self) -> str:
+        """The protocol that both ends have agreed on."""
+        ...
 
     @property
     def unsent_bytes(self) -> int:
         """Bytes taken by `write_nowait` that have not been handed to the transport yet (window or socket full)."""
+        ...
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that have been handed to the transport."""
+        ...
+
+    @property
+    def granted_bytes(self) -> int:
+        """Changes as the peer takes what was sent: room that it has granted, or bytes that it has acknowledged. Always
+        0 where the transport does not show it. Compare two values; the number alone means nothing."""
         ...
 
     @property
@@ -308,6 +323,15 @@ class Host(Protocol):
 
     def forget(self, peer: PeerId, by: str | None = None) -> None:
         """End `keep_connected` for ``by``, or, for None, for all. Connections stay as they are."""
+        ...
+
+    def dial_failure(self, peer: PeerId) -> str | None:
+        """Return why the last dial for `keep_connected` failed, as one line; None once the peer is connected."""
+        ...
+
+    def discovered(self) -> list[PeerDiscovered]:
+        """Return the peers that discovery sources have named within the last hour, each once, the latest last, bounded:
+        for a subscriber who was not there when `PeerDiscovered` was emitted."""
         ...
 
     def protect(self, connection: Connection, by: str) -> None:

@@ -49,7 +49,8 @@ class PulledOutput(LinkOutput):
 
     def wake(self) -> None:
         """Wake the writer: there may be frames to collect."""
-        self._sleeper.wake()
+        if self._sleeper.task is not None:  # each push calls this, most of them while the writer works
+            self._sleeper.wake()
 
     def write_now(self) -> None:
         """Write present frames from this very step; the writer writes the rest in its turn."""
@@ -126,8 +127,19 @@ class SessionLink(Link):
         self.refused_id: int = 0
         """The ``req_id`` of the ERROR by which the other end has closed the link: the message that it could not
         take."""
+        self._flow = (0, 0)
         self.pulled: PulledOutput = PulledOutput(stream, limits, calls.collect, self._output_low)
         self.out: LinkOutput = self.pulled
+
+    def flows(self) -> bool:
+        """Whether bytes that wait here have left, or the peer has taken a good part of those that did, since the last
+        call. The peer cannot have answered what is behind them.
+
+        Bytes that leave without having waited are no sign of the peer: the kernel takes them for a dead one, too.
+        """
+        sent, granted = self._flow
+        self._flow = self.stream.sent_bytes, self.stream.granted_bytes
+        return self._flow[1] != granted or (self.stream.unsent_bytes > 0 and self._flow[0] != sent)
 
     def receive(self, frames: list[Frame]) -> None:
         for index, frame in enumerate(frames):

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypedDict
 
 import msgspec
 
@@ -25,17 +24,8 @@ class MessageCall(msgspec.Struct, frozen=True, gc=False):
     """Seconds for all tries together; None for ``Limits.request_timeout_s``."""
     idempotent: bool = False
     headers: Mapping[str, object] | None = None
-
-
-class RequestOptions(TypedDict, total=False):
-    """The options of a request, as keyword arguments."""
-
-    timeout_s: float | None
-    """Seconds for all tries together; None (the default) for ``Limits.request_timeout_s``."""
-    idempotent: bool
-    """Whether the request may be sent again, so that the peer may handle it more than once."""
-    headers: Mapping[str, object] | None
-    """The app's headers, for the handler."""
+    is_one_try: bool = False
+    """Whether the caller itself tries an idempotent request again, somewhere else."""
 
 
 @dataclass(slots=True, eq=False)

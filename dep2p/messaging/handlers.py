@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-import msgspec
 import trio
 
 from dep2p.concurrency.wait_queue import WaitQueue
@@ -14,11 +13,12 @@ from dep2p.errors import ErrorCode, HandlerError, StreamClosedError
 from dep2p.messaging.trace_events import TracedCall, trace_request
 from dep2p.protocols.fairness.shares import MemberShares
 from dep2p.protocols.messaging.admission import HandlerQueue
+from dep2p.protocols.messaging.incoming import Notification, Request
 from dep2p.protocols.messaging.request import Job, RequestPolicy
 from dep2p.protocols.wire.headers import app_headers
 from dep2p.protocols.wire.payload import check_name
 from dep2p.tracing.event_log import TraceLog
-from dep2p.types import Headers, PeerId
+from dep2p.types import PeerId, RealmId
 
 if TYPE_CHECKING:
     from dep2p.messaging.message_stream import MessageStream
@@ -27,29 +27,17 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("dep2p.io")
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A request to answer."""
-
-    peer: PeerId
-    """The transport-authenticated caller, a verified member of the realm."""
-    name: str
-    body: bytes
-    headers: Headers
-    deadline_s: float
-    """Trio time at which the caller stops waiting; the handler is cancelled then."""
-    idempotent: bool
-    """Whether the caller may send it again, so that it may be handled more than once."""
+class HandlerAwayError(Exception):
+    """A handler of reliable messages has no app behind it any more: the message waits as if there were no handler."""
 
 
-class Notification(msgspec.Struct):
-    """A notify that came in. A Struct: it is made in half the time of a dataclass."""
+class HandlerGoneError(HandlerError):
+    """The program that answers went away. Another one may answer: of this node, or of another member."""
 
-    peer: PeerId
-    """The transport-authenticated sender, a verified member of the realm."""
-    name: str
-    body: bytes
-    headers: Headers
+    def __init__(self, text: str, *, has_begun: bool) -> None:
+        super().__init__(text)
+        self.has_begun = has_begun
+        """Whether the program may have had the request."""
 
 
 RequestHandler = Callable[[Request], Awaitable[bytes]]
@@ -74,6 +62,9 @@ class AnsweringLink(Protocol):
 
     @property
     def peer(self) -> PeerId: ...
+
+    @property
+    def realm_id(self) -> RealmId: ...
 
     def start_work(self, work: "RequestWork") -> bool:
         """Run a work that has a place; False: the peer does not read its answers, and the place is for others."""
@@ -124,11 +115,16 @@ class RequestWork:
 
     async def _answer(self, link: AnsweringLink, job: Job) -> None:
         try:
+            headers = app_headers(job.headers)
             data = await self.entry.fn(
-                Request(link.peer, job.name, job.data, app_headers(job.headers), job.deadline, job.idempotent)
+                Request(link.peer, job.name, job.data, headers, job.deadline, job.idempotent, link.realm_id)
             )
             if type(data) is not bytes:
                 raise TypeError(f"the handler {job.name!r} gave {type(data).__name__}: it must give bytes")
+        except HandlerGoneError as error:
+            # NO_HANDLER: the caller may ask another member, since nothing was done or doing it twice does no harm.
+            is_safe = job.idempotent or not error.has_begun
+            await self._answer_failure(link, str(error), ErrorCode.NO_HANDLER if is_safe else ErrorCode.HANDLER_FAILED)
         except HandlerError as error:
             await self._answer_failure(link, str(error))
         except Exception:
@@ -139,11 +135,11 @@ class RequestWork:
             link.handler_ended(self)
             await link.answer(job, data)
 
-    async def _answer_failure(self, link: AnsweringLink, text: str) -> None:
+    async def _answer_failure(self, link: AnsweringLink, text: str, code: ErrorCode = ErrorCode.HANDLER_FAILED) -> None:
         self.outcome = "handler_failed"
         link.counters["handlers_failed"] += 1
         link.handler_ended(self)
-        await link.answer_error(self.job, ErrorCode.HANDLER_FAILED, text)
+        await link.answer_error(self.job, code, text)
 
 
 def start_waiting(queue: "HandlerQueue[RequestWork]") -> None:
@@ -168,14 +164,14 @@ class NotifyEntry:
 
     async def acquire(self) -> None:
         """Wait for one of the ``concurrency`` places, in line."""
-        if self.running < self.concurrency and not self.waiters:
+        if self.running < self.concurrency:  # tasks wait only while all places are taken: see `release`
             self.running += 1
             return
         await self.waiters.wait()  # `release` hands its place over: `running` counts it already
 
     def release(self) -> None:
         """Leave the place to the next in line."""
-        if self.waiters:
+        if self.running >= self.concurrency and self.waiters:
             self.waiters.wake()
         else:
             self.running -= 1

@@ -3,7 +3,8 @@
 import logging
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 import trio
 
@@ -58,6 +59,7 @@ class MessageStream:
         self.headers: Headers = {}
         self._stream = stream
         self._connection: Connection = stream.connection
+        self._received_bytes = 0  # of the transport's stream
         self._gate = context.gate
         self._limits = limits = context.limits
         self._counters = context.counters
@@ -72,6 +74,7 @@ class MessageStream:
         self._paused = False
         self._discards = False
         self._reader = Sleeper()
+        self._left = trio.Event()
         self._opened = False
         self._error: Dep2pError | None = None
         self._error_reported = False
@@ -82,6 +85,26 @@ class MessageStream:
         """Bytes of the items that were sent."""
         self.is_closed: bool = False
         """The transport's stream has been closed in order."""
+
+    async def __aenter__(self) -> Self:
+        await trio.lowlevel.checkpoint()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the stream; after an error, abort it."""
+        try:
+            if error is None:
+                await self.aclose()
+            else:
+                self.reset()
+        finally:
+            self._left.set()
+
+    async def wait_left(self) -> None:
+        """Wait until the program that has taken this stream (`Node.accept`) has left its block, or has ended it."""
+        await self._left.wait()
 
     def __repr__(self) -> str:
         return f"<stream {self.name!r} with {self.peer[-6:]} {self._machine.state}>"
@@ -155,8 +178,9 @@ class MessageStream:
     async def receive(self) -> bytes | None:
         """The next item; None after the peer's end.
 
-        Raises RequestTimeoutError when none comes in ``Limits.stream_first_item_timeout_s`` or, later,
-        ``stream_item_timeout_s`` (the stream is aborted then); StreamClosedError, NotMemberError, or the error by which
+        Raises RequestTimeoutError when none comes and nothing else moves, in either direction, for
+        ``Limits.stream_first_item_timeout_s`` or, after the first one, ``stream_item_timeout_s`` (the stream is
+        aborted then, after 1 to 1.5 times as long); StreamClosedError, NotMemberError, or the error by which
         the peer aborted the stream, after the items that came before it.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -178,7 +202,7 @@ class MessageStream:
     async def _wait_for_item(self) -> None:
         machine = self._machine
         while not self._items and self._error is None and not machine.peer_ended and not self._discards:
-            machine.expect_item(trio.current_time())
+            machine.expect_item(trio.current_time(), self.progress)
             self._schedule_deadline()
             await self._sleep()
 
@@ -205,6 +229,7 @@ class MessageStream:
     def _on_data(self, data: bytes | memoryview) -> None:
         if self._error is not None:
             return
+        self._received_bytes += len(data)
         if not self._gate.is_verified(self._connection):
             self.lose_membership()
             return
@@ -325,13 +350,18 @@ class MessageStream:
         """Whether this connection carries the stream."""
         return self._connection.id == connection.id
 
+    @property
+    def progress(self) -> int:
+        """Changes while anything moves: bytes that come, bytes of ours that go, and those that the peer takes."""
+        return self._received_bytes + self._stream.sent_bytes + self._stream.granted_bytes
+
     def next_deadline(self) -> float | None:
         """When `on_deadline` is due."""
         return self._machine.next_deadline()
 
     def on_deadline(self, now: float) -> None:
         """End the stream if the peer was too slow."""
-        self._perform(self._machine.on_deadline(now))
+        self._perform(self._machine.on_deadline(now, self.progress))
 
     # Opening
 
@@ -391,6 +421,7 @@ class MessageStream:
         Waits at most ``Limits.close_timeout_s``. What was sent still reaches the peer, but its handler may stop when it
         sends: to know that everything was handled, call `send_eof` and iterate to the end first.
         """
+        self._left.set()
         with trio.move_on_after(self._limits.close_timeout_s):
             await self.finish()
 
@@ -422,6 +453,7 @@ class MessageStream:
 
     def reset(self) -> None:
         """Abort both directions at once; what the peer has not received yet is lost. Idempotent, never raises."""
+        self._left.set()
         if not self.is_over:
             self._fail(StreamClosedError("the stream was reset on this side"), b"")
         self._stream.reset()

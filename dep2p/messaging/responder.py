@@ -11,11 +11,12 @@ from dep2p.errors import Dep2pError, ErrorCode, NotMemberError, StreamClosedErro
 from dep2p.host.interface import ByteStream
 from dep2p.links.link import PAUSED_BY_INBOX, Link
 from dep2p.messaging.context import MessagingContext
-from dep2p.messaging.handlers import Notification, Registry, RequestWork, start_waiting
+from dep2p.messaging.handlers import Registry, RequestWork, start_waiting
 from dep2p.messaging.trace_events import TracedCall, trace_notify
 from dep2p.messaging.worker_pool import Workers
 from dep2p.protocols.fairness.turns import UNITS_PER_TURN
 from dep2p.protocols.messaging.admission import PeerLoad, Refusal
+from dep2p.protocols.messaging.incoming import Notification
 from dep2p.protocols.messaging.notify import NotifyInbox
 from dep2p.protocols.messaging.request import Abandon, Begin, Job, Responder, ResponderEffect, SendAnswer
 from dep2p.protocols.wire.compression import Compression
@@ -23,6 +24,7 @@ from dep2p.protocols.wire.frame import HEADER_BYTES, Frame, FrameType, encode_er
 from dep2p.protocols.wire.headers import HeaderMap, app_headers
 from dep2p.protocols.wire.payload import PayloadReader, compressed_body, payload_bytes_max, required_name
 from dep2p.tracing.event_log import TraceLog
+from dep2p.types import Headers, RealmId
 
 logger: logging.Logger = logging.getLogger("dep2p.io")
 
@@ -63,6 +65,7 @@ class InboundLink(Link):
             payload_bytes_max=payload_bytes_max(limits),
             fairness=fairness,
         )
+        self.realm_id: RealmId = context.gate.realm_id
         self._turns = fairness
         self._ready: deque[RequestWork] = deque()
         """Works that have a place, and wait for the peer's turn."""
@@ -284,7 +287,8 @@ class InboundLink(Link):
                     f"{load.answers_bytes} bytes of answers wait here for this peer to read them, the most allowed "
                     "(answers_unread_bytes_max), so this answer was dropped: read answers before asking more"
                 )
-                frame = encode_error(ErrorCode.OVERLOADED, text, req_id=job.req_id)
+                # Not OVERLOADED, which says that no handler ran: the caller would ask again.
+                frame = encode_error(ErrorCode.TIMEOUT, text, req_id=job.req_id)
                 self.out.put((frame,), len(frame))
             return False
         if self._stalled_at == _NEVER:
@@ -326,10 +330,10 @@ class InboundLink(Link):
         """Call the notify handlers of this link, in order, until the link is over and all is handled. One task does
         it."""
         inbox, notifies, connection = self.inbox, self._registry.notifies, self.connection
-        is_verified = self.gate.is_verified
+        is_verified, realm = self.gate.is_verified, self.realm_id
         known: HeaderMap | None = None
         name = ""
-        headers: dict[str, object] = {}
+        headers: Headers = {}
         left = _NOTIFIES_PER_STEP
         while True:
             if left <= 0:
@@ -357,7 +361,7 @@ class InboundLink(Link):
                 continue
             if entry.rate_per_s or self._has_notify_rate:
                 await self._pace(name, entry.rate_per_s)
-            if entry.running < entry.concurrency and not entry.waiters:
+            if entry.running < entry.concurrency:
                 entry.running += 1
             else:
                 await entry.acquire()
@@ -365,7 +369,7 @@ class InboundLink(Link):
                 # A verdict ends with its connection. Notifies that a member sent before it hung up still count; `ended`
                 # drops those of a member that was expelled.
                 if self._inbox_closed or is_verified(connection):
-                    await entry.fn(Notification(self.peer, name, item[1], dict(headers) if headers else {}))
+                    await entry.fn(Notification(self.peer, name, item[1], dict(headers) if headers else {}, realm))
                     if self.trace_log is not None:
                         trace_notify(self.trace_log, TracedCall(self.peer, name, "in", len(item[1])), "ok")
                 else:

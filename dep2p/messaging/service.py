@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -23,20 +23,20 @@ from dep2p.messaging.broadcast import to_each
 from dep2p.messaging.caller import Caller, OutboundLink
 from dep2p.messaging.context import MessageCall, MessagingContext
 from dep2p.messaging.handlers import (
-    Notification,
     NotifyEntry,
     NotifyHandler,
     Registry,
-    Request,
     RequestHandler,
     StreamHandler,
 )
 from dep2p.messaging.message_stream import MessageStream
+from dep2p.messaging.offered_services import OfferedService, OfferedServices, ServiceHandler
 from dep2p.messaging.responder import InboundLink
 from dep2p.messaging.stream_service import StreamService
 from dep2p.messaging.trace_events import TracedCall, outcome_of, trace_notify, trace_request
 from dep2p.messaging.worker_pool import Workers
 from dep2p.protocols.messaging.admission import PeerLoad
+from dep2p.protocols.messaging.incoming import Notification, Request
 from dep2p.protocols.wire.payload import check_name
 from dep2p.realm.interface import RealmGate
 from dep2p.tracing.event_log import TraceLog
@@ -107,6 +107,8 @@ class Messaging:
         self._context = context = MessagingContext(gate, limits, self._timer, self.fairness)
         self._counters = context.counters
         self._registry = Registry()
+        self.offered: OfferedServices = OfferedServices(self._registry)
+        """The services that this node offers in the realm."""
         self._workers = Workers()
         self._pool: LinkPool[OutboundLink] = LinkPool(gate, self._protocol, limits, self._counters, self._outbound_link)
         self._caller = Caller(self._pool, context, rng)
@@ -126,6 +128,7 @@ class Messaging:
 
     @property
     def realm_id(self) -> RealmId:
+        """The realm whose members it talks to."""
         return self._gate.realm_id
 
     # Life
@@ -271,6 +274,7 @@ class Messaging:
         concurrency: int = HANDLER_CONCURRENCY,
         rate_per_s: float = 0.0,
         waiting_max: int = 1024,
+        service: OfferedService | None = None,
     ) -> Callable[[], None]:
         """Answer requests ``name`` by ``handler``; returns a function that ends it.
 
@@ -278,7 +282,11 @@ class Messaging:
         ``waiting_max`` more of each peer wait, in turns; further ones get OVERLOADED. ``rate_per_s``: requests of one
         peer per second, 0 for no limit; those over it get RATE_LIMITED. The handler is cancelled when the caller gave
         up, its deadline passed or its link ended. Raises ``ValueError`` when the name is taken or a value is wrong.
+
+        ``service``: offer it to all members; other handlers of this node that say the same share the requests.
         """
+        if service is not None:
+            return self.offered.add(service, ServiceHandler(handler, concurrency, rate_per_s, waiting_max))
         return self._registry.on_request(
             name, handler, concurrency=concurrency, rate_per_s=rate_per_s, waiting_max=waiting_max
         )
@@ -341,10 +349,15 @@ class Messaging:
         """
         return await self._request(peer, MessageCall(name, body, timeout_s, idempotent, headers))
 
-    async def _request(self, peer: PeerId, call: MessageCall) -> bytes:
+    async def request_once(self, peer: PeerId, call: MessageCall) -> bytes:
+        """As `request`, for a caller that tries again itself: ``call`` says so."""
+        return await self._request(peer, call)
+
+    def _request(self, peer: PeerId, call: MessageCall) -> Coroutine[object, object, bytes]:
         log = self._trace_log
-        if log is None:
-            return await self._caller.request(peer, call)
+        return self._caller.request(peer, call) if log is None else self._traced_request(log, peer, call)
+
+    async def _traced_request(self, log: TraceLog, peer: PeerId, call: MessageCall) -> bytes:
         began, outcome, reply_size = trio.current_time(), "ok", None
         try:
             reply = await self._caller.request(peer, call)

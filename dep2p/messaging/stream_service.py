@@ -9,6 +9,7 @@ import trio
 
 from dep2p.arguments import as_bytes, check_text
 from dep2p.concurrency.contained import run_contained
+from dep2p.concurrency.stall import run_while_moving
 from dep2p.errors import (
     Dep2pError,
     ErrorCode,
@@ -112,8 +113,7 @@ class StreamService:
         """Wait for the end of a stream that the app has left: its data must still reach the peer."""
         self.lingering += 1
         try:
-            with trio.move_on_after(self._limits.stream_item_timeout_s):
-                await stream.finish()
+            await run_while_moving(stream.finish, lambda: stream.progress, self._limits.stream_item_timeout_s)
         finally:
             self.lingering -= 1
             if not stream.is_over:

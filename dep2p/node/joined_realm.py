@@ -13,21 +13,6 @@ from dep2p.realm.credentials import Realm
 from dep2p.realm.membership import Membership
 from dep2p.types import RealmId
 
-RealmChoice = Realm | RealmId | str | None
-"""A realm, its id, a unique prefix of its id, its name, or None for the only one joined."""
-
-
-@dataclass(frozen=True, slots=True)
-class RealmStatus:
-    """One joined realm."""
-
-    name: str
-    realm_id: RealmId
-    members_known: int
-    members_up: int
-    problems: tuple[str, ...] = ()
-    """Why connected peers are not verified in the realm although this node tries, a sentence for each."""
-
 
 @dataclass(slots=True)
 class Joined:

@@ -9,11 +9,23 @@ from typing import Literal, TypeVar, Unpack, overload
 
 import trio
 
-from dep2p.arguments import WrongTypeError, check_text, checks_arguments, unchecked
+from dep2p.arguments import (
+    WrongTypeError,
+    check_decorated,
+    check_handler,
+    check_text,
+    checks_arguments,
+    unchecked,
+)
 from dep2p.concurrency.exception_groups import unwrap_single
-from dep2p.delivery.receipts import Receipt, TopicPublish
+from dep2p.control_api.replies import (
+    ConnectedPeer,
+    MemberSummary,
+    PeerSummary,
+    RealmSummary,
+)
+from dep2p.delivery.receipts import Receipt
 from dep2p.delivery.service import ReliableDelivery
-from dep2p.delivery.types import SendOptions
 from dep2p.errors import (
     Dep2pError,
     NotInRealmError,
@@ -24,26 +36,45 @@ from dep2p.errors import (
 )
 from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.scoring.params import ScoreParams
-from dep2p.host.interface import Connection, Host, HostEvent
+from dep2p.gossipsub.topic_types import (
+    OnNoPeers,
+    PublishResult,
+)
+from dep2p.host.interface import Host, HostEvent
 from dep2p.identity import Identity
-from dep2p.limits import HANDLER_CONCURRENCY, Limits
-from dep2p.messaging.context import RequestOptions
+from dep2p.limits import HANDLER_CONCURRENCY, NOTIFY_CONCURRENCY, Limits
+from dep2p.messaging.offered_services import offered_service
 from dep2p.messaging.service import MessageStream, Messaging, NotifyHandler, RequestHandler, StreamHandler
 from dep2p.node.host_factory import NetworkOptions, libp2p_host
-from dep2p.node.joined_realm import Joined, RealmChoice, RealmStatus, Registration, counters_of
+from dep2p.node.incoming import NodeIncoming
+from dep2p.node.joined_realm import Joined, Registration, counters_of
+from dep2p.node.members import NodeMembers
+from dep2p.node.outbox import Outbox
 from dep2p.node.pubsub_networks import PubSubs
 from dep2p.node.queues_api import NodeQueues
 from dep2p.node.services import NodeServices, OutboxKind, RealmParts, RealmServices
 from dep2p.node.sessions import Sessions
+from dep2p.node.summaries import (
+    connected_peer,
+    member_summaries,
+    peer_summaries,
+    realm_summary,
+)
+from dep2p.node.topics import NodeTopics
 from dep2p.node.tracer import Tracer, make_tracer
-from dep2p.node.validation import check_arguments, check_decorated, check_handler, split_addr
+from dep2p.node.validation import check_arguments, split_addr
+from dep2p.protocols.addresses.dialable import addrs_for_others
 from dep2p.protocols.fairness.ledger import MemberUsage
+from dep2p.protocols.messaging.incoming import (
+    RequestOptions,
+    SendOptions,
+)
+from dep2p.protocols.services.options import ServiceOptions
 from dep2p.pubsub.service import PubSub
 from dep2p.pubsub.topic import Topic
-from dep2p.pubsub.types import OnNoPeers, PublishResult, TopicStatus, WaitFor
 from dep2p.pubsub.wire_formats import PublicPubSub
 from dep2p.queues.settings import QueueSettings
-from dep2p.realm.credentials import Realm
+from dep2p.realm.credentials import Realm, RealmChoice
 from dep2p.realm.handshake_responder import RealmResponder
 from dep2p.realm.interface import MemberEvent
 from dep2p.realm.membership import Membership, MembershipOptions
@@ -60,7 +91,7 @@ H = TypeVar("H")
 
 
 @checks_arguments
-class Node:
+class Node(NodeMembers, NodeTopics, NodeIncoming):
     """A running node. Made by :meth:`open`; every method is for the trio thread that opened it.
 
     Messaging methods take ``realm``, which may be left out while the node is in exactly one realm; they raise
@@ -81,6 +112,7 @@ class Node:
         self.identity = identity
         self.limits = limits
         self.data_dir = data_dir
+        self._bootstrap: dict[PeerId, None] = {}
         self._nursery = nursery
         self._joined: dict[RealmId, Joined] = {}
         self._joining: dict[RealmId, trio.Event] = {}
@@ -97,6 +129,8 @@ class Node:
         """Ordered sessions: pushes to a client in strict order across reconnects."""
         self.queues: NodeQueues = NodeQueues(self, services)
         """Durable queues. Its own calls reach the queues of this process; see :class:`NodeQueues` for others."""
+        self.outbox: Outbox = Outbox(self)
+        """Reliable messages that wait, and those that were lost."""
         self.tracer: Tracer = make_tracer(self, services.queue_ownership, limits)
         """Starts and stops the trace of this node."""
         self._draining = False
@@ -181,6 +215,7 @@ class Node:
                 await pubsubs.start(nursery, public_pubsub, None if trace_json is None else Path(trace_json))
                 await services.start(nursery)
                 node = cls(host, identity, limits, directory, nursery, pubsubs, services)
+                node._bootstrap.update(dict.fromkeys(peer for peer, _addr in bootstrap_peers if peer != node.peer_id))
                 for peer, addr in bootstrap_peers:
                     node.remember(peer, [addr])
                 await nursery.start(node.tracer.run)
@@ -208,6 +243,15 @@ class Node:
         """The addresses where this node listens, each ending in its id."""
         return self.host.listen_addrs()
 
+    def unreached_bootstrap(self) -> tuple[str, ...]:
+        """Say of each bootstrap peer that cannot be reached why, human-readable; () when all are connected."""
+        failures = ((peer, self.host.dial_failure(peer)) for peer in self._bootstrap)
+        return tuple(
+            f"the bootstrap peer {peer} cannot be reached: {why}; it is tried again"
+            for peer, why in failures
+            if why is not None
+        )
+
     def remember(self, peer: PeerId, addrs: Sequence[str]) -> None:
         """Keep addresses of a peer and stay connected to it."""
         if peer == self.peer_id:
@@ -215,7 +259,7 @@ class Node:
         self.host.add_addrs(peer, addrs, ttl_s=_KNOWN_ADDR_TTL_S)
         self.host.keep_connected(peer, _NODE)
 
-    async def join_realm(self, realm: Realm, addrs: Sequence[str] = ()) -> RealmStatus:
+    async def join_realm(self, realm: Realm, addrs: Sequence[str] = ()) -> RealmSummary:
         """Join a realm and, in the background, dial ``addrs`` (each ending in ``/p2p/PEER``). Idempotent.
 
         Raises ValueError for a malformed address, NotInRealmError when the realm limit is reached.
@@ -237,7 +281,8 @@ class Node:
                 done.set()
         for peer, addr in peers:
             self.remember(peer, [addr])
-        return self._status(self._joined[realm.realm_id])
+        self._joined[realm.realm_id].membership.introduce(peer for peer, _addr in peers)
+        return realm_summary(self._joined[realm.realm_id])
 
     async def _start_realm(self, realm: Realm) -> None:
         records = None if self.data_dir is None else self.data_dir / "members" / f"{realm.realm_id}.cbor"
@@ -253,6 +298,7 @@ class Node:
         )
         pubsub = self._pubsubs.of_realm(realm, membership)
         services = self._services.of_realm(RealmParts(realm, membership, messaging, pubsub))
+        messaging.offered.announce_by(membership.set_services)
         joined = Joined(realm, membership, messaging, pubsub, services, trio.CancelScope(), trio.Event())
         for registration in self._registrations:
             self._apply(registration, joined)
@@ -301,9 +347,20 @@ class Node:
             joined.scope.cancel()
         await joined.ended.wait()
 
-    def realms(self) -> list[RealmStatus]:
+    def realms(self) -> list[RealmSummary]:
         """The joined realms, in the order of joining."""
-        return [self._status(joined) for joined in self._joined.values()]
+        return [realm_summary(joined) for joined in self._joined.values()]
+
+    def members(self, realm: RealmChoice = None) -> list[MemberSummary]:
+        """List the members that the node knows, with their states, addresses and times. Raises NotInRealmError."""
+        return member_summaries(self._pick(realm))
+
+    def invite(self, realm: RealmChoice = None, addrs: Sequence[str] = ()) -> str:
+        """Make an invite: a text with the realm's secret and ``addrs``. Raises NotInRealmError.
+
+        When ``addrs`` is empty they are this node's own, without those on loopback when it has others.
+        """
+        return self._pick(realm).realm.invite(addrs or addrs_for_others(self.listen_addrs()))
 
     def realm(self, realm: RealmChoice = None) -> Realm:
         """The joined realm that ``realm`` names. Raises NotInRealmError."""
@@ -350,12 +407,6 @@ class Node:
         """The pub/sub of each realm in the order of joining, then that of the public network."""
         return [*(joined.pubsub for joined in self._joined.values()), *self._pubsubs.public]
 
-    def _status(self, joined: Joined) -> RealmStatus:
-        members = joined.membership.members()
-        up = sum(1 for member in members if member.state == "up")
-        problems = (*joined.membership.problems(), *joined.pubsub.problems())
-        return RealmStatus(joined.realm.name, joined.realm.realm_id, len(members), up, problems)
-
     def _pick(self, realm: RealmChoice) -> Joined:
         joined = self._joined
         if realm is None and len(joined) == 1 and self._is_open:  # the usual case, which every message takes
@@ -387,10 +438,14 @@ class Node:
 
     # Peers
 
-    async def connect(self, addr: str, *, timeout_s: float | None = None) -> tuple[Connection, list[str]]:
+    def peers(self) -> list[PeerSummary]:
+        """List the connected peers, with their connections, addresses and realms."""
+        return peer_summaries(self.host, self._joined.values())
+
+    async def connect(self, addr: str, *, timeout_s: float | None = None) -> ConnectedPeer:
         """Dial ``addr`` (a peer id, or an address ending in ``/p2p/PEER``) and prove membership in each joined realm.
 
-        Returns the connection and the names of the realms in which the peer is a verified member now.
+        Returns the connection that there is now, and the names of the realms in which the peer is a verified member.
         Raises PeerNotFoundError, or ValueError for a malformed address.
         """
         addrs: list[str] = []
@@ -408,7 +463,7 @@ class Node:
                 verified.append(joined.realm.name)
             except (NotMemberError, PeerNotFoundError, RequestTimeoutError) as error:
                 _logger.info("%s is not verified in realm %r: %s", peer, joined.realm.name, error)
-        return connection, verified
+        return connected_peer(connection, verified)
 
     async def disconnect(self, peer: PeerId) -> bool:
         """Close every connection to the peer and do not dial it again by itself; False when there was none."""
@@ -548,8 +603,10 @@ class Node:
         See :meth:`ReliableDelivery.send`, and :meth:`Messaging.notify` for a message that is not reliable.
         """
         if reliable:
-            delivery = self._only_delivery if realm is None else None
-            return (delivery or self.delivery(realm)).send(peer, name, body, **options)
+            delivery = (self._only_delivery if realm is None else None) or self.delivery(realm)
+            if not options:  # passing on none costs a tenth of `send`
+                return delivery.send(peer, name, body)
+            return delivery.send(peer, name, body, **options)
         headers, ttl_s = options.pop("headers", None), options.pop("ttl_s", None)
         options.pop("wait", None)
         if options:
@@ -568,7 +625,8 @@ class Node:
         """
         pubsub = self.pubsub(realm, public=public)
         topics_max = pubsub.params.topics_max
-        if not pubsub.has_joined(topic) and len(self.topics()) >= topics_max:
+        joined = sum(not status.by_pattern for status in self.topics())
+        if not pubsub.has_handle(topic) and joined >= topics_max:
             raise TooManyTopicsError(
                 f"this node is in {topics_max} topics already: leave one, or raise pubsub_topics_max in [limits]"
             )
@@ -582,44 +640,42 @@ class Node:
         *,
         wait: bool = True,
         on_no_peers: OnNoPeers = "error",
+        headers: Headers | None = None,
         realm: RealmChoice = None,
         public: bool = False,
     ) -> PublishResult:
         """Publish without joining the topic; see :meth:`Topic.publish`."""
-        return await self.pubsub(realm, public=public).publish(topic, body, wait=wait, on_no_peers=on_no_peers)
-
-    def topics(self) -> list[TopicStatus]:
-        """The joined topics of all realms, then those of the public network."""
-        return [status for pubsub in self.all_pubsubs() for status in pubsub.topics()]
-
-    async def publish_reliably(
-        self,
-        topic: str,
-        body: bytes,
-        critical_peers: Sequence[PeerId] | None = None,
-        wait_for: WaitFor = "all",
-        realm: RealmChoice = None,
-    ) -> TopicPublish:
-        """Publish without joining the topic; see :meth:`Topic.publish` with ``reliable``."""
-        topics = self.delivery(realm).topics
-        assert topics is not None  # every realm has pub/sub
-        return await topics.publish(topic, body, critical_peers, wait_for, wait=True)
+        pubsub = self.pubsub(realm, public=public)
+        return await pubsub.publish(topic, body, wait=wait, on_no_peers=on_no_peers, headers=headers)
 
     # Handlers
 
     @unchecked
     def on_request(
-        self, name: str, *, realm: RealmChoice = None, concurrency: int = HANDLER_CONCURRENCY, rate_per_s: float = 0.0
+        self,
+        name: str,
+        *,
+        realm: RealmChoice = None,
+        concurrency: int = HANDLER_CONCURRENCY,
+        rate_per_s: float = 0.0,
+        **service: Unpack[ServiceOptions],
     ) -> Callable[[RequestHandler], RequestHandler]:
-        """Decorator: answer requests ``name`` of verified members, in every realm or in the given one."""
+        """Decorator: answer requests ``name`` of verified members, in every realm or in the given one.
+
+        With ``group`` it is a service: all members hear that this node offers it, `request_any` may choose this node,
+        and further handlers of the same group, ``version``, ``schema`` and ``metadata`` share the requests.
+        Raises ``ValueError`` when the name has another handler, or the node offers too much.
+        """
         check_decorated(name)
+        offered = offered_service(name, service)
         return self._decorator(
-            realm, lambda m, fn: m.on_request(name, fn, concurrency=concurrency, rate_per_s=rate_per_s)
+            realm,
+            lambda m, fn: m.on_request(name, fn, concurrency=concurrency, rate_per_s=rate_per_s, service=offered),
         )
 
     @unchecked
     def on_notify(
-        self, name: str, *, realm: RealmChoice = None, concurrency: int = 64, rate_per_s: float = 0.0
+        self, name: str, *, realm: RealmChoice = None, concurrency: int = NOTIFY_CONCURRENCY, rate_per_s: float = 0.0
     ) -> Callable[[NotifyHandler], NotifyHandler]:
         """Decorator: take notifies ``name`` of verified members, in order per peer."""
         check_decorated(name)

@@ -82,6 +82,7 @@ class PubSubs:
             gater=None if public is None else public.gater,
             subscription_filter=None if public is None else public.subscription_filter,
             publish_rate=self._rate if params is self._params else None,
+            patterns=realm_id is not None,
             tracing=self._tracing,
         )
         pubsub = PubSub(

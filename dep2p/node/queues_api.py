@@ -3,11 +3,11 @@
 from typing import Protocol
 
 from dep2p.arguments import checks_arguments
-from dep2p.node.joined_realm import RealmChoice
 from dep2p.node.services import NodeServices, RealmServices
 from dep2p.queues.api.queues import Queues
 from dep2p.queues.broker.ownership import StoreOwnership
 from dep2p.queues.service.realm_queues import LocalQueues
+from dep2p.realm.credentials import RealmChoice
 from dep2p.types import PeerId
 
 

@@ -24,6 +24,9 @@ from dep2p.queues.service.service import QueueService
 from dep2p.queues.settings import QueueSettings
 from dep2p.realm.credentials import Realm
 from dep2p.realm.membership import Membership
+from dep2p.services.gathers import TopicGathers
+from dep2p.services.service import MemberServices
+from dep2p.services.topic_groups import TopicGroups
 from dep2p.sessions.service import SessionHandlers, SessionService
 from dep2p.storage.delivery_store import MemoryDeliveryStore, SqliteDeliveryStore
 from dep2p.storage.queue_store import QueueStore
@@ -71,6 +74,9 @@ class RealmServices:
     sessions: SessionService
     queues: QueueService
     clocks: Clocks
+    services: MemberServices
+    gathers: TopicGathers
+    topic_groups: TopicGroups
 
     def each(self) -> Iterator[tuple[str, RealmService]]:
         """Name and service, in the order of starting."""
@@ -78,6 +84,9 @@ class RealmServices:
         yield "sessions", self.sessions
         yield "queues", self.queues
         yield "clocks", self.clocks
+        yield "services", self.services
+        yield "gathers", self.gathers
+        yield "topic_groups", self.topic_groups
 
     def stats(self) -> dict[str, object]:
         """Return the counts of each service."""
@@ -169,4 +178,7 @@ class NodeServices:
                 rng=self._rng,
             ),
             clocks=Clocks(self._host, parts.membership, realm_id, self._limits),
+            services=MemberServices(parts.messaging, parts.membership, self._limits, self._host.peer_id, rng=self._rng),
+            gathers=TopicGathers(parts.messaging, parts.pubsub, self._limits, self._host.peer_id),
+            topic_groups=TopicGroups(self._host, parts.pubsub, parts.membership),
         )

@@ -1,16 +1,18 @@
 """The ordered sessions of a node: `node.sessions` serves them and opens them."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
+import trio
+
 from dep2p.arguments import checks_arguments
-from dep2p.errors import SessionNotFoundError
+from dep2p.errors import SessionClosedError, SessionFullError, SessionNotFoundError
 from dep2p.limits import Limits
-from dep2p.node.joined_realm import RealmChoice
 from dep2p.node.services import RealmServices
 from dep2p.protocols.sessions.options import SessionOptions
-from dep2p.realm.credentials import Realm
+from dep2p.realm.credentials import Realm, RealmChoice
 from dep2p.sessions.service import (
     OpenSession,
     Session,
@@ -67,6 +69,49 @@ class Sessions:
         entry = SessionEntry(name, handler, on_request, options or SessionOptions.of(self._limits))
         realm_id = None if realm is None else self._node.realm(realm).realm_id
         return self._registry.serve(realm_id, entry)
+
+    @asynccontextmanager
+    async def accept(self, name: str, *, realm: RealmChoice = None) -> AsyncGenerator[AsyncIterator[Session], None]:
+        """Yield each new session ``name`` while the block runs. The program pushes into it, takes its requests by
+        iterating over it, and ends it.
+
+        Leaving the block ends those that are open. Raises ``ValueError`` when the name is taken, NotInRealmError.
+        """
+        send, receive = trio.open_memory_channel[Session](math.inf)  # `Limits.sessions_max` bounds them
+        taken: dict[Session, None] = {}
+
+        async def hold(session: Session) -> None:
+            taken[session] = None
+            send.send_nowait(session)
+            try:
+                await session.wait_closed()
+            finally:
+                del taken[session]
+
+        end = self.serve(name, hold, realm=realm)
+        try:
+            async with receive:
+                yield receive
+        finally:
+            end()
+            send.close()
+            for session in list(taken):
+                session.end("the program that serves it went away")
+
+    async def push_all(self, name: str, body: bytes) -> tuple[int, list[str]]:
+        """Push to every session of a name that has room. Returns how many got it, and the ids of those that were
+        full."""
+        pushed, full = 0, list[str]()
+        for session in self.served(name):
+            try:
+                session.push_nowait(body)
+                pushed += 1
+            except SessionFullError:
+                full.append(session.id)
+            except SessionClosedError:
+                continue
+        await trio.lowlevel.checkpoint()
+        return pushed, full
 
     def open(
         self,

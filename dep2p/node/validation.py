@@ -1,7 +1,6 @@
 """Checks of arguments of a :class:`dep2p.node.node.Node`, before it opens or sends anything."""
 
 from collections.abc import Iterable
-from inspect import iscoroutinefunction, isfunction
 
 import trio
 
@@ -19,18 +18,6 @@ def check_arguments(realm: object, realms: Iterable[object], **addrs: object) ->
     for name, value in addrs.items():
         if isinstance(value, str):
             raise TypeError(f"{name} takes a list of addresses: [{value!r}]")
-
-
-def check_decorated(name: object) -> None:
-    """Raises ``TypeError`` for a decorator that was written without its name: the function would be lost in silence."""
-    if callable(name):
-        raise TypeError("the decorator needs a name, like @node.on_request('greet')")
-
-
-def check_handler(function: object) -> None:
-    """Raises ``TypeError`` for a plain def. Other callables and wrapped functions may well give an awaitable."""
-    if isfunction(function) and not iscoroutinefunction(function) and not hasattr(function, "__wrapped__"):
-        raise TypeError(f"the handler {function.__name__}() must be an async def")
 
 
 def split_addr(addr: str) -> tuple[PeerId, str]:

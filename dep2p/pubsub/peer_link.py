@@ -155,10 +155,17 @@ class InboundStream:
         """Hand over waiting RPCs, as long as the owner takes them and the peer has its share."""
         if self._is_in_line:
             return
-        spent_units, fairness = 0, self._owner.fairness
-        if self._backlog:
-            fairness.note(self._line)  # also for little: the node is shared then
-        while self._may_take():
+        owner, backlog = self._owner, self._backlog
+        if not backlog:
+            self._end_batch()
+            return
+        spent_units, fairness = 0, owner.fairness
+        fairness.note(self._line)  # also for little: the node is shared then
+        is_admitted, connection, held_peers = owner.neighbours.is_admitted, self.stream.connection, owner.held_peers
+        while backlog and not owner.is_held and not self._is_over and self.peer not in held_peers:
+            if not is_admitted(connection):
+                self.refuse()
+                break
             units = self._owed // _WORK_PER_UNIT
             if units:
                 if spent_units > UNITS_ALONE or not fairness.admits(self._line, units):
@@ -166,7 +173,7 @@ class InboundStream:
                     break
                 spent_units += units
                 self._owed -= units * _WORK_PER_UNIT
-            self._owed += self._take_one()
+            self._owed += owner.receive(self.peer, backlog.popleft(), is_old=self.is_replaced)
         self._end_batch()
 
     def take_turn(self, units: int) -> bool:

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, Literal, Protocol
 
 import trio
@@ -11,12 +11,13 @@ from dep2p.arguments import as_bytes
 from dep2p.errors import NoPeersSubscribedError, RateLimitedError
 from dep2p.gossipsub.effects import Effect, PublishAccepted
 from dep2p.gossipsub.events import Publish
+from dep2p.gossipsub.headers import NO_HEADERS, MessageHeaders
 from dep2p.gossipsub.params import RPC_OVERHEAD_BYTES, GossipParams
 from dep2p.gossipsub.router import Router
 from dep2p.gossipsub.rpc import RpcMessage
+from dep2p.gossipsub.topic_types import OnNoPeers, PublishResult
 from dep2p.limits import Limits
 from dep2p.pubsub.peer_links import PubSubLinks
-from dep2p.pubsub.types import OnNoPeers, PublishResult
 from dep2p.types import PeerId
 
 logger: logging.Logger = logging.getLogger("dep2p.io")
@@ -38,6 +39,12 @@ class Performer(Protocol):
     """The pub/sub that publishes."""
 
     def perform(self, effects: list[Effect], now: float) -> None: ...
+
+    def has_local_readers(self, topic: str, origin: object | None) -> bool: ...
+
+    def deliver_local(self, message: RpcMessage, origin: object | None) -> int:
+        """Give a publish to subscriptions of this node; return their number."""
+        ...
 
     def schedule_deadline(self) -> None: ...
 
@@ -74,19 +81,22 @@ class Publishing:
         *,
         wait: bool = True,
         on_no_peers: OnNoPeers = "error",
-        deliver_local: Callable[[RpcMessage], int] | None = None,
+        origin: object | None = None,
+        headers: MessageHeaders = NO_HEADERS,
     ) -> PublishResult:
         """See :meth:`dep2p.pubsub.topic.Topic.publish`; the topic need not be joined.
 
-        ``deliver_local`` gives the message to subscriptions of this node, and returns their number.
+        ``origin``: the handle that publishes, whose own subscriptions do not get it.
         """
         if type(body) is not bytes:
             body = as_bytes(body, "the message")
-        if type(on_no_peers) is not str or on_no_peers not in _IF_NO_PEERS:
-            raise ValueError(f'on_no_peers is {on_no_peers!r}: it must be "error", "queue" or "ok"')
+        try:
+            if_no_peers = _IF_NO_PEERS[on_no_peers]
+        except (KeyError, TypeError):
+            raise ValueError(f'on_no_peers is {on_no_peers!r}: it must be "error", "queue" or "ok"') from None
         if wait and self._links.pressed:
-            await self._wait_for_space(topic, len(body))
-        event = Publish(topic, body, if_no_peers=_IF_NO_PEERS[on_no_peers])
+            await self._wait_for_space(topic, len(body) + headers.size_bytes)
+        event = Publish(topic, body, 0, if_no_peers, headers)
         while True:
             now = trio.current_time()
             try:
@@ -100,6 +110,9 @@ class Publishing:
                 self._say_held_back(now)
                 await trio.sleep(error.retry_after_ms / 1000)
             except NoPeersSubscribedError:
+                if self._performer.has_local_readers(topic, origin):
+                    event = replace(event, if_no_peers="ignore")
+                    continue
                 self._counters["publishes_refused_no_peers"] += 1
                 raise
         self.published = None
@@ -108,7 +121,7 @@ class Publishing:
         self.dropping = None
         published: PublishAccepted | None = self.published
         assert published is not None  # the router either refuses a publish or performs it
-        local = 0 if deliver_local is None else deliver_local(published.message)
+        local = self._performer.deliver_local(published.message, origin)
         if published.queued:
             self._performer.schedule_deadline()
         sent_to = published.peers if not dropping else tuple(p for p in published.peers if p not in dropping)

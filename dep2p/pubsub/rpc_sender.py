@@ -80,4 +80,4 @@ class RpcSender:
                 self._on_dropped(peer, rpc, lane)
             elif queue.is_pressed:
                 links.pressed[queue] = None
-        links.bytes_since_yield += len(frame) * len(peers)
+        links.bytes_since_yield += (frame.size if type(frame) is LateFrame else len(frame)) * len(peers)

@@ -14,6 +14,8 @@ from dep2p.limits import Limits
 from dep2p.pubsub.wire_formats import Pace
 from dep2p.types import PeerId
 
+_CONTROL, _MESSAGE, _GOSSIP = (int(lane) for lane in Lane)
+"""Looking up a member of an enumeration costs as much as a small call, and every message passes here."""
 _JOIN_BYTES: Final = 262_144
 """About the bytes that are joined into one write."""
 _UNSENT_HIGH_BYTES: Final = 131_072
@@ -32,16 +34,16 @@ class LateFrame:
     """A frame that is made when its first recipient is written to. Until then its message waits for others that share
     its signature."""
 
-    __slots__ = ("_frame", "_make", "_size")
+    __slots__ = ("_frame", "_make", "size")
 
     def __init__(self, make: Callable[[], bytes], size: int) -> None:
-        """``size``: bytes of the frame at most."""
         self._make = make
         self._frame = b""
-        self._size = size
+        self.size: int = size
+        """Bytes of the frame at most."""
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def frame(self) -> bytes:
         """The frame, made at the first call."""
@@ -148,33 +150,33 @@ class PeerQueue:
 
     def fits(self, size: int) -> bool:
         """Whether the queue would take a message of this encoded size; gossip gives way."""
-        lane = self._lanes[Lane.MESSAGE]
+        lane = self._lanes[_MESSAGE]
         if not lane:
             return True
-        return len(lane) < self.items_max and self.bytes_by_lane[Lane.MESSAGE] + size <= self.bytes_max
+        return len(lane) < self.items_max and self.bytes_by_lane[_MESSAGE] + size <= self.bytes_max
 
     def put(self, lane: Lane, frame: bytes | LateFrame, rpc: Rpc) -> bool:
         """Queue one RPC. Returns False, and does nothing, when its lane is full."""
-        size = len(frame)
+        size = frame.size if type(frame) is LateFrame else len(frame)
         entries = self._lanes[lane]
         lane_bytes = self.bytes_by_lane
-        if lane == Lane.MESSAGE:
+        if lane == _MESSAGE:
             if not self.fits(size):
                 return False
-            if lane_bytes[Lane.GOSSIP] and lane_bytes[Lane.MESSAGE] + lane_bytes[Lane.GOSSIP] + size > self.bytes_max:
+            if lane_bytes[_GOSSIP] and lane_bytes[_MESSAGE] + lane_bytes[_GOSSIP] + size > self.bytes_max:
                 self._drop_gossip()
             if not self.is_pressed and (
-                2 * len(entries) >= self.items_max or 2 * (lane_bytes[Lane.MESSAGE] + size) >= self.bytes_max
+                2 * len(entries) >= self.items_max or 2 * (lane_bytes[_MESSAGE] + size) >= self.bytes_max
             ):
                 self.is_pressed = True
-        elif lane == Lane.GOSSIP:
+        elif lane == _GOSSIP:
             if len(entries) >= self._gossip_items_max or (entries and self.waiting_bytes + size > self.bytes_max):
                 return False
         elif len(entries) >= self._control_items_max or (
-            entries and lane_bytes[Lane.CONTROL] + size > self._control_bytes_max
+            entries and lane_bytes[_CONTROL] + size > self._control_bytes_max
         ):
             return False
-        message_id = rpc.messages[0].id if lane == Lane.MESSAGE and len(rpc.messages) == 1 else b""
+        message_id = rpc.messages[0].id if lane == _MESSAGE and len(rpc.messages) == 1 else b""
         entry = _QueuedRpc(frame, size, rpc, message_id)
         entries.append(entry)
         if message_id:
@@ -185,10 +187,10 @@ class PeerQueue:
         return True
 
     def _drop_gossip(self) -> None:
-        lane = self._lanes[Lane.GOSSIP]
+        lane = self._lanes[_GOSSIP]
         dropped = list(lane)
         lane.clear()
-        self.bytes_by_lane[Lane.GOSSIP] = 0
+        self.bytes_by_lane[_GOSSIP] = 0
         for entry in dropped:
             self._on_gossip_dropped(self.peer, entry.rpc)
 
@@ -202,15 +204,15 @@ class PeerQueue:
         entry = self._messages.pop(message_id, None)
         if entry is None:
             return False
-        self.bytes_by_lane[Lane.MESSAGE] -= entry.size
+        self.bytes_by_lane[_MESSAGE] -= entry.size
         entry.frame = b""
         return True
 
     def clear(self, *, keep_messages: bool = False) -> int:
         """Drop all waiting RPCs; with ``keep_messages`` only control and gossip. Returns how many messages are lost."""
         lost = 0
-        for lane in (Lane.CONTROL, Lane.GOSSIP) if keep_messages else tuple(Lane):
-            if lane == Lane.MESSAGE:
+        for lane in (_CONTROL, _GOSSIP) if keep_messages else (_CONTROL, _MESSAGE, _GOSSIP):
+            if lane == _MESSAGE:
                 lost = sum(len(entry.rpc.messages) for entry in self._lanes[lane] if entry.frame)
                 self._messages.clear()
             self._lanes[lane].clear()
@@ -250,7 +252,7 @@ class PeerQueue:
         now = trio.current_time()
         self._next_s = max(self._next_s, now) + self._taken_messages * pace.interval_s / pace.messages
         self._taken_messages = 0
-        if self._lanes[Lane.MESSAGE]:
+        if self._lanes[_MESSAGE]:
             self.paced += 1
             await trio.sleep_until(self._next_s)
 
@@ -307,10 +309,7 @@ class PeerQueue:
     def _note_low(self) -> None:
         if not self.is_pressed:
             return
-        if (
-            2 * len(self._lanes[Lane.MESSAGE]) < self.items_max
-            and 2 * self.bytes_by_lane[Lane.MESSAGE] < self.bytes_max
-        ):
+        if 2 * len(self._lanes[_MESSAGE]) < self.items_max and 2 * self.bytes_by_lane[_MESSAGE] < self.bytes_max:
             self.is_pressed = False
             self.is_slow = False
             self.full_since_s = None

@@ -7,7 +7,7 @@ Authors must number monotonically, also across restarts, as dep2p does.
 """
 
 from dep2p.gossipsub.events import Verdict
-from dep2p.pubsub.types import PubSubMessage
+from dep2p.gossipsub.topic_types import TopicMessage
 from dep2p.types import PeerId
 
 
@@ -29,7 +29,7 @@ class SeqnoValidator:
     def __len__(self) -> int:
         return len(self._highest)
 
-    def __call__(self, message: PubSubMessage) -> Verdict:
+    def __call__(self, message: TopicMessage) -> Verdict:
         """IGNORE a seqno that is not above the author's highest; ACCEPT the rest, own publishes among them."""
         if message.sender is None or message.seqno is None:
             return Verdict.ACCEPT

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -26,19 +26,25 @@ from dep2p.gossipsub.effects import (
     PublishExpired,
     ResetStream,
     Send,
+    TopicMatched,
+    TopicsNotJoined,
+    TopicUnmatched,
     Validate,
 )
 from dep2p.gossipsub.events import (
     Event,
     Join,
     Leave,
+    LeaveMatching,
     Malformed,
     SendDropped,
     SetAppScore,
     SetBlacklist,
     SetDirect,
+    TopicAppeared,
     Verdict,
 )
+from dep2p.gossipsub.headers import NO_HEADERS, MessageHeaders, message_headers, reply_wanted
 from dep2p.gossipsub.options import RouterOptions
 from dep2p.gossipsub.params import RPC_OVERHEAD_BYTES, GossipParams
 from dep2p.gossipsub.reasons import MISUSES
@@ -46,11 +52,23 @@ from dep2p.gossipsub.router import Router
 from dep2p.gossipsub.rpc import IHave, PeerInfo, Rpc
 from dep2p.gossipsub.rpc import RpcMessage as RouterMessage
 from dep2p.gossipsub.signing.policy import MessageSigning
+from dep2p.gossipsub.topic_types import (
+    BUFFER_BYTES,
+    BUFFER_ITEMS,
+    GiveAnswer,
+    OnFull,
+    OnNoPeers,
+    PublishResult,
+    TopicMessage,
+    TopicQuestion,
+)
 from dep2p.gossipsub.tracing.libp2p_events import TRACE_TYPES, TraceBuffer
 from dep2p.host.interface import Host
 from dep2p.identity import Identity
 from dep2p.limits import Limits
 from dep2p.links.fairness import Fairness
+from dep2p.protocols.realm.statement import TopicGroup
+from dep2p.pubsub.patterns import PatternSubscriptions
 from dep2p.pubsub.peer_links import PeerTurns, PubSubLinks
 from dep2p.pubsub.peers import Neighbours
 from dep2p.pubsub.publisher import Publishing
@@ -59,7 +77,7 @@ from dep2p.pubsub.send_queue import PeerQueue
 from dep2p.pubsub.subscription import Subscription
 from dep2p.pubsub.topic import SharedTopic, Topic
 from dep2p.pubsub.trace_sink import RouterTrace, depths_of
-from dep2p.pubsub.types import OnFull, OnNoPeers, PublishResult, PubSubMessage, ReliableTopics, TopicStatus
+from dep2p.pubsub.types import GroupReaders, ReliableTopics, TopicStatus
 from dep2p.pubsub.validation import Validation
 from dep2p.pubsub.wire_formats import Wire
 from dep2p.traces.schema import Depth
@@ -91,9 +109,18 @@ def params_from(limits: Limits) -> GossipParams:
         publish_rate_per_s=limits.pubsub_publish_per_s,
         publish_burst=max(1, limits.pubsub_publish_burst),
         topics_max=max(1, limits.pubsub_topics_max),
+        matched_topics_max=limits.pubsub_matched_topics_max,
         # The shell holds peers back long before; these only bound what one huge RPC may bring.
         validation_max=8_192,
         validation_per_topic_max=8_192,
+    )
+
+
+def _within_limits(params: GossipParams, limits: Limits) -> GossipParams:
+    """Let a node ask for no more at once than it can judge at once: peers are held back at half of that, and an answer
+    that is being read may bring the other half."""
+    return replace(
+        params, iwant_ids_per_rpc_max=min(params.iwant_ids_per_rpc_max, max(1, limits.pubsub_validating_max // 2))
     )
 
 
@@ -118,7 +145,8 @@ class PubSub:
     """Pub/sub of one realm, or of the public network. Everything but `run` may be called while `run` runs."""
 
     def __init__(self, host: Host, identity: Identity, limits: Limits, network: PubSubNetwork, *, rng: Rng) -> None:
-        wire, params, tracing = network.wire, network.params, network.options.tracing
+        wire, tracing = network.wire, network.options.tracing
+        params = _within_limits(network.params, limits)
         self.realm_id: RealmId | None = network.realm_id
         self.params = params
         self._own = identity.peer_id
@@ -134,7 +162,11 @@ class PubSub:
             peer_id_bytes(identity.peer_id),
             params=params,
             signing=MessageSigning(
-                compose=wire.codec.compose, seqno_start=time.time_ns(), policy=wire.policy, is_external=True
+                compose=wire.codec.compose,
+                seqno_start=time.time_ns(),
+                policy=wire.policy,
+                is_external=True,
+                compose_with_headers=wire.compose_with_headers,
             ),
             rng=rng,
             now=trio.current_time(),
@@ -142,19 +174,26 @@ class PubSub:
         )
         self._trace = RouterTrace(self._router, self.traces)
         self._topics: dict[str, SharedTopic] = {}
+        self._patterns = PatternSubscriptions(self, self.counters_by_name, params.matched_topics_max)
         self._authors: dict[bytes, PeerId] = {}
         self._timer = DeadlineTimer(self._on_time)
         self._bursts_at_s = float("-inf")
+        self._wall_offset_s = time.time() - trio.current_time()
+        """Seconds since 1970 at the zero of trio's clock; looked at again with each heartbeat."""
         self._holds: dict[object, None] = {}
         self._released = trio.lowlevel.ParkingLot()
-        self.on_handled: Callable[[PubSubMessage], None] | None = None
+        self.on_handled: Callable[[TopicMessage], None] | None = None
         """Called for each message of others that an app here has handled."""
-        self.on_unread: Callable[[PubSubMessage], None] | None = None
+        self.on_unread: Callable[[TopicMessage], None] | None = None
         """Called for each message of others that no app here was subscribed to."""
         self.on_subscribed: Callable[[str], None] | None = None
         """Called with the topic of each new subscription of this node."""
         self.reliable: ReliableTopics | None = None
         """Publishes reliably; None on the public network."""
+        self.groups: GroupReaders | None = None
+        """Which readers of a group get a message; None on the public network."""
+        self.give_answer: GiveAnswer | None = None
+        """Sends answers to authors that wait for some; None on the public network."""
         self._busy_since_s = self._busy_until_s = float("-inf")
         self._links = PubSubLinks(
             self,
@@ -172,7 +211,7 @@ class PubSub:
             self,
             self.counters_by_name,
             wire.check_signature,
-            self.public_message,
+            lambda message, peer: self.public_message(message, peer, trio.current_time()),
             items_max=limits.pubsub_validating_max,
             on_held=self._hold_for_validation,
         )
@@ -188,6 +227,7 @@ class PubSub:
                 self.schedule_deadline()
                 await self._links.run(nursery, task_status=task_status)
         finally:
+            self._patterns.end()
             for state in list(self._topics.values()):
                 state.end()
             self._topics.clear()
@@ -200,6 +240,9 @@ class PubSub:
 
     async def leave_all(self) -> None:
         """Leave every topic, and announce that to the neighbours."""
+        for pattern in self._patterns.patterns():
+            self.handle(LeaveMatching(pattern))
+        self._patterns.end()
         for state in list(self._topics.values()):
             state.end()
             del self._topics[state.name]
@@ -210,6 +253,7 @@ class PubSub:
         self.perform(self._router.on_deadline(now), now)
         if now >= self._bursts_at_s:
             self._bursts_at_s = now + self.params.heartbeat_interval_s
+            self._wall_offset_s = time.time() - now
             self._announce_bursts()
         return self._router.next_deadline()
 
@@ -235,9 +279,10 @@ class PubSub:
         """
         await trio.lowlevel.checkpoint()
         state = self._topics.get(name)
-        if state is None:
+        if state is None or not state.handles:  # it may be joined for a pattern only
             self.handle(Join(name))
-            state = self._topics[name] = SharedTopic(self, name)
+        if state is None:
+            state = self._shared_topic(name)
         state.handles += 1
         return Topic(self, state)
 
@@ -245,10 +290,45 @@ class PubSub:
         """Give up one handle; the last one leaves the topic."""
         state.handles -= 1
         if state.handles == 0 and self._topics.get(state.name) is state:
-            state.end()
-            del self._topics[state.name]
             self._validation.by_topic.pop(state.name, None)
             self.handle(Leave(state.name))
+            if self._router.is_joined(state.name):
+                state.close_own()  # a pattern goes on with it
+            else:
+                self._forget_topic(state.name)
+
+    def _shared_topic(self, name: str) -> SharedTopic:
+        state = self._topics[name] = SharedTopic(self, name)
+        if len(self._patterns):
+            self._patterns.attach(state)
+        return state
+
+    def _forget_topic(self, name: str) -> None:
+        state = self._topics.pop(name, None)
+        if state is not None:
+            state.end()
+
+    @property
+    def topics_by_name(self) -> Mapping[str, SharedTopic]:
+        """The joined topics."""
+        return self._topics
+
+    def subscribe_pattern(
+        self,
+        pattern: str,
+        *,
+        buffer_items: int = BUFFER_ITEMS,
+        buffer_bytes: int = BUFFER_BYTES,
+        on_full: OnFull = "drop_oldest",
+        group: str | None = None,
+    ) -> Subscription:
+        """Subscribe to every topic that matches a pattern, those of now and those to come: ``sensors.*.temp``,
+        ``sensors.>``. The other arguments are those of :meth:`dep2p.pubsub.topic.Topic.subscribe`.
+
+        Messages of neighbours and of this node's own programs come, each once. Entering it raises ``ValueError`` on the
+        public network, and TooManyTopicsError above 32 patterns.
+        """
+        return self._patterns.make(pattern, buffer_items, buffer_bytes, on_full, group)
 
     def topics(self) -> list[TopicStatus]:
         """The joined topics, in the order of joining."""
@@ -260,6 +340,7 @@ class PubSub:
                 mesh=len(self._router.mesh(state.name)),
                 subscriptions=len(state.subscriptions),
                 buffered_items=sum(len(one) for one in state.subscriptions),
+                by_pattern=not state.handles,
             )
             for state in self._topics.values()
         ]
@@ -273,8 +354,13 @@ class PubSub:
         return depths_of(self._links.stats())
 
     def has_joined(self, name: str) -> bool:
-        """Whether the topic is joined."""
+        """Whether the topic is joined, by a handle or by a pattern."""
         return name in self._topics
+
+    def has_handle(self, name: str) -> bool:
+        """Whether a handle holds the topic."""
+        state = self._topics.get(name)
+        return state is not None and state.handles > 0
 
     def peers(self, topic: str | None = None) -> list[PeerId]:
         """List the neighbours, or those of them that are subscribed to a topic."""
@@ -314,6 +400,7 @@ class PubSub:
         wait: bool = True,
         on_no_peers: OnNoPeers = "error",
         origin: object | None = None,
+        headers: Mapping[str, object] | None = None,
     ) -> PublishResult:
         """See :meth:`dep2p.pubsub.topic.Topic.publish`; the topic need not be joined.
 
@@ -321,38 +408,47 @@ class PubSub:
         """
         if type(topic) is not str:
             check_text(topic, "a topic name")
+        checked = NO_HEADERS if headers is None else self.checked_headers(headers)
         if topic in self._validation.by_topic:
             body = as_bytes(body, "the message")
-            await self._validation.judge_own(topic, body, self._own if self._wire.has_signatures else None)
-        if topic not in self._topics:
-            return await self._publishing.publish(topic, body, wait=wait, on_no_peers=on_no_peers)
-        return await self._publish_joined(topic, body, wait, on_no_peers, origin)
-
-    async def _publish_joined(
-        self, topic: str, body: bytes, wait: bool, on_no_peers: OnNoPeers, origin: object | None
-    ) -> PublishResult:
-        """Publish to a topic that may have subscriptions on this node."""
-        if wait:
+            author = self._own if self._wire.has_signatures else None
+            await self._validation.judge_own(topic, body, author, checked)
+        if topic not in self._topics and len(self._patterns) and self._patterns.matches(topic):
+            self.handle(TopicAppeared(topic))
+        if wait and self._holds:
             await self._wait_for_local_readers(topic, origin)
-        if on_no_peers == "error" and self._local_readers(topic, origin):
-            on_no_peers = "ok"
-
-        def deliver_local(published: RouterMessage) -> int:
-            readers = self._local_readers(topic, origin)
-            if readers:
-                message = self.public_message(published, None)
-                self.counters_by_name["messages_delivered_local"] += 1
-                for subscription in readers:
-                    subscription.put_local(message)
-            return len(readers)
-
         return await self._publishing.publish(
-            topic,
-            body,
-            wait=wait,
-            on_no_peers=on_no_peers,
-            deliver_local=None if self.params.emit_self else deliver_local,  # the router delivers them itself then
+            topic, body, wait=wait, on_no_peers=on_no_peers, origin=origin, headers=checked
         )
+
+    def checked_headers(self, headers: Mapping[str, object]) -> MessageHeaders:
+        """Check and encode headers for a publish. Raises ``ValueError``, `WrongTypeError`."""
+        if isinstance(headers, MessageHeaders):
+            return headers
+        return message_headers(headers, bytes_max=self._limits.headers_bytes_max)
+
+    def deliver_local(self, message: RouterMessage, origin: object | None) -> int:
+        """Give a publish of ``origin`` to the other subscriptions of this node; return their number."""
+        state = self._topics.get(message.topic)
+        if state is None or self.params.emit_self:  # the router delivers them itself then
+            return 0
+        for one in state.subscriptions:
+            if origin is None or one.origin is not origin or one.group is not None:
+                break
+        else:  # the usual case: no list is made for it
+            return 0
+        readers = self._local_readers(message.topic, origin)
+        if state.groups:
+            chosen = state.chosen(message.id, self.groups)
+            readers = [one for one in readers if one in chosen]
+        if readers:
+            now = trio.current_time()
+            delivered = self.public_message(message, None, now)
+            self.counters_by_name["messages_delivered_local"] += 1
+            self._trace.delivered_locally(message, len(readers), now)
+            for subscription in readers:
+                subscription.put_local(delivered)
+        return len(readers)
 
     def has_local_readers(self, topic: str, origin: object | None) -> bool:
         """Whether a subscription of this node gets what ``origin`` publishes to the topic."""
@@ -362,10 +458,13 @@ class PubSub:
         state = self._topics.get(topic)
         if state is None or not state.subscriptions:
             return []
-        return [one for one in state.subscriptions if origin is None or one.origin is not origin]
+        # A group may have given this message to the handle that publishes it: the other readers do not know of handles.
+        return [
+            one for one in state.subscriptions if origin is None or one.origin is not origin or one.group is not None
+        ]
 
     async def _wait_for_local_readers(self, topic: str, origin: object | None) -> None:
-        """Until no subscription with the policy "pause" is full."""
+        """Until no subscription with the policy "pause" is full. One that is full holds this network: see `hold`."""
         while any(one.holds_publishers for one in self._local_readers(topic, origin)):
             self.counters_by_name["publishes_delayed_local_reader"] += 1
             await self._released.park()
@@ -456,8 +555,8 @@ class PubSub:
             self._links.is_held = False
             self._links.process_waiting()
 
-    def public_message(self, message: RouterMessage, peer: PeerId | None) -> PubSubMessage:
-        """Return a message in the form for apps."""
+    def public_message(self, message: RouterMessage, peer: PeerId | None, now: float) -> TopicMessage:
+        """Return a message in the form for apps. ``now``: when it came, on trio's clock."""
         author = message.author
         sender: PeerId | None = None
         if author:
@@ -467,7 +566,13 @@ class PubSub:
                     self._authors.clear()
                 sender = self._authors[author] = peer_id_from_bytes(author)
         seqno = int.from_bytes(message.seqno, "big") if message.seqno else None
-        return PubSubMessage(message.topic, message.data, sender, seqno, message.id, peer)
+        made = TopicMessage(
+            message.topic, message.data, sender, seqno, message.id, peer, message.headers, now + self._wall_offset_s
+        )
+        if message.headers is NO_HEADERS or self.give_answer is None or sender is None:
+            return made
+        wanted = reply_wanted(message.headers, now)
+        return made if wanted is None else TopicQuestion(made, sender, wanted, self.give_answer)
 
     # Effects
 
@@ -489,16 +594,16 @@ class PubSub:
             if kind is Send:
                 self._send(effect)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
             elif kind is Deliver:
-                self._deliver(effect)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+                self._deliver(effect, now)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
             elif kind is Validate:
                 self._validate(effect)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            elif kind is PublishAccepted:
+                self._publishing.published = effect  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
             elif kind not in TRACE_TYPES:
                 self._perform_other(effect, now)
 
     def _perform_other(self, effect: Effect, now: float) -> None:
         match effect:
-            case PublishAccepted():
-                self._publishing.published = effect
             case OpenStream(peer):
                 self._links.open(peer)
             case ResetStream(peer, _):
@@ -513,6 +618,13 @@ class PubSub:
                     self._links.disconnect(peer)
                 # While the connection lives the router tries on, with pauses of up to half a minute.
                 self._links.open(peer)
+            case TopicMatched(topic):
+                if topic not in self._topics:
+                    self._shared_topic(topic)
+            case TopicUnmatched(topic):
+                self._forget_topic(topic)
+            case TopicsNotJoined(count):
+                self._patterns.not_joined(count)
             case PublishExpired(_, message):
                 logger.warning("a publish to %r found no peer in time: dropped", message.topic)
             case Dial(peer, info):
@@ -568,31 +680,51 @@ class PubSub:
         has_signature = self._wire.has_signatures and validate.authenticate
         self._validation.put(validate.ticket, message, validate.peer, has_signature=has_signature)
 
-    def _deliver(self, deliver: Deliver) -> None:
+    def _deliver(self, deliver: Deliver, now: float) -> None:
         state = self._topics.get(deliver.message.topic)
         if state is None or not state.subscriptions:
             self.counters_by_name["messages_without_subscription"] += 1
             if self.on_unread is not None:
-                self.on_unread(self.public_message(deliver.message, deliver.peer))
+                self.on_unread(self.public_message(deliver.message, deliver.peer, now))
             return
-        message = self.public_message(deliver.message, deliver.peer)
+        message = self.public_message(deliver.message, deliver.peer, now)
+        if state.groups:
+            self._deliver_chosen(state, message)
+            return
         self.counters_by_name["messages_delivered"] += 1
         for subscription in tuple(state.subscriptions):
+            subscription.put(message)
+
+    def _deliver_chosen(self, state: SharedTopic, message: TopicMessage) -> None:
+        """Deliver a message of a topic that has groups here."""
+        chosen = state.chosen(message.id, self.groups)
+        if not chosen:
+            # Another reader of the group has it: as far as its author is concerned, this node is done with it.
+            self.message_handled(message)
+            return
+        self.counters_by_name["messages_delivered"] += 1
+        for subscription in chosen:
             subscription.put(message)
 
     def has_seen(self, message_id: bytes) -> bool:
         """Whether a message was taken, or judged, within the time that the node remembers."""
         return self._router.has_seen(message_id)
 
-    def deliver_direct(self, topic: str, sender: PeerId, seqno: int, message_id: bytes, body: bytes) -> None:
+    def deliver_direct(
+        self, topic: str, sender: PeerId, seqno: int, message_id: bytes, body: bytes, headers: MessageHeaders
+    ) -> None:
         """Deliver a message that its author has sent straight to us; copies of it are duplicates. Called by reliable
         delivery."""
         now = trio.current_time()
         self._router.mark_seen(message_id, now)
         self._trace.delivered_directly(message_id, topic, body, sender, now)
-        message = PubSubMessage(topic, body, sender, seqno, message_id, sender)
+        came_at_s = now + self._wall_offset_s
+        message = TopicMessage(topic, body, sender, seqno, message_id, sender, headers, came_at_s)
         state = self._topics.get(topic)
         self.counters_by_name["messages_delivered_direct"] += 1
+        if state is not None and state.groups:
+            self._deliver_chosen(state, message)
+            return
         for subscription in tuple(state.subscriptions) if state is not None else ():
             subscription.put(message)
 
@@ -601,12 +733,22 @@ class PubSub:
         state = self._topics.get(topic)
         return state is not None and bool(state.subscriptions)
 
+    def join_group(self, group: TopicGroup) -> None:
+        """Read in a group. Raises ``ValueError`` when this node reads in too many. Called by subscriptions."""
+        if self.groups is not None:
+            self.groups.join(group)
+
+    def leave_group(self, group: TopicGroup) -> None:
+        """End one reading in a group. Called by subscriptions."""
+        if self.groups is not None:
+            self.groups.leave(group)
+
     def subscription_opened(self, topic: str) -> None:
         """Report that an app reads the topic. Called by subscriptions."""
         if self.on_subscribed is not None:
             self.on_subscribed(topic)
 
-    def message_handled(self, message: PubSubMessage) -> None:
+    def message_handled(self, message: TopicMessage) -> None:
         """Report that an app came back for the next message. Called by subscriptions."""
         if self.on_handled is not None:
             self.on_handled(message)
@@ -635,6 +777,7 @@ class PubSub:
         """The present state: topics, how full the bounded parts are, and each neighbour's queue."""
         return {
             "topics": self.topics(),
+            "groups": {} if self.groups is None else self.groups.stats(),
             "sizes": self._router.sizes(),
             "validating": len(self._validation),
             "is_held": self._links.is_held,

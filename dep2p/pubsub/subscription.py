@@ -5,7 +5,8 @@ from typing import Final, Protocol, Self
 
 import trio
 
-from dep2p.pubsub.types import Lagged, OnFull, PubSubMessage
+from dep2p.gossipsub.topic_types import Lagged, MatchedTopicsFull, OnFull, TopicMessage
+from dep2p.protocols.realm.statement import TopicGroup
 
 _TASKS_MAX: Final = 1_024
 _ITEMS_PER_STEP: Final = 64
@@ -27,7 +28,7 @@ class SubscriptionOwner(Protocol):
         """End the hold: there is room again."""
         ...
 
-    def message_handled(self, message: PubSubMessage) -> None:
+    def message_handled(self, message: TopicMessage) -> None:
         """Report that the app came back for the next message."""
         ...
 
@@ -37,9 +38,9 @@ class SubscriptionOwner(Protocol):
 class Subscription:
     """``async with topic.subscribe() as messages: async for message in messages``.
 
-    Messages that arrive inside the block are buffered: at most ``buffer_items``, and ``buffer_bytes`` of payload.
-    Iterating gives each :class:`PubSubMessage`, and a :class:`Lagged` where some were dropped; it ends when the topic
-    is left. Several tasks may iterate: each message goes to one of them.
+    Messages that arrive inside the block are buffered: at most ``buffer_items``, and ``buffer_bytes`` of payload and
+    headers. Iterating gives each :class:`TopicMessage`, and a :class:`Lagged` where some were dropped; it ends when
+    the topic is left. Several tasks may iterate: each message goes to one of them.
     """
 
     def __init__(
@@ -50,24 +51,28 @@ class Subscription:
         on_full: OnFull,
         *,
         origin: object | None = None,
+        group: TopicGroup | None = None,
     ) -> None:
-        """``origin``: the handle that subscribes; what is published by it is not put here."""
+        """``origin``: the handle that subscribes; what is published by it is not put here. ``group``: those that share
+        the messages with it, those of its own handle, too."""
         if buffer_items < 1 or buffer_bytes < 1:
             raise ValueError("buffer_items and buffer_bytes must be at least 1")
         if on_full not in ("drop_oldest", "drop_newest", "pause"):
             raise ValueError(f'on_full is {on_full!r}: it must be "drop_oldest", "drop_newest" or "pause"')
         self._owner = owner
         self.origin = origin
+        self.group: TopicGroup | None = group
+        """The group whose messages it shares."""
         self._items_max = buffer_items
         self._bytes_max = buffer_bytes
         self._on_full: OnFull = on_full
-        self._items: deque[PubSubMessage | Lagged] = deque()
+        self._items: deque[TopicMessage | Lagged] = deque()
         self._bytes = 0
         self._messages = 0
         self._lagged = 0  # dropped in front of everything in the buffer
         self._taken = 0
         self._lot = trio.lowlevel.ParkingLot()
-        self._given: dict[trio.lowlevel.Task, PubSubMessage] = {}
+        self._given: dict[trio.lowlevel.Task, TopicMessage] = {}
         """Messages that apps work on: each task has its message until it comes back for the next one."""
         self._is_open = False
         self._is_over = False
@@ -81,7 +86,7 @@ class Subscription:
 
     @property
     def buffered_bytes(self) -> int:
-        """Payload bytes in the buffer."""
+        """Bytes of payload and headers in the buffer."""
         return self._bytes
 
     async def __aenter__(self) -> Self:
@@ -115,16 +120,16 @@ class Subscription:
         """Whether publishers wait until the app has read half of the buffer (policy "pause")."""
         return self._is_pausing
 
-    def put_local(self, message: PubSubMessage) -> None:
+    def put_local(self, message: TopicMessage) -> None:
         """For the router's shell: a program of this node has published to the topic, and may not have waited."""
         if self._is_pausing:
             self._note_gap()
         else:
             self.put(message)
 
-    def put(self, message: PubSubMessage) -> None:
+    def put(self, message: TopicMessage) -> None:
         """Add a message of the topic. Called by the router's shell."""
-        size = len(message.body)
+        size = len(message.body) + message.headers.size_bytes
         if self._messages >= self._items_max or (self._messages and self._bytes + size > self._bytes_max):
             if self._on_full == "drop_newest":
                 self._note_gap()
@@ -144,10 +149,20 @@ class Subscription:
         if self._lot:
             self._lot.unpark()
 
+    def put_topics_full(self, topics: int, topics_max: int) -> None:
+        """Say that further topics match and do not come. For a subscription to a pattern, by the router's shell."""
+        last = self._items[-1] if self._items else None
+        if isinstance(last, MatchedTopicsFull):
+            self._items[-1] = MatchedTopicsFull(0, last.topics + topics, topics_max)
+        else:
+            self._items.append(MatchedTopicsFull(0, topics, topics_max))
+        if self._lot:
+            self._lot.unpark()
+
     def _note_gap(self) -> None:
         self._count_lagged()
         last = self._items[-1]
-        if isinstance(last, Lagged):
+        if type(last) is Lagged:
             self._items[-1] = Lagged(last.count + 1)
         else:
             self._items.append(Lagged(1))
@@ -155,9 +170,9 @@ class Subscription:
     def _drop_oldest(self, size: int) -> None:
         while self._messages >= self._items_max or (self._messages and self._bytes + size > self._bytes_max):
             oldest = self._items.popleft()
-            if isinstance(oldest, PubSubMessage):
+            if isinstance(oldest, TopicMessage):
                 self._messages -= 1
-                self._bytes -= len(oldest.body)
+                self._bytes -= len(oldest.body) + oldest.headers.size_bytes
                 self._lagged += 1
                 self._count_lagged()
 
@@ -173,7 +188,7 @@ class Subscription:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> PubSubMessage | Lagged:
+    async def __anext__(self) -> TopicMessage | Lagged:
         """Return the next item. Cancelling it loses none."""
         self._taken += 1
         task = trio.lowlevel.current_task()
@@ -193,9 +208,9 @@ class Subscription:
             count, self._lagged = self._lagged, 0
             return Lagged(count)
         item = self._items.popleft()
-        if isinstance(item, PubSubMessage):
+        if isinstance(item, TopicMessage):
             self._messages -= 1
-            self._bytes -= len(item.body)
+            self._bytes -= len(item.body) + item.headers.size_bytes
             if (
                 len(self._given) >= _TASKS_MAX
             ):  # messages of tasks that ended without coming back, so that no call reports them as handled

@@ -11,7 +11,7 @@ from dep2p.gossipsub.rpc import RpcMessage
 from dep2p.gossipsub.tracing.libp2p_events import TRACE_TYPES, DeliverMessage, TraceBuffer
 from dep2p.pubsub.peer_links import NeighbourStats
 from dep2p.traces.schema import Depth
-from dep2p.tracing.event_log import PENDING_MAX, TraceLog
+from dep2p.tracing.event_log import PENDING_MAX, LocalDelivery, TraceLog
 from dep2p.types import PeerId
 
 _AT_ONCE: Final = 2
@@ -29,7 +29,7 @@ class RouterTrace:
         self._buffer = buffer
         self._log: TraceLog | None = None
         self.kinds: Mapping[type, int] = TRACE_TYPES if buffer is not None else {}
-        self.pending: list[Effect | float] = []
+        self.pending: list[Effect | LocalDelivery | float] = []
         self.pending_max: int = _AT_ONCE
         self.flush: Callable[[], None] = self._flush
 
@@ -57,6 +57,11 @@ class RouterTrace:
             self._log.pubsub(event, now)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         if self._buffer is not None:
             self._buffer.put(event, now)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+    def delivered_locally(self, message: RpcMessage, readers: int, now: float) -> None:
+        """Record that subscriptions of this node's other programs got a message of this node."""
+        if self._log is not None:
+            self._log.pubsub(LocalDelivery(message, readers), now)
 
     def delivered_directly(self, message_id: bytes, topic: str, data: bytes, sender: PeerId, now: float) -> None:
         """Record a message that came past the router: otherwise it would count as lost."""

@@ -1,57 +1,13 @@
 """The types that apps and pub/sub exchange."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from dep2p.gossipsub.events import Verdict
+from dep2p.gossipsub.topic_types import Acknowledgement, PublishResult, TopicMessage
+from dep2p.protocols.realm.statement import TopicGroup
 from dep2p.types import PeerId, RealmId
-
-OnFull = Literal["drop_oldest", "drop_newest", "pause"]
-"""A full subscription buffer: it drops its oldest messages, refuses the newest, or holds back all peers."""
-
-OnNoPeers = Literal["error", "queue", "ok"]
-"""A publish while no peer is subscribed: it raises NoPeersSubscribedError, waits in a queue, or is sent to no peer."""
-
-
-@dataclass(slots=True)
-class PubSubMessage:
-    """A message of a topic."""
-
-    topic: str
-    body: bytes
-    sender: PeerId | None
-    """The author, whose signature holds; None on a network that does not sign."""
-    seqno: int | None
-    """The author's number for the message, which rises; None on a network that does not sign."""
-    id: bytes
-    received_from: PeerId | None
-    """The neighbour that sent the first copy; None for a message that was published on this very node."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lagged:
-    """A gap: so many messages were dropped here, because the subscription's buffer was full."""
-
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class PublishResult:
-    """The outcome of a publish."""
-
-    id: bytes
-    """The message's id, as receivers see it."""
-    sent_to: tuple[PeerId, ...]
-    """The neighbours whose queues took the message; they forward it to others."""
-    queued: bool
-    """Whether it waits for a first peer. It is sent later, or dropped and counted after ``pending_publish_ttl_s``."""
-    dropped: tuple[PeerId, ...]
-    """Neighbours that did not get it: their queues were full, and they are too slow."""
-    seqno: int | None = None
-    """This node's number for the message, which rises; None on a network that does not sign."""
-    local_subscriptions: int = 0
-    """Subscriptions of this very node that it was given to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +24,15 @@ class TopicStatus:
     """Open subscriptions on this node."""
     buffered_items: int
     """Messages that wait in their buffers."""
+    by_pattern: bool = False
+    """Whether the node is in it only because a pattern matches."""
 
 
 ValidatorVerdict = Verdict | bool | None
 """True and None accept, False rejects."""
 
-TopicValidator = Callable[[PubSubMessage], ValidatorVerdict] | Callable[[PubSubMessage], Awaitable[ValidatorVerdict]]
+TopicValidator = Callable[[TopicMessage], ValidatorVerdict] | Callable[[TopicMessage], Awaitable[ValidatorVerdict]]
 """Judges a message of others before it is delivered and forwarded. An exception means IGNORE, and is logged."""
-
-WaitFor = Literal["all", "any"]
-"""The critical peers that must acknowledge a reliable publish."""
 
 
 class ReliablePublish(Protocol):
@@ -103,6 +58,26 @@ class ReliablePublish(Protocol):
         ...
 
 
+class GroupReaders(Protocol):
+    """The groups of a realm's topics, as pub/sub uses them (`dep2p.services.topic_groups`)."""
+
+    def join(self, group: TopicGroup) -> None:
+        """Note one more subscription in a group. Raises ``ValueError``."""
+        ...
+
+    def leave(self, group: TopicGroup) -> None:
+        """Note the end of one subscription in a group."""
+        ...
+
+    def is_ours(self, group: TopicGroup, message_id: bytes) -> bool:
+        """Whether this node delivers a message to its subscriptions in a group."""
+        ...
+
+    def stats(self) -> dict[str, int]:
+        """Return the readers of each group that this node reads in."""
+        ...
+
+
 class ReliableTopics(Protocol):
     """Reliable publishing, as topics use it."""
 
@@ -110,11 +85,11 @@ class ReliableTopics(Protocol):
         self,
         topic: str,
         body: bytes,
-        critical_peers: Sequence[PeerId] | None,
-        wait_for: WaitFor,
+        by: Acknowledgement,
         wait: bool,
         *,
         origin: object | None = None,
+        headers: Mapping[str, object] | None = None,
     ) -> ReliablePublish:
         """``origin``: the handle that publishes; its own subscriptions do not hear it."""
         ...

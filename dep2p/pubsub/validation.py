@@ -11,15 +11,18 @@ import trio
 from dep2p.concurrency.wait_queue import Sleeper
 from dep2p.errors import PublishRefusedError
 from dep2p.gossipsub.events import Verdict
+from dep2p.gossipsub.headers import NO_HEADERS, MessageHeaders
 from dep2p.gossipsub.rpc import RpcMessage as RouterMessage
+from dep2p.gossipsub.topic_types import TopicMessage
 from dep2p.protocols.fairness.lines import PeerLines
-from dep2p.pubsub.types import PubSubMessage, TopicValidator, ValidatorVerdict
+from dep2p.pubsub.types import TopicValidator, ValidatorVerdict
 from dep2p.types import PeerId
 
 logger: logging.Logger = logging.getLogger("dep2p.io")
 
 _BATCH_COST: Final = 32
 """The work, counted in signatures, after which other tasks get a turn: some 2 ms."""
+_ACCEPT: Final = Verdict.ACCEPT  # looking up a member of an enumeration costs as much as a small call
 _SAY_INTERVAL_S: Final = 60.0
 _COST_BYTES: Final = 16_384
 """Bytes that cost about as much again as a signature."""
@@ -62,7 +65,7 @@ class Validation:
         judge: Judge,
         counters: Counter[str],
         check_signature: Callable[[RouterMessage], str | None],
-        public_message: Callable[[RouterMessage, PeerId | None], PubSubMessage],
+        public_message: Callable[[RouterMessage, PeerId | None], TopicMessage],
         *,
         items_max: int,
         on_held: Callable[[bool], None],
@@ -94,13 +97,14 @@ class Validation:
 
         Above ``items_max`` of one peer, which one large RPC can bring, it is not judged.
         """
-        if self._waiting.waiting(peer) >= self._items_max:
+        waiting = len(self._waiting)
+        if waiting >= self._items_max and self._waiting.waiting(peer) >= self._items_max:
             self._counters["messages_dropped_peer_over_share"] += 1
             self._say_dropped(peer)
             self._judge.judged(ticket, Verdict.THROTTLED)
             return
         self._waiting.put(peer, message.author or peer, (ticket, message, peer, has_signature))
-        if not self._is_held and len(self) > self._high:
+        if not self._is_held and waiting + 1 + self._at_work > self._high:
             self._is_held = True
             self._on_held(True)
         if self._sleeper.task is not None:
@@ -133,7 +137,9 @@ class Validation:
     def _one_batch(self) -> None:
         cost = 0
         waiting = self._waiting
-        while waiting and cost < _BATCH_COST:
+        left = len(waiting)  # a verdict adds nothing that this step could not leave to the next one
+        while left and cost < _BATCH_COST:
+            left -= 1
             ticket, message, peer, has_signature = waiting.take()
             cost += 1
             if has_signature:
@@ -146,7 +152,7 @@ class Validation:
             if validators:
                 self._ask(ticket, message, peer, list(validators))
             else:
-                self._judge.judged(ticket, Verdict.ACCEPT)
+                self._judge.judged(ticket, _ACCEPT)
 
     def _resume_if_low(self) -> None:
         if self._is_held and len(self) <= self._low:
@@ -155,12 +161,14 @@ class Validation:
 
     # Validators of apps
 
-    async def judge_own(self, topic: str, body: bytes, sender: PeerId | None) -> None:
+    async def judge_own(
+        self, topic: str, body: bytes, sender: PeerId | None, headers: MessageHeaders = NO_HEADERS
+    ) -> None:
         """Ask the topic's validators about a message before this node publishes it.
 
         It has no id and no seqno yet, and came from no neighbour. Raises PublishRefusedError unless all of them accept.
         """
-        message = PubSubMessage(topic, body, sender, None, b"", None)
+        message = TopicMessage(topic, body, sender, None, b"", None, headers)
         for validator in list(self.by_topic.get(topic, ())):
             try:
                 verdict = await self._call(message, validator)
@@ -205,7 +213,7 @@ class Validation:
     async def _finish(
         self,
         ticket: int,
-        message: PubSubMessage,
+        message: TopicMessage,
         answer: Awaitable[ValidatorVerdict],
         validator: Validator,
         following: list[Validator],
@@ -227,7 +235,7 @@ class Validation:
         self._judge.received_all()
         self._resume_if_low()
 
-    async def _call(self, message: PubSubMessage, validator: Validator) -> Verdict:
+    async def _call(self, message: TopicMessage, validator: Validator) -> Verdict:
         answer = validator.fn(message)
         if not inspect.isawaitable(answer):
             return _as_verdict(answer)
@@ -240,7 +248,7 @@ class Validation:
         return await self._await_one(message, answer, validator)
 
     async def _await_one(
-        self, message: PubSubMessage, answer: Awaitable[ValidatorVerdict], validator: Validator
+        self, message: TopicMessage, answer: Awaitable[ValidatorVerdict], validator: Validator
     ) -> Verdict:
         try:
             with trio.move_on_after(validator.timeout_s):

@@ -17,7 +17,7 @@ from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.rpc import RpcMessage
 from dep2p.gossipsub.scoring.params import ScoreParams
 from dep2p.gossipsub.scoring.peer_gater import GaterParams
-from dep2p.gossipsub.signing.policy import SigningPolicy
+from dep2p.gossipsub.signing.policy import ComposeWithHeaders, SigningPolicy
 from dep2p.identity import Identity
 from dep2p.protocols.wire.frame import FrameDecoder, FrameType, decode_error, encode_error, encode_header
 from dep2p.types import RealmId, peer_id_bytes
@@ -102,6 +102,11 @@ class Wire(Protocol):
     @property
     def has_signatures(self) -> bool: ...
 
+    @property
+    def compose_with_headers(self) -> ComposeWithHeaders | None:
+        """Makes messages with headers; None where the wire has no place for them."""
+        ...
+
 
 class _GossipFrames:
     """Frames of type GOSSIP, and ERROR as a last word; anything else is a violation."""
@@ -146,6 +151,7 @@ class RealmWire:
             peer_id_bytes(identity.peer_id), identity.sign, mac_key, params, sign_batch_max=params.sign_batch_max
         )
         self.codec: Codec = codec
+        self.compose_with_headers: ComposeWithHeaders | None = codec.compose_with_headers
         self.check_now: Check = codec.check_mac
         self.check_signature: Check = codec.check_signature
         self._payload_bytes_max = params.rpc_bytes_max
@@ -230,6 +236,7 @@ class PublicWire:
             peer_id_bytes(identity.peer_id), identity.sign, options.id_function(), params, policy=options.policy
         )
         self.check_signature: Check = self.codec.authenticate
+        self.compose_with_headers: ComposeWithHeaders | None = None
         self._payload_bytes_max = min(params.rpc_bytes_max, LIBP2P_RPC_BYTES_MAX)
 
     def frame(self, payload: bytes) -> bytes:

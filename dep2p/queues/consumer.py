@@ -1,6 +1,7 @@
 """The interface of a consumer, the same for queues of this node and of others, and the messages that it gives to an
 app."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -10,8 +11,10 @@ import trio
 
 from dep2p.arguments import WrongTypeError, check_number, checks_arguments, unchecked
 from dep2p.errors import NotInFlightError
+from dep2p.protocols.queues.attributes import Attributes, decode_attributes
+from dep2p.protocols.queues.names import message_id
 from dep2p.protocols.queues.wire.frames import DeliveryResult, Settle, Settled
-from dep2p.queues.types import Attributes, MessageDelivery, decode_attributes, message_id
+from dep2p.queues.types import MessageDelivery
 from dep2p.types import Headers
 
 BATCH_ITEMS: Final = 64
@@ -113,6 +116,16 @@ class QueueMessage:
         self._scopes: list[trio.CancelScope] = []
         self.deadline_s: float = delivery.deadline_s
         """``trio.current_time()`` at which it goes to another consumer."""
+
+    @property
+    def queue(self) -> str:
+        """The queue's name."""
+        return self._consumer.queue
+
+    @property
+    def channel(self) -> str:
+        """The channel's name."""
+        return self._consumer.channel
 
     @property
     def body(self) -> bytes:
@@ -253,9 +266,11 @@ class QueueMessage:
 class Messages:
     """An async iterator over a consumer's messages; made by ``queue.consume(…)``."""
 
-    def __init__(self, consumer: Consumer) -> None:
+    def __init__(self, consumer: Consumer, count: int | None = None) -> None:
+        """``count``: the iterator ends after so many messages, which can be settled until the block ends."""
         self.consumer = consumer
         """The consumer, for whole batches: `Consumer.receive`, `Consumer.settle`."""
+        self._left = sys.maxsize if count is None else count
         self._next: deque[MessageDelivery] = deque()
 
     def __aiter__(self) -> Self:
@@ -267,7 +282,12 @@ class Messages:
             while self._next:
                 delivery = self._next.popleft()
                 if consumer.holds(delivery.partition, delivery.seq, delivery.epoch):
+                    self._left -= 1
+                    if not self._left:
+                        consumer.set_ready(0)
                     return QueueMessage(consumer, delivery)
                 consumer.drop(delivery)  # its time was over before it was received
+            if self._left <= 0:
+                raise StopAsyncIteration
             # Messages that wait in an exclusive consumer can still be handed over without an attempt.
-            self._next.extend(await consumer.receive(1 if consumer.is_exclusive else BATCH_ITEMS))
+            self._next.extend(await consumer.receive(1 if consumer.is_exclusive else min(BATCH_ITEMS, self._left)))

@@ -240,6 +240,10 @@ class Realm:
         return _decode_invite(payload)
 
 
+RealmChoice = Realm | RealmId | str | None
+"""A realm, its id, a unique prefix of its id, its name, or None for the only one joined."""
+
+
 def remove_leftovers(directory: Path, name: str | None = None, *, older_than_s: float = 0.0) -> None:
     """Delete the temporary files of killed writers: each holds a realm's secret.
 

@@ -43,9 +43,15 @@ AGAIN_PER_CONNECTION_MAX: Final = 20
 AGAIN_WINDOW_S: Final = 3_600.0
 DIALING_MAX: Final = 4
 DISCOVERED_MAX: Final = 64
-PAUSED_PEERS_MAX: Final = 1_024
+"""Discovered peers that wait for a dial. The rest is looked at again: see LOOK_AGAIN_S."""
+PAUSED_PEERS_MAX: Final = 4_096
+"""Peers whose failures are remembered, and more while discovery names more: what is forgotten is dialed as if new."""
 NON_MEMBER_PAUSE_S: Final = 600.0
-UNREACHABLE_PAUSE_S: Final = 30.0
+UNREACHABLE: Final = Backoff(first_s=30.0, max_s=3_600.0)
+"""Waits before a discovered peer that could not be reached is dialed again."""
+LOOK_AGAIN_S: Final = 15.0
+"""Seconds between two looks at the peers that discovery has named. So a peer is dialed that was named before the realm
+was joined, or while too many were waiting, or that could not be reached at that moment."""
 
 _logger = logging.getLogger("dep2p.realm")
 
@@ -68,6 +74,10 @@ class Connector(Protocol):
         self, peer: PeerId, addrs: Sequence[str] = (), *, timeout_s: float | None = None
     ) -> Connection: ...
 
+    def is_up(self, peer: PeerId) -> bool: ...
+
+    def discovered(self) -> list[PeerDiscovered]: ...
+
     def link_refused(self, connection: Connection, *, is_gone: bool) -> None: ...
 
 
@@ -82,8 +92,12 @@ class HandshakeScheduler:
         self._own = own
         self._counts = counts
         self._rng = rng
-        self._pause_until: dict[PeerId, float] = {}
-        self._pending: dict[PeerId, None] = {}
+        self._pauses: dict[PeerId, tuple[float, int]] = {}
+        """The end of each pause, and the failures that led to it."""
+        self._waiting: dict[PeerId, PeerDiscovered] = {}
+        """Discovered peers that wait for a dial, the latest last."""
+        self._dialing: dict[PeerId, None] = {}
+        self._idle_dialers = trio.lowlevel.ParkingLot()
         self._in_handshake: dict[int, trio.Event] = {}
         """Set when the connection ends, by connection."""
         self._refusals: dict[int, HandshakeRefusal] = {}
@@ -91,13 +105,13 @@ class HandshakeScheduler:
         self._again: dict[int, tuple[float, int]] = {}
         """Start of the current hour, and tries in it, by connection."""
         self._nursery: trio.Nursery | None = None
-        self._send, self._receive = trio.open_memory_channel[PeerDiscovered](DISCOVERED_MAX)
 
     def start(self, nursery: trio.Nursery) -> None:
         """Begin to dial what discovery finds."""
         self._nursery = nursery
         for _ in range(DIALING_MAX):
             nursery.start_soon(self._dial_discovered)
+        nursery.start_soon(self._look_again)
 
     def refusals(self) -> list[HandshakeRefusal]:
         """The handshakes on live connections that do not succeed for now, oldest first."""
@@ -201,38 +215,73 @@ class HandshakeScheduler:
         self._refusals[connection.id] = HandshakeRefusal(connection.peer, str(error), trio.current_time() + delay_s)
 
     def discovered(self, event: PeerDiscovered) -> None:
-        """A discovery source named a peer: dial it, unless it is known, was tried lately, or too many are waiting."""
-        peer = event.peer
-        if self._nursery is None or peer == self._own or peer in self._pending:
-            return
-        if self._connector.verified_connection(peer) is not None:
-            return
-        if self._pause_until.get(peer, 0.0) > trio.current_time():
+        """A discovery source named a peer: dial it, unless it is known, was tried lately, or too many are waiting.
+
+        What is passed over now is looked at again: see LOOK_AGAIN_S.
+        """
+        if self._is_paused(event.peer):
             self._counts["discovered_paused"] += 1
-            return
-        try:
-            self._send.send_nowait(event)
-        except trio.WouldBlock:
-            self._counts["discovered_dropped"] += 1
-            return
-        self._pending[peer] = None
+        elif self._is_wanted(event.peer) and event.peer not in self._waiting:
+            self._waiting[event.peer] = event
+            if len(self._waiting) > DISCOVERED_MAX:
+                # Of those that failed most, the one that waits longest.
+                del self._waiting[max(self._waiting, key=self._failures)]
+                self._counts["discovered_dropped"] += 1
+            self._idle_dialers.unpark()
+
+    def _is_paused(self, peer: PeerId) -> bool:
+        return self._pauses.get(peer, (0.0, 0))[0] > trio.current_time()
+
+    def _failures(self, peer: PeerId) -> int:
+        return self._pauses.get(peer, (0.0, 0))[1]
+
+    def _is_wanted(self, peer: PeerId) -> bool:
+        """Whether a dial is of use, now or later."""
+        if self._nursery is None or peer == self._own or peer in self._dialing:
+            return False
+        return self._connector.verified_connection(peer) is None
+
+    async def _look_again(self) -> None:
+        while True:
+            # A member that is up needs no connection of its own: the realm chooses which it keeps.
+            wanted = [
+                event
+                for event in reversed(self._connector.discovered())
+                if not self._is_paused(event.peer)
+                and not self._connector.is_up(event.peer)
+                and self._is_wanted(event.peer)
+            ]
+            # A peer that failed less comes first; at equal failures, the one that a source named last. So unreachable
+            # peers hold up no member, however many they are.
+            wanted.sort(key=lambda event: self._failures(event.peer))
+            self._waiting = {event.peer: event for event in reversed(wanted[:DISCOVERED_MAX])}
+            self._idle_dialers.unpark(count=len(self._waiting))
+            await trio.sleep(LOOK_AGAIN_S)
 
     async def _dial_discovered(self) -> None:
-        async for event in self._receive:
+        while True:
+            while not self._waiting:
+                await self._idle_dialers.park()
+            event = self._waiting.pop(min(reversed(self._waiting), key=self._failures))
+            self._dialing[event.peer] = None
             try:
                 await self._connector.connect(event.peer, event.addrs)
+                self._pauses.pop(event.peer, None)
             except NotInRealmError:
                 return
             except NotMemberError:
                 self._pause(event.peer, NON_MEMBER_PAUSE_S)
             except Dep2pError as error:
                 _logger.debug("discovered %s, but: %s", event.peer, error)
-                self._pause(event.peer, UNREACHABLE_PAUSE_S)
+                self._pause(event.peer, 0.0)
             finally:
-                del self._pending[event.peer]
+                del self._dialing[event.peer]
 
-    def _pause(self, peer: PeerId, pause_s: float) -> None:
-        self._pause_until.pop(peer, None)
-        if len(self._pause_until) >= PAUSED_PEERS_MAX:
-            del self._pause_until[next(iter(self._pause_until))]
-        self._pause_until[peer] = trio.current_time() + pause_s
+    def _pause(self, peer: PeerId, least_s: float) -> None:
+        """Note one more failure: the peer is dialed later, and after those that failed less."""
+        failures = self._failures(peer) + 1
+        self._pauses.pop(peer, None)
+        kept = max(PAUSED_PEERS_MAX, len(self._connector.discovered()))
+        while len(self._pauses) >= kept:
+            del self._pauses[next(iter(self._pauses))]
+        self._pauses[peer] = (trio.current_time() + max(least_s, UNREACHABLE.after(failures)), failures)

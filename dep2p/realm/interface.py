@@ -10,9 +10,9 @@ from dep2p.types import PeerId, RealmId
 
 @dataclass(frozen=True, slots=True)
 class MemberEvent:
-    """A member joined, came up, went down, left, or its record expired."""
+    """A member joined, came up, went down, left, its record expired, or it changed what it says about itself."""
 
-    kind: Literal["joined", "up", "down", "left", "expired"]
+    kind: Literal["joined", "up", "down", "left", "expired", "changed"]
     peer: PeerId
 
 

@@ -4,8 +4,8 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -31,8 +31,9 @@ from dep2p.host.interface import (
 )
 from dep2p.identity import Identity
 from dep2p.limits import Limits
+from dep2p.outside_text import one_line
+from dep2p.protocols.addresses.dialable import addrs_for_others, link_scope
 from dep2p.protocols.realm.anti_entropy import SendFrames
-from dep2p.protocols.realm.dialable import link_scope
 from dep2p.protocols.realm.member_table import (
     AddrsChanged,
     ClockObserved,
@@ -51,12 +52,15 @@ from dep2p.protocols.realm.member_table import (
     RecordsLoaded,
     ReleasePeer,
     RetainPeer,
+    StatementChanged,
     TableEffect,
     TableEvent,
 )
 from dep2p.protocols.realm.messages import MembersMessage, encode_records, members_protocol
+from dep2p.protocols.realm.offer_index import OfferIndex
 from dep2p.protocols.realm.own_record import OwnRecord
 from dep2p.protocols.realm.record_store import UNPROVED_PER_INTRODUCER_MAX, RecordStore, StoredRecord
+from dep2p.protocols.realm.statement import MemberStatement, ServiceOffer, TopicGroup
 from dep2p.realm.credentials import Realm
 from dep2p.realm.handshake_responder import FEATURES, RealmResponder
 from dep2p.realm.handshake_scheduler import HandshakeScheduler
@@ -73,6 +77,7 @@ UNLINKED_S: Final = 30.0
 SAVE_INTERVAL_S: Final = 5.0
 LEAVE_TIMEOUT_S: Final = 2.0
 PROBLEMS_MAX: Final = 8
+INTRODUCERS_MAX: Final = 128
 """Peers that `problems` names one by one."""
 _BOOTSTRAP_TTL_S: Final = 365 * 86_400.0
 _LOAD_BATCH: Final = 32
@@ -142,6 +147,9 @@ class Membership:
         self._armed_at = 0.0
         self._addrs: tuple[str, ...] = ()
         self._retained: dict[PeerId, None] = {}
+        self._introducers: dict[PeerId, None] = {}
+        """Peers whose addresses came with the realm or an invite to it."""
+        self._has_logged_alone = False
         self._saved_version = 0
         self._subscribers: dict[int, Callable[[MemberEvent], None]] = {}
         self._loss_subscribers: dict[int, Callable[[Connection], None]] = {}
@@ -228,6 +236,34 @@ class Membership:
         """One other member."""
         return self._table.member(peer)
 
+    @property
+    def fields(self) -> Mapping[str, str]:
+        """The fields of this node, by key."""
+        return dict(self._table.own_statement.fields)
+
+    def set_fields(self, fields: Mapping[str, str | None]) -> Mapping[str, str]:
+        """See `Node.set_fields`."""
+        before = self._table.own_statement
+        merged = {key: value for key, value in {**before.fields, **fields}.items() if value is not None}
+        self._state(replace(before, fields=merged))
+        return merged
+
+    def set_services(self, services: Sequence[ServiceOffer]) -> None:
+        """Offer these services, in rising order. Raises ``ValueError`` when a bound is broken."""
+        self._state(replace(self._table.own_statement, services=tuple(services)))
+
+    def set_groups(self, groups: Sequence[TopicGroup]) -> None:
+        """Read in these groups of topics, in rising order. Raises ``ValueError`` when a bound is broken."""
+        self._state(replace(self._table.own_statement, groups=tuple(groups)))
+
+    def _state(self, statement: MemberStatement) -> None:
+        self._feed(StatementChanged(statement))
+
+    @property
+    def offers(self) -> OfferIndex:
+        """Which members offer which services, and read in which groups."""
+        return self._table.index
+
     def subscribe(self, on_event: Callable[[MemberEvent], None]) -> Callable[[], None]:
         """Call ``on_event`` for each member event; it must not block. Returns a function that ends it."""
         return self._subscribe(self._subscribers, on_event)
@@ -248,7 +284,36 @@ class Membership:
             "taken from it until some of them prove themselves"
             for peer in self._table.full_introducers()[:PROBLEMS_MAX]
         ]
-        return tuple(texts)
+        return (*texts, *self._unreached())
+
+    def introduce(self, peers: Iterable[PeerId]) -> None:
+        """Name peers that an invite says are members: `problems` says so when none of them is reached."""
+        for peer in peers:
+            if peer != self._host.peer_id and len(self._introducers) < INTRODUCERS_MAX:
+                self._introducers[peer] = None
+
+    def _unreached(self) -> list[str]:
+        """While no member is connected: which peers this node has tried, and why each was not reached."""
+        if self._verified:
+            return []
+        failures = [(peer, self._host.dial_failure(peer)) for peer in self._introducers]
+        failed = [(peer, why) for peer, why in failures if why is not None]
+        texts = [
+            f"no member of the realm is connected: dialing {peer} failed: {why}; it is tried again"
+            for peer, why in failed[:PROBLEMS_MAX]
+        ]
+        return [*texts, f"the same with {len(failed) - len(texts)} more peers"] if len(failed) > len(texts) else texts
+
+    def _log_when_alone(self) -> None:
+        """Log once that no member is connected, when each peer of the invite was tried."""
+        if self._verified:
+            self._has_logged_alone = False
+        elif not self._has_logged_alone and self._introducers:
+            failures = [self._host.dial_failure(peer) for peer in self._introducers]
+            if None not in failures:
+                self._has_logged_alone = True
+                for text in self._unreached():
+                    _logger.warning("realm %r: %s", self.realm.name, one_line(text))
 
     def counters(self) -> dict[str, int]:
         """Monotonic counts, by name."""
@@ -330,6 +395,7 @@ class Membership:
             if peer != self._host.peer_id:
                 self._host.add_addrs(peer, [addr], ttl_s=_BOOTSTRAP_TTL_S)
                 self._retain(peer)
+                self.introduce([peer])
 
     def _end(self) -> None:
         host = self._host
@@ -386,9 +452,10 @@ class Membership:
             self._perform(self._table.on_deadline(now))
             self._look_at_addrs()
             self._reauthenticate_unlinked(now)
+            self._log_when_alone()
 
     def _look_at_addrs(self) -> None:
-        addrs = tuple(self._host.listen_addrs())
+        addrs = addrs_for_others(self._host.listen_addrs())
         if addrs != self._addrs or self._table.own_record is None:
             self._addrs = addrs
             self._feed(AddrsChanged(addrs))
@@ -451,6 +518,15 @@ class Membership:
         if connection.direction == "outbound" and self._nursery is not None:
             self._nursery.start_soon(self._links.keep, connection)
         self._notify(self._verified_subscribers, connection)
+
+    def is_up(self, peer: PeerId) -> bool:
+        """For `HandshakeScheduler`: whether the peer is a member that is up, as far as this node knows."""
+        member = self._table.member(peer)
+        return member is not None and member.state == "up"
+
+    def discovered(self) -> list[PeerDiscovered]:
+        """For `HandshakeScheduler`: the peers that discovery has named."""
+        return self._host.discovered()
 
     async def wait_for_attempt(self, connection: Connection) -> None:
         """For `MemberLinks`, and for the host before it says that it does not speak a protocol."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from dep2p.protocols.realm.dialable import AddressScope
+from dep2p.protocols.addresses.dialable import AddressScope
 from dep2p.protocols.realm.member_record import RECORD_BYTES_MAX
 from dep2p.protocols.realm.record_store import StoredRecord
 

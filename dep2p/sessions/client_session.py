@@ -428,8 +428,10 @@ class OpenSession:
         )
 
     def _collect(self, bytes_max: int) -> list[bytes]:
-        pieces = self.core.collect(bytes_max, trio.current_time())
+        now = trio.current_time()
+        pieces = self.core.collect(bytes_max, now)
         if pieces:
+            self._note_flow(now)
             self._context.due.schedule(self)
         elif self.is_left and self.link is not None:
             self.link.end(StreamClosedError("this side has left the session"))
@@ -482,11 +484,16 @@ class OpenSession:
                 self.trace.put("lost", position=self.core.receiver.received, reason=str(error))
             self.core.detach()
 
+    def _note_flow(self, now: float) -> None:
+        if self.link is not None and self.link.flows():
+            self.core.note_flow(now)
+
     def next_deadline(self) -> float | None:
         return self.core.next_deadline()
 
     def on_deadline(self, now: float) -> None:
         """Act on deadlines."""
+        self._note_flow(now)
         self.core.on_deadline(now)
         if self.core.receiver.failure is not None:
             self._fail(SessionFailedError(self.core.receiver.failure))

@@ -370,12 +370,18 @@ class Session:
 
     def collect(self, bytes_max: int) -> list[bytes]:
         """Return the bytes to write next."""
-        pieces = self.core.collect(bytes_max, trio.current_time())
+        now = trio.current_time()
+        pieces = self.core.collect(bytes_max, now)
         if pieces:
+            self._note_flow(now)
             self._due.schedule(self)
             if self.trace is not None:
                 self.trace.written(self.core)
         return pieces
+
+    def _note_flow(self, now: float) -> None:
+        if self.link is not None and self.link.flows():
+            self.core.sender.note_flow(now)
 
     def next_deadline(self) -> float | None:
         return self.core.next_deadline()
@@ -383,6 +389,7 @@ class Session:
     def on_deadline(self, now: float) -> None:
         """Act on deadlines."""
         core = self.core
+        self._note_flow(now)
         given_up = core.on_deadline(now)
         if given_up:
             self._counters["bound_expired"] += len(given_up)

@@ -10,7 +10,7 @@ import os
 import sqlite3
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Protocol
 
@@ -18,7 +18,7 @@ from dep2p.errors import StoreError, StoreFullError, StoreLockedError
 from dep2p.protocols.delivery.lost import LostMessage
 from dep2p.protocols.delivery.wire import as_ranges
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 _RANGE: Final = struct.Struct(">II")
 
 
@@ -162,6 +162,7 @@ create table if not exists lost(
     realm text not null, peer text not null, number integer not null, created_us integer not null,
     ended_us integer not null, name text not null, topic text not null, head blob not null, flags integer not null,
     body blob not null, ttl_ms integer not null, state text not null, reason text not null,
+    may_have_been_taken integer not null default 1,
     primary key (realm, peer, number)) without rowid;
 create table if not exists lanes(
     realm text not null, peer text not null, epoch blob not null, next_number integer not null,
@@ -236,6 +237,8 @@ class SqliteDeliveryStore:
             db.execute("alter table inboxes add column rejected blob not null default x''")
         if "ttl_ms" not in {row[1] for row in db.execute("pragma table_info(outbox)")}:  # of schema 1 or 2
             db.execute("alter table outbox add column ttl_ms integer not null default 0")
+        if "may_have_been_taken" not in {row[1] for row in db.execute("pragma table_info(lost)")}:  # of schema 3
+            db.execute("alter table lost add column may_have_been_taken integer not null default 1")
         db.execute(f"pragma user_version={SCHEMA_VERSION}")
         db.execute("commit")
 
@@ -271,11 +274,12 @@ class SqliteDeliveryStore:
             ):
                 found.inboxes[peer] = InboxRow(epoch, floor, _unpack(done), _unpack(rejected))
             for row in self._db.execute(
-                "select peer, number, created_us, ended_us, name, topic, head, flags, body, ttl_ms, state, reason "
-                "from lost where realm = ? order by ended_us",
+                "select peer, number, created_us, ended_us, name, topic, head, flags, body, ttl_ms, state, reason, "
+                "may_have_been_taken from lost where realm = ? order by ended_us",
                 (realm,),
             ):
-                found.lost.append(LostMessage(*row))
+                lost = LostMessage(*row)
+                found.lost.append(replace(lost, may_have_been_taken=bool(lost.may_have_been_taken)))
         except (sqlite3.Error, struct.error) as error:
             raise (
                 self._explain(error)
@@ -342,7 +346,7 @@ class SqliteDeliveryStore:
         if batch.lost:
             self._db.executemany(
                 "insert or replace into lost(realm, peer, number, created_us, ended_us, name, topic, head, flags, "
-                "body, ttl_ms, state, reason) values(?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                "body, ttl_ms, state, reason, may_have_been_taken) values(?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 [
                     (realm, *(getattr(message, name) for name in LostMessage.__dataclass_fields__))
                     for realm, message in batch.lost

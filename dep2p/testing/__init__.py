@@ -1,4 +1,4 @@
-"""Public test tools: a network in memory, a TCP proxy with faults, a simulator of whole pub/sub networks.
+"""Public test tools: nodes on a network in memory, a TCP proxy with faults, a simulator of whole pub/sub networks.
 
 Names load on first use, so that the simulator needs no I/O library.
 """
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dep2p.testing.memory import MemoryConnection, MemoryHost, MemoryNetwork, MemoryStream
+    from dep2p.testing.nodes import open_nodes
     from dep2p.testing.proxy import FaultProxy
     from dep2p.testing.simulator.attacks import Attack, Stage, Sybil
     from dep2p.testing.simulator.faults import Churn, Partition
@@ -28,6 +29,7 @@ __all__ = [
     "Scenario",
     "Stage",
     "Sybil",
+    "open_nodes",
     "simulate",
 ]
 
@@ -37,6 +39,7 @@ _HOMES = {
     "MemoryNetwork": "memory",
     "MemoryStream": "memory",
     "FaultProxy": "proxy",
+    "open_nodes": "nodes",
     "Report": "simulator.simulator",
     "Scenario": "simulator.simulator",
     "simulate": "simulator.simulator",

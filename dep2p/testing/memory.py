@@ -25,6 +25,7 @@ from dep2p.errors import (
 from dep2p.host.connection_interest import ConnectionInterest
 from dep2p.host.connections.duplicates import Duplicates
 from dep2p.host.counters import Counters
+from dep2p.host.discovery.named_peers import NamedPeers
 from dep2p.host.interface import (
     CircuitUse,
     Connection,
@@ -49,17 +50,25 @@ WINDOW_BYTES: Final = 262_144
 _CHUNK_BYTES: Final = 65_536
 _CREDIT_BYTES: Final = WINDOW_BYTES // 2
 """Window is given back in pieces of at least this size, as Yamux does: else it falls apart into ever smaller ones."""
+_SLOW_CREDIT_BYTES: Final = 16_384
+"""Or in these, a second after the last time: as our Yamux does, so that a slow link's sender sees its bytes arrive."""
+_SLOW_CREDIT_S: Final = 1.0
 _WRITE_HIGH_BYTES: Final = 262_144
 
 
 class MemoryNetwork:
     """The wire between :class:`MemoryHost` objects.
 
-    ``latency_s`` is one way and may be changed at any time.
+    ``latency_s`` is one way and may be changed at any time. With ``bytes_per_s`` it is slow:
+
+        network = MemoryNetwork(bytes_per_s=8_000)
     """
 
-    def __init__(self, *, latency_s: float = 0.001) -> None:
+    def __init__(self, *, latency_s: float = 0.001, bytes_per_s: float = float("inf")) -> None:
         self.latency_s = latency_s
+        self.bytes_per_s: float = bytes_per_s
+        """Bytes that pass in a second, from each host to each other one; may be changed at any time."""
+        self._free_at_s: dict[tuple[PeerId, PeerId], float] = {}
         self._hosts: dict[PeerId, MemoryHost] = {}
         self._cut: dict[tuple[PeerId, PeerId], None] = {}
         self._due: list[tuple[float, int, PeerId, PeerId, Callable[[], None]]] = []
@@ -99,9 +108,11 @@ class MemoryNetwork:
         """Whether a partition separates the two."""
         return (a, b) in self._cut
 
-    def post(self, sender: PeerId, receiver: PeerId, deliver: Callable[[], None]) -> None:
-        """Call ``deliver`` after the latency, in the order of posting."""
-        due = trio.current_time() + self.latency_s
+    def post(self, sender: PeerId, receiver: PeerId, deliver: Callable[[], None], size_bytes: int = 0) -> None:
+        """Call ``deliver`` after the latency, and the time that the bytes take, in the order of posting."""
+        begins_s = max(trio.current_time(), self._free_at_s.get((sender, receiver), 0.0))
+        self._free_at_s[(sender, receiver)] = ends_s = begins_s + size_bytes / self.bytes_per_s
+        due = ends_s + self.latency_s
         heapq.heappush(self._due, (due, next(self._order), sender, receiver, deliver))
         if not self._pumping:
             self._pumping = True
@@ -154,14 +165,14 @@ class MemoryConnection:
         self.twin: MemoryConnection
         self.streams: dict[MemoryStream, None] = {}
 
-    def post(self, deliver: Callable[[], None]) -> None:
+    def post(self, deliver: Callable[[], None], size_bytes: int = 0) -> None:
         """Deliver something to the other end, unless the connection is gone by then."""
 
         def deliver_if_open() -> None:
             if not self.twin.is_closed:
                 deliver()
 
-        self.host.network.post(self.host.peer_id, self.peer, deliver_if_open)
+        self.host.network.post(self.host.peer_id, self.peer, deliver_if_open, size_bytes)
 
     async def open_stream(self, protocol: str, *, timeout_s: float = 10.0) -> "MemoryStream":
         if self.is_closed:
@@ -248,8 +259,11 @@ class MemoryStream:
         self.twin: MemoryStream
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
+        self.sent_bytes: int = 0
+        self.granted_bytes: int = 0
         self._window_bytes = WINDOW_BYTES
         self._consumed_bytes = 0  # and not given back yet
+        self._credited_at_s = trio.current_time()
         self._end_awaited = False
         self._write_closed = False
         self._inbox = bytearray()
@@ -293,7 +307,8 @@ class MemoryStream:
             data = self._next_chunk(min(self._window_bytes, _CHUNK_BYTES))
             self._window_bytes -= len(data)
             self._unsent_bytes -= len(data)
-            self._post(partial(self.twin.take, data))
+            self.sent_bytes += len(data)
+            self._connection.post(partial(self.twin.take, data), len(data))
         if self._end_awaited and not self._unsent:
             self._end_awaited = False
             self._post(lambda: self.twin.take_end())
@@ -341,13 +356,17 @@ class MemoryStream:
 
     def _credit(self, count: int) -> None:
         self._consumed_bytes += count
-        if self._consumed_bytes >= _CREDIT_BYTES:
+        now = trio.current_time()
+        is_slow = self._consumed_bytes >= _SLOW_CREDIT_BYTES and now - self._credited_at_s >= _SLOW_CREDIT_S
+        if self._consumed_bytes >= _CREDIT_BYTES or is_slow:
+            self._credited_at_s = now
             consumed, self._consumed_bytes = self._consumed_bytes, 0
             self._post(lambda: self.twin.grant(consumed))
 
     def grant(self, count: int) -> None:
         """Take back window, since the other end consumed ``count`` bytes."""
         self._window_bytes += count
+        self.granted_bytes += count
         self._flush()
 
     def take(self, data: bytes) -> None:
@@ -460,6 +479,8 @@ class MemoryHost:
         self._listener_ids = itertools.count()
         self._addrs: dict[PeerId, dict[str, None]] = {}
         self._targets: dict[PeerId, trio.CancelScope] = {}
+        self._dial_failures: dict[PeerId, str] = {}
+        self._named = NamedPeers(Limits().peers_known_max)
         self._interest = ConnectionInterest()
         self._counters: dict[str, int] = {}
         self._duplicates: Duplicates[MemoryConnection] = Duplicates(
@@ -606,7 +627,9 @@ class MemoryHost:
                 if not self.connections(peer):
                     try:
                         await self.dial(peer)
-                    except PeerNotFoundError:
+                        self._dial_failures.pop(peer, None)
+                    except PeerNotFoundError as error:
+                        self._dial_failures[peer] = str(error)
                         self._counters["redial_failures"] = self._counters.get("redial_failures", 0) + 1
                 await trio.sleep(1.0)
 
@@ -614,6 +637,11 @@ class MemoryHost:
         """End `keep_connected`."""
         if self._interest.remove(peer, by) and peer in self._targets:
             self._targets.pop(peer).cancel()
+            self._dial_failures.pop(peer, None)
+
+    def dial_failure(self, peer: PeerId) -> str | None:
+        """Return why the last dial for `keep_connected` failed."""
+        return None if self.connections(peer) else self._dial_failures.get(peer)
 
     def protect(self, connection: Connection, by: str) -> None:
         """Note who has verified the peer; this host takes any number of connections."""
@@ -636,7 +664,13 @@ class MemoryHost:
 
     def discover(self, peer: PeerId, addrs: Sequence[str], source: str = "test") -> None:
         """Act as if a discovery source had named a peer."""
-        self._emit(PeerDiscovered(peer, tuple(addrs), source))
+        event = PeerDiscovered(peer, tuple(addrs), source)
+        self._named.note(event, trio.current_time())
+        self._emit(event)
+
+    def discovered(self) -> list[PeerDiscovered]:
+        """Return what `discover` has named within the last hour."""
+        return self._named.events(trio.current_time())
 
     def counters(self) -> dict[str, int]:
         return dict(self._counters)

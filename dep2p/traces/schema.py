@@ -67,6 +67,16 @@ class DeliverEvent(TraceEvent, tag="deliver"):
     attrs: dict[str, str] | None = None
 
 
+class DeliverLocalEvent(TraceEvent, tag="deliver_local"):
+    """This node gave a message of its own to ``readers`` subscriptions of its other programs."""
+
+    msg: bytes
+    topic: str
+    readers: int
+    size: int | None = None
+    attrs: dict[str, str] | None = None
+
+
 class AddPeerEvent(TraceEvent, tag="add_peer"):
     """The outbound pub/sub stream to the peer is open."""
 
@@ -411,6 +421,7 @@ KINDS: Final[dict[str, type[TraceEvent]]] = {
             RttsEvent,
         ),
         *(NodeStartEvent, NodeStopEvent, DroppedEvent, ClockEvent),
+        DeliverLocalEvent,  # the last: stored tables hold the places of kinds in this list
     )
 }
 """All kinds by their names."""
@@ -443,6 +454,7 @@ AnyEvent = (
     | NodeStopEvent
     | DroppedEvent
     | ClockEvent
+    | DeliverLocalEvent
 )
 
 _SQL_TYPES: Final[dict[object, str]] = {

@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, cast
 
+import msgspec
 import trio
 
 from dep2p.gossipsub.effects import Deliver, Effect, Send
-from dep2p.gossipsub.rpc import IHave, Rpc
+from dep2p.gossipsub.rpc import IHave, Rpc, RpcMessage
 from dep2p.gossipsub.tracing.libp2p_events import (
     DeliverMessage,
     DropRpc,
@@ -40,6 +41,13 @@ _ALL: Final = 1 << 32
 _NOTHING: Final = Rpc()
 _IDS_PER_ITEM: Final = 16
 """Ids of an RPC that count as one event, for the room in the log."""
+
+
+class LocalDelivery(msgspec.Struct, gc=False):
+    """A publish of this node went to ``readers`` subscriptions of its other programs: past the router."""
+
+    message: RpcMessage
+    readers: int
 
 
 class TraceLog:
@@ -71,8 +79,11 @@ class TraceLog:
         self.wake: Callable[[], None] = lambda: None
         """Called when there are enough events to write."""
         self.node: PeerId = node
-        self.pending: list[Effect | float] = []
-        """Effects of routers, each followed by its time. A caller that adds to it calls `flush` at `PENDING_MAX`."""
+        self.pending: list[Effect | LocalDelivery | float] = []
+        """Effects of routers and local deliveries, each followed by its time.
+
+        A caller that adds to it calls `flush` at `PENDING_MAX`.
+        """
         self._items_max = items_max
         self._wall = wall
         self._sample_below = _ALL
@@ -156,8 +167,8 @@ class TraceLog:
         self._weight += ids // _IDS_PER_ITEM
         self._mark -= ids // _IDS_PER_ITEM
 
-    def pubsub(self, effect: Effect, now: float) -> None:
-        """Take an effect of a router, performed at ``now``."""
+    def pubsub(self, effect: Effect | LocalDelivery, now: float) -> None:
+        """Take an effect of a router, or a local delivery, performed at ``now``."""
         self.pending += (effect, now)
         if len(self.pending) >= PENDING_MAX:
             self.flush()
@@ -172,7 +183,7 @@ class TraceLog:
         events, node, offset_s = self._events, self.node, self._offset_s
         below = self._sample_below
         last_now, t = float("-inf"), 0
-        effect: Effect
+        effect: Effect | LocalDelivery
         now: float
         event: TraceEvent
         for effect, now in zip(waiting, waiting, strict=True):  # type: ignore[assignment]  # pyright: ignore
@@ -190,6 +201,10 @@ class TraceLog:
             elif isinstance(effect, PublishMessage):
                 message = effect.message
                 event = schema.PublishEvent(V, node, 0, t, message.id, message.topic, len(message.data))
+            elif isinstance(effect, LocalDelivery):
+                message = effect.message
+                size, readers = len(message.data), effect.readers
+                event = schema.DeliverLocalEvent(V, node, 0, t, message.id, message.topic, readers, size)
             else:
                 self._other(effect, t)
                 continue

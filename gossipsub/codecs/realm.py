@@ -2,11 +2,14 @@
 
 A message is ``[[from, seqno, topic, data], signature, mac]``; signature and MAC cover the bytes of the inner list. Own
 messages that are published together share one signature; each has a fourth item then, the proof that it is covered.
+A message with headers has them as a fifth item of the inner list, and goes under a key of its own, which nodes that do
+not know headers skip.
 """
 
 import hashlib
 import hmac
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import nacl.bindings
@@ -19,6 +22,7 @@ from dep2p.errors import ProtocolError
 from dep2p.gossipsub import reasons
 from dep2p.gossipsub.codecs.interface import DecodeLimits
 from dep2p.gossipsub.codecs.split import SplitLimits, split_rpc
+from dep2p.gossipsub.headers import NO_HEADERS, MessageHeaders, read_headers
 from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.rpc import IHave, PeerInfo, Prune, Rpc, RpcMessage, SubscriptionChange
 from dep2p.gossipsub.signing.merkle_batch import PROOF_BYTES_MAX, VerifiedBatches, is_proof, make_proofs, root_of
@@ -37,6 +41,7 @@ _IWANT: Final = 4
 _GRAFT: Final = 5
 _PRUNE: Final = 6
 _IDONTWANT: Final = 7
+_MESSAGES_WITH_HEADERS: Final = 8
 _KEYS_MAX: Final = 64
 _SIGN_BATCH_BYTES_MAX: Final = 262_144
 """Own messages that wait for their signature are signed at this many bytes, since they are held twice until then."""
@@ -45,6 +50,10 @@ _FALSE: Final = b"\xf4"
 # An Ed25519 peer id: identity multihash of 36 bytes, protobuf PublicKey{Ed25519, 32 bytes}.
 _AUTHOR_PREFIX: Final = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])
 _AUTHOR_BYTES: Final = 38
+_SIGNATURE_START: Final = b"\x58\x40"
+_MAC_START: Final = b"\x50"
+_SHORT_SEQNO: Final = b"\x00\x00\x00\x00\xff\xff\xff\xff"
+"""The highest number that CBOR writes in less than eight bytes."""
 _SIGNED_START: Final = b"\x84\x58\x26" + _AUTHOR_PREFIX
 """A list of four, the first a byte string of 38 bytes."""
 
@@ -114,11 +123,27 @@ class RealmCodec:
         It is signed when ``sign_batch_max`` or 256 KiB wait, or when `encode` first meets one of them: until then its
         ``wire`` is empty.
         """
-        number = int.from_bytes(seqno, "big")
-        signed = b"".join(
-            (b"\x84", self._author_item, head(UINT, number), encode_text(topic), head(2, len(data)), data)
-        )
+        number = b"\x1b" + seqno if seqno > _SHORT_SEQNO else head(UINT, int.from_bytes(seqno, "big"))
+        signed = b"".join((b"\x84", self._author_item, number, encode_text(topic), head(2, len(data)), data))
         message = RpcMessage(hashlib.sha256(self._author + seqno).digest()[:16], self._author, seqno, topic, data)
+        self._unsigned.append((message, signed))
+        self._unsigned_bytes += len(signed)
+        if len(self._unsigned) >= self._sign_batch_max or self._unsigned_bytes >= _SIGN_BATCH_BYTES_MAX:
+            self.sign_waiting()
+        return message
+
+    def compose_with_headers(self, topic: str, data: bytes, seqno: bytes, headers: MessageHeaders) -> RpcMessage:
+        """Make a message of this node that has headers; see `compose`. Raises ``ValueError`` for no headers."""
+        if headers is NO_HEADERS:
+            raise ValueError("a message without headers has another form")
+        number = head(UINT, int.from_bytes(seqno, "big"))
+        parts = (b"\x85", self._author_item, number, encode_text(topic), head(2, len(data)), data, headers.encoded)
+        message_id = hashlib.sha256(self._author + seqno).digest()[:16]
+        return self._composed(
+            RpcMessage(message_id, self._author, seqno, topic, data, headers=headers), b"".join(parts)
+        )
+
+    def _composed(self, message: RpcMessage, signed: bytes) -> RpcMessage:
         self._unsigned.append((message, signed))
         self._unsigned_bytes += len(signed)
         if len(self._unsigned) >= self._sign_batch_max or self._unsigned_bytes >= _SIGN_BATCH_BYTES_MAX:
@@ -187,8 +212,23 @@ class RealmCodec:
                 self.sign_waiting()
                 break
         if len(rpc.messages) == 1 and not _has_control(rpc):
-            return [b"\xa1\x02\x81" + rpc.messages[0].wire]
+            message = rpc.messages[0]
+            return [(b"\xa1\x02\x81" if message.headers is NO_HEADERS else b"\xa1\x08\x81") + message.wire]
+        if any([message.headers is not NO_HEADERS for message in rpc.messages]):
+            return self._encode_with_headers(rpc)
         return [_encode_one(part) for part in split_rpc(rpc, self._split)]
+
+    def _encode_with_headers(self, rpc: Rpc) -> list[bytes]:
+        """Encode messages with and without headers in their order: a run of each as an RPC of its own. Control goes
+        first."""
+        runs: list[list[RpcMessage]] = []
+        for message in rpc.messages:
+            if not runs or (runs[-1][0].headers is NO_HEADERS) != (message.headers is NO_HEADERS):
+                runs.append([])
+            runs[-1].append(message)
+        parts = [replace(rpc, messages=())] if _has_control(rpc) else []
+        parts += [Rpc(messages=tuple(run)) for run in runs]
+        return [_encode_one(one) for part in parts for one in split_rpc(part, self._split)]
 
     # Decoding --------------------------------------------------------------------------------------------------------
 
@@ -233,6 +273,8 @@ class RealmCodec:
                 prune = self._prunes(reader)
             elif key == _IDONTWANT:
                 idontwant = self._ids(reader, ids)
+            elif key == _MESSAGES_WITH_HEADERS:
+                messages += self._messages_with_headers(reader, self._limits.messages_max - len(messages))
             else:
                 reader.skip()
         reader.finish()
@@ -268,8 +310,18 @@ class RealmCodec:
             topic = reader.text(topic_bytes_max)
             data = reader.bytes_(data_bytes_max)
             signed_end = reader.position
-            signature = reader.bytes_(SIGNATURE_BYTES)
-            mac = reader.bytes_(MAC_BYTES)
+            mac_start = signed_end + 2 + SIGNATURE_BYTES + 1
+            if (
+                payload.startswith(_SIGNATURE_START, signed_end)
+                and payload.startswith(_MAC_START, mac_start - 1)
+                and mac_start + MAC_BYTES <= len(payload)
+            ):  # at once, as the head
+                signature = payload[signed_end + 2 : mac_start - 1]
+                reader.position = mac_start + MAC_BYTES
+                mac = payload[mac_start : reader.position]
+            else:
+                signature = reader.bytes_(SIGNATURE_BYTES)
+                mac = reader.bytes_(MAC_BYTES)
             proof = b""
             if parts == 4:
                 proof = reader.bytes_(PROOF_BYTES_MAX)
@@ -297,6 +349,43 @@ class RealmCodec:
                     signed_end - start,
                 )
             )
+        return tuple(found)
+
+    def _messages_with_headers(self, reader: CborReader, messages_max: int) -> tuple[RpcMessage, ...]:
+        found: list[RpcMessage] = []
+        payload = reader.data
+        for _ in range(reader.array(messages_max)):
+            start = reader.position
+            parts = reader.array(4)
+            if parts < 3:
+                raise ProtocolError("a message has too few parts")
+            signed_start = reader.position
+            reader.exact_array(5)
+            author = reader.bytes_(_AUTHOR_BYTES)
+            seqno = reader.uint().to_bytes(8, "big")
+            topic = reader.text(self._limits.topic_bytes_max)
+            data = reader.bytes_(self._message_bytes_max)
+            headers = read_headers(reader)
+            signed_end = reader.position
+            signature = reader.bytes_(SIGNATURE_BYTES)
+            mac = reader.bytes_(MAC_BYTES)
+            proof = b""
+            if parts == 4:
+                proof = reader.bytes_(PROOF_BYTES_MAX)
+                if not is_proof(proof):
+                    raise ProtocolError("a message's proof has another form")
+            if len(signature) != SIGNATURE_BYTES or len(mac) != MAC_BYTES:
+                raise ProtocolError("a message's signature or MAC is too short")
+            if not topic or len(author) != _AUTHOR_BYTES or not author.startswith(_AUTHOR_PREFIX):
+                raise ProtocolError("a message has no topic, or an author that is no Ed25519 peer id")
+            if len(data) + headers.size_bytes > self._message_bytes_max:
+                raise ProtocolError(f"a message and its headers of over {self._message_bytes_max} bytes together")
+            message_id = hashlib.sha256(author + seqno).digest()[:16]
+            message = RpcMessage(message_id, author, seqno, topic, data, signature, b"", mac, proof, headers=headers)
+            message.wire = payload[start : reader.position]
+            message.signed_start = signed_start - start
+            message.signed_end = signed_end - start
+            found.append(message)
         return tuple(found)
 
     def _subscriptions(self, reader: CborReader) -> tuple[SubscriptionChange, ...]:
@@ -369,7 +458,8 @@ def _encode_one(rpc: Rpc) -> bytes:
             b"\x82" + encode_text(item.topic) + (_TRUE if item.subscribe else _FALSE) for item in rpc.subscriptions
         ]
         parts.append(b"\x01" + head(ARRAY, len(items)) + b"".join(items))
-    if rpc.messages:
+    has_headers = bool(rpc.messages) and rpc.messages[0].headers is not NO_HEADERS  # then all of them do
+    if rpc.messages and not has_headers:
         parts.append(b"\x02" + head(ARRAY, len(rpc.messages)) + b"".join([message.wire for message in rpc.messages]))
     if rpc.ihave:
         items = [b"\x82" + encode_text(item.topic) + _encode_ids(item.ids) for item in rpc.ihave]
@@ -382,4 +472,6 @@ def _encode_one(rpc: Rpc) -> bytes:
         parts.append(b"\x06" + head(ARRAY, len(rpc.prune)) + b"".join([_encode_prune(item) for item in rpc.prune]))
     if rpc.idontwant:
         parts.append(b"\x07" + _encode_ids(rpc.idontwant))
+    if has_headers:
+        parts.append(b"\x08" + head(ARRAY, len(rpc.messages)) + b"".join([message.wire for message in rpc.messages]))
     return head(MAP, len(parts)) + b"".join(parts)

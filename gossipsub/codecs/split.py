@@ -53,6 +53,7 @@ def message_bytes(message: RpcMessage) -> int:
     if message.wire:
         return len(message.wire) + ITEM_OVERHEAD_BYTES
     fixed = len(message.author) + len(message.seqno) + len(message.key) + SIGNING_BYTES_MAX
+    fixed += message.headers.size_bytes
     return len(message.data) + 4 * len(message.topic) + fixed + 8 * ITEM_OVERHEAD_BYTES
 
 

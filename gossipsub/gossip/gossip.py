@@ -104,7 +104,7 @@ class Gossip:
         return list(found)
 
     def _ask(self, state: PeerState, ids: list[bytes], now: float) -> None:
-        """Send IWANT; the first of the ids becomes a promise."""
+        """Send IWANTs; the first id of each becomes a promise."""
         core = self._core
         wanted = core.wanted
         for message_id in ids:
@@ -112,8 +112,10 @@ class Gossip:
                 wanted.asked(message_id, state.peer, now)
         state.asked_ids += len(ids)
         core.busy[state.peer] = state
-        core.promises.add(state.peer, ids[0], now)
-        core.out.send((state.peer,), Rpc(iwant=tuple(ids)), Lane.GOSSIP)
+        per_rpc = core.params.iwant_ids_per_rpc_max
+        for start in range(0, len(ids), per_rpc):
+            core.promises.add(state.peer, ids[start], now)
+            core.out.send((state.peer,), Rpc(iwant=tuple(ids[start : start + per_rpc])), Lane.GOSSIP)
 
     def ask_next(self, message_id: bytes, now: float) -> None:
         """Ask the next peer that announced a message, when there is one."""

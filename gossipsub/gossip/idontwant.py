@@ -32,9 +32,11 @@ class IDontWant:
     ) -> None:
         """Note that a large message was accepted and is kept: `flush` tells the mesh, but for those that sent it."""
         peers = tuple(
-            peer
-            for peer, state in topic.mesh.items()
-            if state.version >= Version.V1_2 and peer != sender and peer not in others
+            [
+                peer
+                for peer, state in topic.mesh.items()
+                if state.version >= Version.V1_2 and peer != sender and peer not in others
+            ]
         )
         if peers:
             self.pending.setdefault(peers, []).append(message_id)

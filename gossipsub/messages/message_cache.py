@@ -1,4 +1,4 @@
-"""Messages of the last heartbeats: for IHAVE, and to answer IWANT. Bounded in items and payload bytes."""
+"""Messages of the last heartbeats: for IHAVE, and to answer IWANT. Bounded in items and bytes."""
 
 from collections import deque
 
@@ -28,7 +28,7 @@ class MessageCache:
         self._entries: dict[bytes, RpcMessage] = {}
         self._transmissions: dict[bytes, dict[PeerId, int]] = {}
         self.payload_bytes: int = 0
-        """Payload bytes kept."""
+        """Bytes of payload and headers kept."""
         self.evicted: int = 0
         """Messages dropped before their time for want of room."""
 
@@ -45,7 +45,7 @@ class MessageCache:
         if message_id in entries:
             return
         entries[message_id] = message
-        self.payload_bytes += len(message.data)
+        self.payload_bytes += len(message.data) + message.headers.size_bytes
         window = self._windows[0]
         ids = window.get(message.topic)
         if ids is None:
@@ -95,6 +95,7 @@ class MessageCache:
                 return
 
     def _remove(self, message_id: bytes) -> None:
-        self.payload_bytes -= len(self._entries.pop(message_id).data)
+        message = self._entries.pop(message_id)
+        self.payload_bytes -= len(message.data) + message.headers.size_bytes
         if self._transmissions:
             self._transmissions.pop(message_id, None)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from dep2p.gossipsub import reasons
+from dep2p.gossipsub.headers import MessageHeaders
 from dep2p.gossipsub.rpc import RpcMessage
 
 
@@ -23,6 +24,9 @@ Authenticate = Callable[[RpcMessage], str | None]
 Compose = Callable[[str, bytes, bytes], RpcMessage]
 """Makes the outgoing message from topic, data and seqno (8 bytes), with id and signature as the network wants them."""
 
+ComposeWithHeaders = Callable[[str, bytes, bytes, MessageHeaders], RpcMessage]
+"""The same for a message with headers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageSigning:
@@ -32,6 +36,7 @@ class MessageSigning:
     - ``seqno_start``: see `Seqnos`.
     - ``authenticate``: checks MAC and signature inside the router; with ``is_external`` every message becomes a
       `Validate` effect instead, and ``authenticate`` is not called.
+    - ``compose_with_headers``: None on a wire whose messages have no place for headers.
     """
 
     compose: Compose
@@ -39,6 +44,7 @@ class MessageSigning:
     policy: SigningPolicy = SigningPolicy.STRICT_SIGN
     authenticate: Authenticate | None = None
     is_external: bool = False
+    compose_with_headers: ComposeWithHeaders | None = None
 
 
 def policy_violation(policy: SigningPolicy, message: RpcMessage) -> str | None:

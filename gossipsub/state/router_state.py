@@ -1,10 +1,12 @@
 """The state that the router's parts share: peers, topics, caches, counters."""
 
 from dep2p.gossipsub.events import Validator, Version
+from dep2p.gossipsub.matched_topics import MatchedTopics
 from dep2p.gossipsub.messages.message_cache import MessageCache
 from dep2p.gossipsub.messages.seen_cache import SeenCache
 from dep2p.gossipsub.options import RouterOptions
 from dep2p.gossipsub.params import GossipParams
+from dep2p.gossipsub.patterns import PatternSet, has_wildcard, pattern_tokens
 from dep2p.gossipsub.scoring.params import ScoreThresholds
 from dep2p.gossipsub.scoring.peer_gater import PeerGater, Source
 from dep2p.gossipsub.scoring.score import PeerScorer, PeerStats
@@ -24,6 +26,7 @@ class PeerState:
     __slots__ = (
         "asked_ids",
         "control",
+        "declined",
         "direct",
         "early_grafts",
         "identity",
@@ -85,6 +88,8 @@ class PeerState:
         """Subscriptions said on an earlier stream and not again on the present one."""
         self.stale_tick: int | None = None
         """The tick at which they end; None while none are in doubt."""
+        self.declined: dict[str, float] = {}
+        """Topics that match its pattern and that it does not take for now, and the time until which it does not."""
         self.control: NeighbourControlRate = NeighbourControlRate()
         """Subscriptions, grafts and prunes that are taken from it."""
 
@@ -99,12 +104,16 @@ class TopicState:
         "extra",
         "fanout",
         "fanout_last",
+        "implied",
         "inline",
         "is_configured",
+        "is_own_pattern",
         "joined",
         "mesh",
         "name",
+        "pattern",
         "peers",
+        "used_tick",
     )
 
     def __init__(self, name: str) -> None:
@@ -117,6 +126,13 @@ class TopicState:
         self.fanout: dict[PeerId, PeerState] = {}
         self.fanout_last: float | None = None
         """When it was last published to without having joined."""
+        self.pattern: tuple[str, ...] | None = None
+        """Its tokens when it is no topic but a pattern that peers or this node subscribe to."""
+        self.is_own_pattern: bool = False
+        self.implied: int = 0
+        """The `RouterState.patterns_version` at which peers' patterns were compared with its name."""
+        self.used_tick: int = 0
+        """The tick at which a message of it was here, for a topic that was joined by a pattern."""
         self.joined: bool = False
         self.delivers: bool = False
         self.inline: Validator | None = None
@@ -140,12 +156,17 @@ class RouterState:
         "direct",
         "duplicates",
         "gater",
+        "has_patterns",
         "has_unwanted",
         "identity",
+        "matched",
         "mcache",
         "out",
         "own",
+        "own_patterns",
         "params",
+        "patterns",
+        "patterns_version",
         "peers",
         "promises",
         "rng",
@@ -204,6 +225,15 @@ class RouterState:
         self.validating: ValidationQueue = ValidationQueue(params)
         self.deliveries: dict[bytes, dict[PeerId, None]] = {}
         """Peers that delivered a message lately, by its id, in topics where copies after the first count."""
+        self.has_patterns: bool = options.patterns
+        """Names with wildcards are patterns on this network."""
+        self.patterns: PatternSet[TopicState] = PatternSet()
+        """Those that peers subscribe to, and this node."""
+        self.patterns_version: int = 0
+        """Grows when a peer's pattern comes, so that topics are compared with it."""
+        self.own_patterns: PatternSet[str] = PatternSet()
+        self.matched: MatchedTopics = MatchedTopics(params.matched_topics_max)
+        """Topics that are joined because an own pattern matches, and for nothing else."""
         self.direct: dict[PeerId, None] = {}
         self.blocked_peers: dict[PeerId, None] = {}
         self.blocked_authors: dict[bytes, None] = {}
@@ -243,6 +273,9 @@ class RouterState:
         topic = self.topics.get(name)
         if topic is None:
             topic = self.topics[name] = TopicState(name)
+            if self.has_patterns and has_wildcard(name):
+                topic.pattern = pattern_tokens(name)
+                self.patterns.add(topic.pattern, topic)
             topic.counts_deliveries = self.scores.counts_deliveries(name)
             if topic.counts_deliveries:
                 self.watches_duplicates = True
@@ -250,8 +283,12 @@ class RouterState:
 
     def release(self, topic: TopicState) -> None:
         """Forget a topic without subscribers: a peer must not be able to leave anything behind."""
-        if not (topic.joined or topic.peers or topic.is_configured or topic.fanout_last is not None):
+        if not (
+            topic.joined or topic.peers or topic.is_configured or topic.fanout_last is not None or topic.is_own_pattern
+        ):
             if self.topics.pop(topic.name, None) is not None:
+                if topic.pattern is not None:
+                    self.patterns.remove(topic.pattern)
                 self.scores.forget_topic(topic.name)
 
     def add_to_mesh(self, topic: TopicState, state: PeerState, now: float) -> None:

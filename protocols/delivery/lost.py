@@ -26,6 +26,8 @@ class LostMessage:
     state: str
     """``failed`` or ``expired``."""
     reason: str
+    may_have_been_taken: bool
+    """Whether the receiver's handler may have taken it all the same."""
 
     @property
     def id(self) -> str:
@@ -41,9 +43,10 @@ class LostMessage:
 class LostMessages:
     """The latest lost messages, bounded in items and bytes: the oldest is forgotten first.
 
-    >>> lost = LostMessages(items_max=2, bytes_max=1_000)
-    >>> [each.id for each in lost.add(message)]
-    []
+    >>> lost = LostMessages(items_max=1, bytes_max=1_000)
+    >>> first, second = (LostMessage("ann", n, 0, 0, "orders", "", b"", 0, b"7", 0, "failed", "", True) for n in (1, 2))
+    >>> [each.id for each in lost.add(first)], [each.id for each in lost.add(second)]
+    ([], ['ann:1'])
     """
 
     def __init__(self, items_max: int, bytes_max: int) -> None:

@@ -29,7 +29,8 @@ class DeliveryPolicy:
     """The times of retries and of giving up (docs/spec/delivery.md). Times in seconds."""
 
     ack_timeout_s: float = 5.0
-    """Seconds of silence of a connected receiver, after which unacknowledged messages are sent again."""
+    """Seconds of silence of a connected receiver, after which unacknowledged messages are sent again. A receiver is not
+    silent while bytes of messages flow to it."""
     retries_max: int = 3
     """Further tries after the first one. A try counts when a connected receiver was silent for the ack timeout. A
     message that is sent again because a link ended is in the same try."""
@@ -55,9 +56,18 @@ class Outgoing(msgspec.Struct, eq=False):
     sent_s: float = 0.0
     state: DeliveryState = DeliveryState.CREATED
     reason: str = ""
+    was_refused: bool = False
+    """Whether the receiver has said that it does not take it."""
 
     is_whole: ClassVar[bool] = True
     """Every try carries the body as it is."""
+
+    @property
+    def may_have_been_taken(self) -> bool:
+        """Whether it failed or expired, and the receiver's handler may have taken it all the same: it was sent, and no
+        word came back. A program that sends it again may cause its effect twice."""
+        is_lost = self.state is _FAILED or self.state is _EXPIRED
+        return is_lost and not self.was_refused and (self.tries > 0 or self.is_restored)
 
     def body_of_try(self) -> bytes:
         """Return the body for this try. The subclass for topics sends the message itself only when asking was not
@@ -68,8 +78,11 @@ class Outgoing(msgspec.Struct, eq=False):
 _NEVER: Final = float("inf")
 _CREATED: Final = DeliveryState.CREATED
 _SENDING: Final = DeliveryState.SENDING
+_DELIVERED: Final = DeliveryState.DELIVERED
 _RETRYING: Final = DeliveryState.RETRYING
 _ACKNOWLEDGED: Final = DeliveryState.ACKNOWLEDGED
+_FAILED: Final = DeliveryState.FAILED
+_EXPIRED: Final = DeliveryState.EXPIRED
 
 
 M = TypeVar("M", bound=Outgoing)
@@ -102,6 +115,7 @@ class SendWindow(Generic[M]):
         self.free_until: int = 0
         """The number below which numbers can be given; for others `is_full` has to check."""
         self._policy = policy
+        self._age_max_s = policy.age_max_s
         self._on_state = on_state
         self._on_acknowledged = on_acknowledged or self._each
         self.unsent: deque[M] = deque()
@@ -112,8 +126,10 @@ class SendWindow(Generic[M]):
         self._heard_s = 0.0
         self._received = 0
         self._answered_s = float("-inf")  # when the latest was sent that the receiver has settled
-        self._expiry_s = _NEVER
+        self.expiry_s: float = _NEVER
         """Never later than the first message expires; earlier after its end, and then a check finds nothing."""
+        self._noted_from_s: float = _NEVER
+        """A message with the usual age that was accepted earlier than this expires before `expiry_s`."""
         self._passed: dict[int, int] = {}  # number -> how often it was sent again because it was passed over
 
     # The app's side
@@ -182,7 +198,8 @@ class SendWindow(Generic[M]):
         self.next_number = number + 1
         self.unsettled[number] = message
         self.unsent.append(message)
-        self._note_expiry(message)
+        if message.created_s < self._noted_from_s or message.ttl_s:
+            self._note_expiry(message)
 
     def restore(self, messages: Iterable[M]) -> None:
         """Restore messages of an earlier run with their numbers, in rising order, before anything is added."""
@@ -191,19 +208,22 @@ class SendWindow(Generic[M]):
             self.unsent.append(message)
             self._note_expiry(message)
 
-    def _expires_s(self, message: M) -> float:
-        return message.created_s + (message.ttl_s or self._policy.age_max_s)
-
     def _note_expiry(self, message: M) -> None:
-        expires_s = message.created_s + (message.ttl_s or self._policy.age_max_s)
-        if expires_s < self._expiry_s:
-            self._expiry_s = expires_s
+        expires_s = message.created_s + (message.ttl_s or self._age_max_s)
+        if expires_s < self.expiry_s:
+            self._set_expiry(expires_s)
 
-    def drop(self, number: int, reason: str) -> bool:
-        """Give a message up by request; False when it is settled already."""
+    def _set_expiry(self, expiry_s: float) -> None:
+        self.expiry_s = expiry_s
+        self._noted_from_s = expiry_s - self._age_max_s
+
+    def drop(self, number: int, reason: str, *, is_refused: bool = False) -> bool:
+        """Give a message up by request; False when it is settled already. ``is_refused``: the receiver does not take
+        it."""
         message = self.unsettled.get(number)
         if message is None:
             return False
+        message.was_refused = is_refused
         self._end(message, DeliveryState.FAILED, reason)
         return True
 
@@ -279,6 +299,7 @@ class SendWindow(Generic[M]):
             message = self.unsettled.get(number)
             if message is not None:
                 self._answered_s = max(self._answered_s, message.sent_s)
+                message.was_refused = True
                 self._end(message, DeliveryState.FAILED, f"rejected: {reason}")
         if ack.received > self._received:
             self._received = ack.received
@@ -307,19 +328,23 @@ class SendWindow(Generic[M]):
         for number, message in self.unsettled.items():
             if number > received:
                 break
-            if message.state is DeliveryState.SENDING:
-                message.state = DeliveryState.DELIVERED
+            if message.state is _SENDING:
+                message.state = _DELIVERED
                 if self.reports_all:
                     self._on_state(message)
 
     # Time
 
+    def note_flow(self, now: float) -> None:
+        """Note that what was written before still flows: the receiver is not silent, it has not got everything yet."""
+        self._heard_s = now
+
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` has work to do."""
         if not self.unsettled:
-            self._expiry_s = _NEVER
+            self._set_expiry(_NEVER)
             return None
-        oldest = self._expiry_s
+        oldest = self.expiry_s
         if self._linked:
             for message in self.unsettled.values():
                 if message.state is DeliveryState.SENDING or message.state is DeliveryState.DELIVERED:
@@ -332,26 +357,15 @@ class SendWindow(Generic[M]):
 
     def on_deadline(self, now: float) -> None:
         """End messages that are too old; queue again those without an answer. Check `has_unsent` afterwards."""
-        policy = self._policy
-        expiry_s = _NEVER
-        aged: list[M] = []
+        if now >= self.expiry_s:
+            self._end_aged(now)
         late: list[M] = []
-        for message in self.unsettled.values():
-            expires_s = self._expires_s(message)
-            if now >= expires_s:
-                aged.append(message)
-                continue
-            expiry_s = min(expiry_s, expires_s)
-            if (
-                self._linked
-                and (message.state is DeliveryState.SENDING or message.state is DeliveryState.DELIVERED)
-                and now >= self._timeout_of(message)
-            ):
-                late.append(message)
-        self._expiry_s = expiry_s
-        for message in aged:
-            was_there = message.state is DeliveryState.DELIVERED
-            self._end(message, DeliveryState.EXPIRED, NOT_TAKEN if was_there else TOO_OLD)
+        if self._linked:
+            late = [
+                message
+                for message in self.unsettled.values()
+                if (message.state is _SENDING or message.state is _DELIVERED) and now >= self._timeout_of(message)
+            ]
         again: list[M] = []
         if self._passed:
             self._passed = {number: times for number, times in self._passed.items() if number in self.unsettled}
@@ -360,7 +374,7 @@ class SendWindow(Generic[M]):
             is_passed_over = message.sent_s < self._answered_s
             if is_passed_over:
                 self._passed[message.number] = passed + 1
-            if not is_passed_over and message.tries - passed > policy.retries_max:
+            if not is_passed_over and message.tries - passed > self._policy.retries_max:
                 self._end(message, DeliveryState.FAILED, RETRIES_USED_UP)
             else:
                 message.tries += 1
@@ -369,6 +383,20 @@ class SendWindow(Generic[M]):
         if again:
             self.unsent.extendleft(reversed(again))
             self._reported_settled = -1
+
+    def _end_aged(self, now: float) -> None:
+        expiry_s = _NEVER
+        aged: list[M] = []
+        for message in self.unsettled.values():
+            expires_s = message.created_s + (message.ttl_s or self._age_max_s)
+            if now >= expires_s:
+                aged.append(message)
+            elif expires_s < expiry_s:
+                expiry_s = expires_s
+        self._set_expiry(expiry_s)
+        for message in aged:
+            was_there = message.state is _DELIVERED
+            self._end(message, DeliveryState.EXPIRED, NOT_TAKEN if was_there else TOO_OLD)
 
     def _timeout_of(self, message: M) -> float:
         if message.sent_s < self._answered_s:

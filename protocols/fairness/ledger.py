@@ -27,7 +27,8 @@ class QuotaLedger:
     """Quotas by name, each with a maximum for one member.
 
     >>> ledger = QuotaLedger()
-    >>> ledger.acquire(ALICE, "consumers", 1, most=1), ledger.acquire(ALICE, "consumers", 1, most=1)
+    >>> alice = PeerId("alice")
+    >>> ledger.acquire(alice, "consumers", 1, most=1), ledger.acquire(alice, "consumers", 1, most=1)
     (True, False)
     """
 

@@ -11,7 +11,7 @@ class MemberRates:
     """One token bucket for each member that comes.
 
     >>> rates = MemberRates(20.0, burst=200)
-    >>> rates.wait_s(ALICE, 1, now=0.0)
+    >>> rates.wait_s(PeerId("alice"), 1, now=0.0)
     0.0
     """
 

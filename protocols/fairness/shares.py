@@ -13,10 +13,10 @@ Transactions on Networking 6, 1998). Pools of fewer than 8 places have none to s
 class MemberShares(Generic[Member]):
     """Counts the places that each member holds.
 
-    >>> shares = MemberShares(64)
-    >>> while shares.may_take(ALICE):
-    ...     shares.take(ALICE)
-    >>> shares.held(ALICE), shares.may_take(BOB)
+    >>> shares = MemberShares[str](64)
+    >>> while shares.may_take("alice"):
+    ...     shares.take("alice")
+    >>> shares.held("alice"), shares.may_take("bob")
     (56, True)
     """
 

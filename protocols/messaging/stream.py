@@ -19,6 +19,7 @@ from dep2p.errors import (
     error_from_wire,
 )
 from dep2p.limits import Limits
+from dep2p.protocols.timing.stall import StallTimer
 from dep2p.protocols.wire.compression import Compression, Zstd
 from dep2p.protocols.wire.frame import (
     COMPRESSED,
@@ -114,6 +115,7 @@ class StreamMachine:
         "_parts",
         "_parts_bytes",
         "_payloads",
+        "_stall",
         "_zstd",
         "discards",
         "items_received",
@@ -137,6 +139,7 @@ class StreamMachine:
         self._parts: list[bytes] = []
         self._parts_bytes = 0
         self._deadline: float | None = None
+        self._stall: StallTimer | None = None
         self.state: State = "idle"
         self.peer_ended: bool = False
         self.peer_stopped: bool = False
@@ -208,7 +211,7 @@ class StreamMachine:
         if self.state == "aborted":
             return b""
         self.state = "aborted"
-        self._deadline = None
+        self._deadline = self._stall = None
         return encode_error(code, text, req_id=REQ_ID, headers=headers, text_bytes_max=self._error_text_bytes_max)
 
     # The peer's side
@@ -287,7 +290,7 @@ class StreamMachine:
             self._parts_bytes = size
             return None
         self.items_received += 1
-        self._deadline = None
+        self._stall = None
         if not self._parts:
             return Item(part)
         self._parts.append(part)
@@ -304,7 +307,7 @@ class StreamMachine:
         if self._parts and not self.discards:
             raise ProtocolError("STREAM_END within an item")
         self.peer_ended = True
-        self._deadline = None
+        self._stall = None
         return Ended()
 
     def _stop(self, frame: Frame) -> Stopped:
@@ -319,7 +322,7 @@ class StreamMachine:
         headers, body = self._payloads.read_error(frame)
         code, text = decode_error(body)
         self.state = "aborted"
-        self._deadline = None
+        self._deadline = self._stall = None
         return Aborted(error_from_wire(code, text, header_uint(headers, HeaderKey.RETRY_AFTER_MS) or 0))
 
     # Time
@@ -333,25 +336,31 @@ class StreamMachine:
         """Start the time limit of the opener's REQUEST (acceptor)."""
         self._deadline = now + self._limits.stream_open_timeout_s
 
-    def expect_item(self, now: float) -> None:
-        """Start the time limit of the next item: the first and the later ones have their own."""
+    def expect_item(self, now: float, progress: int = 0) -> None:
+        """Start the time limit of the next item: the first and the later ones have their own.
+
+        It runs while nothing moves: ``progress`` changes with each byte of the stream, in either direction. See
+        `StallTimer`.
+        """
         limits = self._limits
-        self._deadline = now + (
-            limits.stream_item_timeout_s if self.items_received else limits.stream_first_item_timeout_s
-        )
+        timeout_s = limits.stream_item_timeout_s if self.items_received else limits.stream_first_item_timeout_s
+        self._stall = StallTimer(timeout_s, now, progress)
 
     def expect_nothing(self) -> None:
         """End the time limit: the app waits no more."""
         if self.state == "open":
-            self._deadline = None
+            self._stall = None
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` has work to do."""
-        return self._deadline
+        return self._deadline if self._stall is None else self._stall.check_at_s
 
-    def on_deadline(self, now: float) -> list[StreamEffect]:
-        """End the stream: the peer was too slow."""
-        if self._deadline is None or now < self._deadline:
+    def on_deadline(self, now: float, progress: int = 0) -> list[StreamEffect]:
+        """End the stream when nothing came, and nothing of ours went. ``progress``: as for `expect_item`."""
+        if self._stall is not None:
+            if not self._stall.is_stalled(now, progress):
+                return []
+        elif self._deadline is None or now < self._deadline:
             return []
         what = "the stream was not opened in time" if self.state in ("idle", "opening") else "no item came in time"
         return [Aborted(RequestTimeoutError(what), self.abort(ErrorCode.TIMEOUT, what))]

@@ -19,7 +19,7 @@ OVERHEAD_BYTES: Final = 512
 
 
 class NewMessage(NamedTuple):
-    """A message to publish. ``attributes``: encoded CBOR map, or nothing (`dep2p.queues.types.encode_attributes`)."""
+    """A message to publish. ``attributes``: encoded CBOR map, or nothing (`queues.attributes.encode_attributes`)."""
 
     body: bytes
     attributes: bytes = b""

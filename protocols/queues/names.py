@@ -1,4 +1,4 @@
-"""Names of queues and channels (as NSQ's), and the logical partition of a key."""
+"""Names of queues and channels (as NSQ's), ids of messages, and the logical partition of a key."""
 
 import hashlib
 import re
@@ -8,6 +8,8 @@ EPHEMERAL: Final = "#ephemeral"
 LOGICAL_PARTITIONS: Final = 1_024
 KEY_BYTES_MAX: Final = 255
 
+_SEQ_BITS: Final = 40
+_SEQ_MASK: Final = (1 << _SEQ_BITS) - 1
 _NAME: Final = re.compile(r"[.a-zA-Z0-9_-]{1,64}(#ephemeral)?")
 
 
@@ -23,6 +25,19 @@ def check_name(name: str, what: str = "queue") -> None:
 def is_ephemeral(name: str) -> bool:
     """Whether a queue or channel of that name lives in memory only, and ends with its last consumer."""
     return name.endswith(EPHEMERAL)
+
+
+def message_id(partition: int, seq: int) -> str:
+    """Return the public id of a message: 16 hex digits."""
+    return f"{(partition << _SEQ_BITS) | seq:016x}"
+
+
+def parse_message_id(text: str) -> tuple[int, int]:
+    """Partition and sequence number of an id. Raises ``ValueError``."""
+    if len(text) != 16:
+        raise ValueError(f"{text[:40]!r} is no message id: it has 16 hex digits")
+    number = int(text, 16)
+    return number >> _SEQ_BITS, number & _SEQ_MASK
 
 
 def logical_partition(key: str) -> int:

@@ -11,6 +11,12 @@ ORDERS: Final = ("strict", "best_effort")
 _LEASE_MIN_S: Final = 0.5
 _LEASE_MAX_S: Final = 3_600.0
 
+DEFAULT_IN_FLIGHT: Final = 1
+"""Messages that a consumer holds without a result at most, unless it says otherwise."""
+
+Access = Mapping[str, str | Sequence[str]]
+"""``publish``, ``consume`` and ``administer``: "members", "owner" (this node alone), or a list of peer ids."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOptions:
@@ -70,6 +76,23 @@ class QueueOptions:
                 f"the option msg_timeout_s is {self.msg_timeout_s}: it is at least 0.001 and at most msg_timeout_max_s "
                 f"({self.msg_timeout_max_s})"
             )
+
+
+class ConsumeOptions(TypedDict, total=False):
+    """The options of a consumer, as keyword arguments."""
+
+    max_in_flight: int
+    """Messages that it holds without a result at most; 1 by default."""
+    from_start: bool
+    """Whether a new channel gets everything that is there, not only what is published from now on."""
+    bytes_max: int | None
+    """About the bytes of the bodies that it holds at most; None: the broker's bound."""
+    count: int | None
+    """The messages after which the loop ends; None: it goes on."""
+    filter: str
+    """The messages that a new channel gets, like ``tag in (a, b) and header.size != 3``; empty: all."""
+    exclusive: bool
+    """Whether a new channel gives each partition to one consumer at a time, and of each key one message at a time."""
 
 
 class MessageOptions(TypedDict, total=False):

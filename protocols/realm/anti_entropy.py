@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from dep2p.protocols.realm.dialable import AddressScope
+from dep2p.protocols.addresses.dialable import AddressScope
 from dep2p.protocols.realm.messages import (
     Digest,
     Want,

@@ -7,13 +7,21 @@ that a member of two realms cannot carry another one's record from one to the ot
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from dep2p.encoding.decoded import are_texts, is_array, is_array_of, is_map
 from dep2p.errors import ProtocolError
 from dep2p.identity import public_key_from_peer_id, verify
 from dep2p.protocols.realm.keys import MAC_BYTES, RealmKeys, equal_in_constant_time, keyed_mac, length_prefixed
+from dep2p.protocols.realm.statement import (
+    STATEMENT_DEPTH_MAX,
+    STATEMENT_ENTRIES_MAX,
+    MemberStatement,
+    decode_statement,
+    encode_groups,
+    encode_services,
+)
 from dep2p.protocols.wire.cbor import decode_bounded, encode_canonical
 from dep2p.types import PeerId, RealmId, peer_id_bytes, peer_id_from_bytes
 
@@ -35,11 +43,13 @@ SKEW_MS: Final = 120_000
 _SIGN_PREFIX: Final = b"dep2p-member-record-v1"
 _MAC_PREFIX: Final = b"dep2p-member-mac-v1"
 _SIGNATURE_BYTES: Final = 64
+_SEALING_BYTES: Final = _SIGNATURE_BYTES + MAC_BYTES + 16
+"""Bytes of an envelope besides the body, at most."""
 
 State = Literal["active", "left"]
 _STATES: Final[tuple[State, ...]] = ("active", "left")
 
-_PEER, _ADDRS, _SEQ, _ISSUED, _EXPIRES, _STATE, _FEATURES = range(1, 8)
+_PEER, _ADDRS, _SEQ, _ISSUED, _EXPIRES, _STATE, _FEATURES, _FIELDS, _SERVICES, _GROUPS = range(1, 11)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,8 @@ class MemberRecord:
     expires_ms: int
     state: State = "active"
     features: tuple[str, ...] = ()
+    statement: MemberStatement = field(default_factory=MemberStatement)
+    """The member's words about itself, for programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +91,13 @@ def seal_record(record: MemberRecord, keys: RealmKeys, sign: Callable[[bytes], b
     if len(envelope) > RECORD_BYTES_MAX:
         raise ValueError(f"a member record of {len(envelope)} bytes: at most {RECORD_BYTES_MAX} are allowed")
     return SealedRecord(record, envelope)
+
+
+def seal_fitting(record: MemberRecord, keys: RealmKeys, sign: Callable[[bytes], bytes]) -> SealedRecord:
+    """As `seal_record`, with as many of the record's addresses as there is room for: the statement is worth more."""
+    while len(_encode_body(record)) + _SEALING_BYTES > RECORD_BYTES_MAX and record.addrs:
+        record = replace(record, addrs=record.addrs[:-1])
+    return seal_record(record, keys, sign)
 
 
 def open_envelope(envelope: bytes, keys: RealmKeys) -> tuple[SealedRecord, bytes]:
@@ -138,11 +157,18 @@ def _encode_body(record: MemberRecord) -> bytes:
     }
     if record.features:
         fields[_FEATURES] = list(record.features)
+    statement = record.statement
+    if statement.fields:
+        fields[_FIELDS] = dict(statement.fields)
+    if statement.services:
+        fields[_SERVICES] = encode_services(statement.services)
+    if statement.groups:
+        fields[_GROUPS] = encode_groups(statement.groups)
     return encode_canonical(fields)
 
 
 def _decode_body(body: bytes) -> MemberRecord:
-    decoded = decode_bounded(body, "member record", depth_max=2, entries_max=16)
+    decoded = decode_bounded(body, "member record", depth_max=STATEMENT_DEPTH_MAX, entries_max=STATEMENT_ENTRIES_MAX)
     if not is_map(decoded):
         raise ProtocolError("a member record's body is not a map")
     fields = decoded
@@ -154,9 +180,12 @@ def _decode_body(body: bytes) -> MemberRecord:
         expires_ms=_unsigned(fields.get(_EXPIRES), "expires"),
         state=_state(fields.get(_STATE)),
         features=_texts(fields.get(_FEATURES, []), "features", RECORD_FEATURES_MAX, _is_feature),
+        statement=decode_statement(fields.get(_FIELDS), fields.get(_SERVICES), fields.get(_GROUPS)),
     )
     if not record.issued_ms < record.expires_ms <= record.issued_ms + LIFE_MS_MAX:
         raise ProtocolError("a member record's life is not between 1 ms and 7 days")
+    if record.state == "left" and record.statement:
+        raise ProtocolError("the record of a member that left has a statement")
     # Also refuses unknown keys: what is not understood could not be checked by a later version's rules.
     if _encode_body(record) != body:
         raise ProtocolError("a member record's body is not in canonical form or has unknown fields")

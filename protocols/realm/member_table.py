@@ -4,23 +4,26 @@
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from dep2p.errors import ProtocolError
+from dep2p.protocols.addresses.dialable import AddressScope, plausible_addrs
 from dep2p.protocols.realm.anti_entropy import MemberSync, SendFrames
-from dep2p.protocols.realm.dialable import AddressScope, plausible_addrs
 from dep2p.protocols.realm.member_record import MemberRecord, SealedRecord, State
 from dep2p.protocols.realm.messages import Digest, MembersMessage, Records, Want
+from dep2p.protocols.realm.offer_index import OfferIndex
 from dep2p.protocols.realm.own_record import OwnRecord
 from dep2p.protocols.realm.peer_selection import KEPT_MAX, PeerSelection, SelectionChange
 from dep2p.protocols.realm.presence import MemberPresence, PresenceChanged
 from dep2p.protocols.realm.record_store import Applied, OwnRecordSeen, RecordSource, RecordStore, StoredRecord
+from dep2p.protocols.realm.statement import MemberStatement, ServiceOffer
 from dep2p.types import PeerId, Rng
 
 MemberState = Literal["up", "down", "left"]
-ChangeKind = Literal["joined", "up", "down", "left", "expired"]
+ChangeKind = Literal["joined", "up", "down", "left", "expired", "changed"]
+"""The change of a member. "changed": its fields, services or groups are others now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,18 @@ class RealmMember:
     expires_s: float
     last_seen_s: float | None
     """When it was last connected; None when never."""
+    statement: MemberStatement = field(default_factory=MemberStatement)
+    """Its words about itself: texts of the member, to be shown through `dep2p.outside_text`."""
+
+    @property
+    def fields(self) -> Mapping[str, str]:
+        """Its fields, by key."""
+        return self.statement.fields
+
+    @property
+    def services(self) -> tuple[ServiceOffer, ...]:
+        """The services that it offers."""
+        return self.statement.services
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +66,13 @@ class AddrsChanged:
     """This node listens on these addresses."""
 
     addrs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StatementChanged:
+    """This node says this about itself from now on."""
+
+    statement: MemberStatement
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +133,7 @@ class LeaveRequested:
 TableEvent = (
     ClockObserved
     | AddrsChanged
+    | StatementChanged
     | RecordsLoaded
     | PeerVerified
     | PeerUnverified
@@ -169,6 +192,7 @@ class ProbePeer:
     addrs: tuple[str, ...]
 
 
+_NO_STATEMENT: Final = MemberStatement()
 TableEffect = SendFrames | MemberChanged | MembershipEnded | CloseLink | RetainPeer | ReleasePeer | ProbePeer
 
 
@@ -231,12 +255,23 @@ class MemberTable:
             issued_s=0.0 if record is None else record.issued_ms / 1000,
             expires_s=0.0 if record is None else record.expires_ms / 1000,
             last_seen_s=None if standing is None else standing.last_seen_s,
+            statement=_NO_STATEMENT if record is None else record.statement,
         )
 
     def members(self) -> list[RealmMember]:
         """Return all other members, also those that left lately, in the order in which they became known."""
         views = (self.member(peer) for peer in self._standing)
         return [view for view in views if view is not None]
+
+    @property
+    def index(self) -> OfferIndex:
+        """The offers of members, this node included as far as its record says so."""
+        return self._store.index
+
+    @property
+    def own_statement(self) -> MemberStatement:
+        """The statement of this node, now or in its next record."""
+        return self._own_record.statement
 
     @property
     def own_record(self) -> MemberRecord | None:
@@ -304,6 +339,9 @@ class MemberTable:
                 self._own_addrs = event.addrs
                 self._own_record.set_addrs(event.addrs)
                 return self._issue("active", now)
+            case StatementChanged():
+                self._own_record.set_statement(event.statement, now, len(self._standing))
+                return []
             case RecordsLoaded():
                 return self._on_loaded(event.records, now)
             case LeaveRequested():
@@ -387,6 +425,8 @@ class MemberTable:
         if not standing.is_member:
             standing.is_member = True
             effects.append(MemberChanged(record.peer, "joined"))
+        elif record.statement != (_NO_STATEMENT if applied.previous is None else applied.previous.record.statement):
+            effects.append(MemberChanged(record.peer, "changed"))
         change = self._keep.offer(
             record.peer, self.dialable_addrs(record.peer), is_proved=self._store.is_proved(record.peer), now=now
         )

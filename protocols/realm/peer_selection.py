@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from dep2p.protocols.realm.dialable import DialTarget, dial_target
+from dep2p.protocols.addresses.dialable import DialTarget, dial_target
 from dep2p.protocols.timing.backoff import Backoff
 from dep2p.types import PeerId
 

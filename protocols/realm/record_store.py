@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from dep2p.errors import ProtocolError
-from dep2p.protocols.realm.dialable import AddressScope
+from dep2p.protocols.addresses.dialable import AddressScope
 from dep2p.protocols.realm.keys import RealmKeys
 from dep2p.protocols.realm.member_record import SKEW_MS, SealedRecord, check_signature, check_times, open_envelope
+from dep2p.protocols.realm.offer_index import OfferIndex
+from dep2p.protocols.realm.statement import MemberStatement
 from dep2p.types import PeerId, peer_id_bytes
+
+_NO_STATEMENT: Final = MemberStatement()
 
 OWNER_BURST: Final = 8.0
 OWNER_RECORDS_PER_S: Final = 0.5
@@ -99,6 +103,8 @@ class RecordStore:
         self._owner_burst = owner_burst
         self._owner_records_per_s = owner_records_per_s
         self._records: dict[PeerId, SealedRecord] = {}
+        self.index: OfferIndex = OfferIndex()
+        """Services and groups of the records, this node's own included."""
         self._owners: dict[bytes, PeerId] = {}
         """The peer of each envelope that counts: neighbours pass on most records several times."""
         self._buckets: dict[PeerId, _Bucket] = {}
@@ -257,6 +263,7 @@ class RecordStore:
 
     def _drop(self, peer: PeerId) -> SealedRecord:
         sealed = self._records.pop(peer)
+        self.index.replace(peer, sealed.record.statement, _NO_STATEMENT)
         self._owners.pop(sealed.envelope, None)
         self._buckets.pop(peer, None)
         self._scopes.pop(peer, None)
@@ -288,6 +295,9 @@ class RecordStore:
         if previous is not None:
             self._sum -= _weight(previous)
             self._owners.pop(previous.envelope, None)
+        self.index.replace(
+            peer, _NO_STATEMENT if previous is None else previous.record.statement, sealed.record.statement
+        )
         self._records[peer] = sealed
         self._owners[sealed.envelope] = peer
         self._sum = (self._sum + _weight(sealed)) % (1 << 256)

@@ -328,6 +328,11 @@ class ClientSession:
 
     # Time
 
+    def note_flow(self, now: float) -> None:
+        """Note that requests that were written before still flow: the server cannot have taken all of them."""
+        if self._repeat_at is not None:
+            self._repeat_at = now + self.options.ack_timeout_s
+
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` has work to do."""
         due = [self._ack_at, self._repeat_at, self.receiver.next_deadline()]

@@ -257,6 +257,11 @@ class SessionSender:
         self._deadline = None if handled == self.sent else now + self._options.ack_timeout_s
         return True
 
+    def note_flow(self, now: float) -> None:
+        """Note that what was written before still flows: the client cannot have acknowledged all of it."""
+        if self._deadline is not None:
+            self._deadline = now + self._options.ack_timeout_s
+
     def next_deadline(self) -> float | None:
         """Return the earlier deadline: of the acknowledgement, or of the oldest reserved number."""
         deadline = self._deadline

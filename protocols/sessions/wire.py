@@ -1,7 +1,7 @@
 """The payloads of an ordered session's frames (docs/spec/session.md), byte by byte."""
 
 import struct
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from dep2p.errors import ProtocolError
 from dep2p.protocols.wire.frame import FrameType, encode_frame, encode_header
@@ -66,6 +66,13 @@ class Push(NamedTuple):
     body: bytes
     kind: int
     request_id: int
+
+    @property
+    def place(self) -> Literal["", "before", "after"]:
+        """The place of a bound push beside the response; "" for one that is not bound."""
+        if not self.request_id:
+            return ""
+        return "before" if self.kind == BEFORE else "after" if self.kind == AFTER else ""
 
 
 class Resume(NamedTuple):

@@ -17,7 +17,7 @@ from dep2p.spark_analytics.ingest.decode import Layout, decoder
 from dep2p.traces.schema import KINDS, SCHEMA_VERSION, columns
 
 PARTS: Final[dict[str, tuple[str, ...]]] = {
-    "messages": ("publish", "reject", "duplicate", "deliver"),
+    "messages": ("publish", "reject", "duplicate", "deliver", "deliver_local"),
     "rpcs": ("recv_rpc", "send_rpc", "drop_rpc"),
     "mesh": ("add_peer", "remove_peer", "join", "leave", "graft", "prune", "mesh"),
     "app": ("request", "notify", "stream", "delivery", "session", "queue"),
@@ -68,7 +68,8 @@ def layout() -> Layout:
         summed={"ihave": "count"},
         codes=KIND_CODES,
         parts=[part for kind in KINDS for part, kinds in PARTS.items() if kind in kinds],
-        textless=("reject", "duplicate", "deliver"),  # the id is most of such an event: the publish has it
+        # the id is most of such an event: the publish has it
+        textless=("reject", "duplicate", "deliver", "deliver_local"),
     )
 
 

@@ -12,6 +12,7 @@ class TopicFigures(TypedDict):
     topic: str
     messages: int
     published_untraced: int
+    local_deliveries: int
     deliveries: int
     expected: int
     reliability: float | None

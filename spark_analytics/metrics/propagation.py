@@ -84,11 +84,12 @@ def copies_by_kind(messages: DataFrame) -> DataFrame:
 def copies(by_kind: pa.Table) -> pd.DataFrame:
     """(node_id, peer_id, topic_id): publishes, firsts, duplicates, rejects and bytes; of `copies_by_kind`.
 
-    ``peer_id`` is 0 for a node's own messages.
+    ``peer_id`` is 0 for a node's own messages. ``local``: those that its other programs got.
     """
     wanted = {
         **{"publishes": ("publish", "n"), "firsts": ("deliver", "n"), "duplicates": ("duplicate", "n")},
-        **{"rejects": ("reject", "n"), "duplicate_bytes": ("duplicate", "bytes"), "first_bytes": ("deliver", "bytes")},
+        **{"local": ("deliver_local", "n"), "rejects": ("reject", "n")},
+        **{"duplicate_bytes": ("duplicate", "bytes"), "first_bytes": ("deliver", "bytes")},
     }
     for name, (kind, column) in wanted.items():
         by_kind = by_kind.append_column(name, only(by_kind, kind, column))

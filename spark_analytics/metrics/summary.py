@@ -42,9 +42,8 @@ def histogram(table: pd.DataFrame, value: str, count: str) -> Histogram | None:
 def topic_figures(found: Analysis) -> list[TopicFigures]:
     """One object for each topic, those with most deliveries first."""
     tables = found.tables
-    copies = (
-        tables["copies"].groupby("topic")[["publishes", "firsts", "duplicates", "rejects", "duplicate_bytes"]].sum()
-    )
+    summed = ["publishes", "firsts", "local", "duplicates", "rejects", "duplicate_bytes"]
+    copies = tables["copies"].groupby("topic")[summed].sum()
     recovered = dict(tables["recovered"].itertuples(index=False, name=None))
     spread_of = dict(tuple(tables["spread"].groupby("topic")))
     latency_of = dict(tuple(tables["latency"].groupby("topic")))
@@ -69,6 +68,7 @@ def topic_figures(found: Analysis) -> list[TopicFigures]:
                 "topic": topic,
                 "messages": len(spread),
                 "published_untraced": len(spread) - len(known),
+                "local_deliveries": int(row["local"]),
                 "deliveries": int(spread["delivered"].sum()),
                 "expected": int(known["eligible"].sum()),
                 "reliability": ratio(int(known["reached"].sum()), int(known["eligible"].sum())),

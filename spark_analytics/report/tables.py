@@ -45,6 +45,7 @@ def _topics(figures: Figures) -> str:
             topic["topic"],
             f"{topic['messages']:,}" + (f" (≈ {estimated[topic['topic']]:,})" if estimated else ""),
             f"{topic['deliveries']:,}",
+            f"{topic['local_deliveries']:,}",
             share_text(topic["reliability"]),
             *(ms_text((topic["latency_ms"] or {}).get(name)) for name in ("p50", "p90", "p99", "max")),
             _number(topic["hops_mean"]),
@@ -54,8 +55,9 @@ def _topics(figures: Figures) -> str:
         )
         for topic in figures["topics"][:_ROWS]
     ]
+    counts = ("messages", "deliveries", "to own programs", "delivered")
     latency = ("p50", "p90", "p99", "max")
-    heads = ("topic", "messages", "deliveries", "delivered", *latency, "hops", "dup/deliv.", "RMR", "by IWANT")
+    heads = ("topic", *counts, *latency, "hops", "dup/deliv.", "RMR", "by IWANT")
     return _table("Topics", heads, rows)
 
 

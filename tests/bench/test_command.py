@@ -15,6 +15,7 @@ _TIMEOUT_S = 100
 
 NAMES = {
     "request": {"request/1", "request/1/tcp", "request/64"},
+    "local": {"local/request/1", "local/request/64", "local/notify", "local/publish"},
     "notify": {"notify"},
     "stream": {"stream"},
     "dial": {"dial", "dial/request"},

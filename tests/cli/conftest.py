@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import sys
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -17,8 +18,8 @@ import pytest
 
 from dep2p.cli import main
 from dep2p.cli.framework.command import Invocation
-from dep2p.client import ControlError, DaemonUnreachableError, FeedLagged, IncomingNotification, IncomingRequest
-from dep2p.control_api.calls import GiveReply
+from dep2p.client import ControlError, DaemonUnreachableError, IncomingRequest, Lagged, Notification, Request
+from dep2p.control_api.calls import base64_text
 from dep2p.control_api.encoding import fields_of
 from dep2p.control_api.replies import (
     ConnectedPeer,
@@ -36,6 +37,7 @@ from dep2p.control_api.replies import (
     parse_reply,
 )
 from dep2p.errors import Dep2pError, StreamClosedError
+from dep2p.realm.credentials import Realm
 from dep2p.types import PeerId, RealmId
 
 OWN = "12D3KooWGjMCwWMRvRNTxVVjyPGHTBm7bNJYGVfBWvmm6e3BHown"
@@ -84,6 +86,11 @@ class FakeStream:
         self._queue: deque[bytes] = deque()
         """Sent and not yet taken by the other end."""
         self._changed = anyio.Event()
+
+    @property
+    def sent_bytes(self) -> int:
+        """Changes as items go on: here, as the other end takes them."""
+        return self.sent - len(self._queue)
 
     def _tell(self) -> None:
         for end in (self, self.other):
@@ -195,33 +202,42 @@ class FakeClient:
     async def shutdown(self) -> None:
         self._answer("shutdown")
 
-    async def realm_members(self, realm: str) -> tuple[MemberSummary, ...]:
-        members = [_MEMBER | each for each in self._answer("realm_members", realm)]
+    async def members(self, realm: str) -> tuple[MemberSummary, ...]:
+        members = [_MEMBER | each for each in self._answer("members", realm)]
         return parse_reply({"realm": realm, "members": members}, MemberList).members
 
-    async def realm_invite(self, realm: str, addrs: Any = ()) -> Any:
-        return self._answer("realm_invite", realm, list(addrs))
+    async def fields(self, *, realm: str | None = None) -> Any:
+        return self._answer("fields", realm) if "fields" in self.answers else {}
 
-    async def realm_join(self, *, invite: str | None = None, realm_file: Path | None = None) -> Any:
-        return self._answer("realm_join", invite, realm_file)
+    async def set_fields(self, fields: Any, *, realm: str | None = None) -> Any:
+        return self._answer("set_fields", fields, realm)
 
-    async def realm_leave(self, realm: str) -> None:
-        self._answer("realm_leave", realm)
+    def watch_members(self, *, realm: str | None = None) -> Any:
+        return self._subscription("watch_members", realm)
 
-    async def peer_connect(self, addr: str, *, timeout_s: float | None = None) -> ConnectedPeer:
-        return parse_reply({"direction": "outbound"} | self._answer("peer_connect", addr, timeout_s), ConnectedPeer)
+    async def invite(self, realm: str, addrs: Any = ()) -> Any:
+        return self._answer("invite", realm, list(addrs))
 
-    async def peer_disconnect(self, peer: str) -> None:
-        self._answer("peer_disconnect", peer)
+    async def join_realm(self, realm: Realm, addrs: Any = ()) -> Any:
+        return self._answer("join_realm", realm, list(addrs))
 
-    async def peer_ping(self, peer: str, count: int = 1, timeout_s: float = 5.0) -> Any:
-        return self._answer("peer_ping", peer, count, timeout_s)
+    async def leave_realm(self, realm: str) -> None:
+        self._answer("leave_realm", realm)
+
+    async def connect(self, addr: str, *, timeout_s: float | None = None) -> ConnectedPeer:
+        return parse_reply({"direction": "outbound"} | self._answer("connect", addr, timeout_s), ConnectedPeer)
+
+    async def disconnect(self, peer: str) -> Any:
+        return self._answer("disconnect", peer)
+
+    async def ping(self, peer: str, *, timeout_s: float = 5.0) -> Any:
+        return self._answer("ping", peer, timeout_s)
 
     async def request(self, peer: str, name: str, data: bytes, **options: Any) -> Any:
         return self._answer("request", peer, name, data, options)
 
-    async def broadcast(self, name: str, data: bytes, **options: Any) -> Any:
-        return self._answer("broadcast", name, data, options)
+    async def broadcast_request(self, name: str, data: bytes, **options: Any) -> Any:
+        return self._answer("broadcast_request", name, data, options)
 
     async def notify(self, peer: str, name: str, data: bytes, **options: Any) -> Any:
         return self._answer("notify", peer, name, data, options)
@@ -247,19 +263,19 @@ class FakeClient:
     async def publish(self, topic: str, data: bytes, **options: Any) -> Any:
         return self._answer("publish", topic, data, options)
 
-    async def publish_many(self, topic: str, messages: AsyncIterator[bytes], **options: Any) -> Any:
-        return self._answer("publish_many", topic, [message async for message in messages], options)
+    async def publish_from(self, topic: str, messages: AsyncIterator[bytes], **options: Any) -> Any:
+        return self._answer("publish_from", topic, [message async for message in messages], options)
 
     async def topics(self) -> tuple[TopicSummary, ...]:
         return parse_reply({"topics": self._answer("topics")}, TopicList).topics
 
-    async def topic(self, name: str, **options: Any) -> TopicPeers:
-        return parse_reply(self._answer("topic", name, options), TopicPeers)
+    async def topic_peers(self, name: str, **options: Any) -> TopicPeers:
+        return parse_reply(self._answer("topic_peers", name, options), TopicPeers)
 
     def subscribe(self, topic: str, **options: Any) -> Any:
         return self._subscription("subscribe", topic, options)
 
-    def reply(self, name: str, *, realm: str | None = None, concurrency: int = 64) -> Any:
+    def reply(self, name: str, *, realm: str | None = None, concurrency: int = 64, **_service: Any) -> Any:
         return self._subscription("reply", name, realm, concurrency)
 
     def accept(self, name: str, *, realm: str | None = None) -> Any:
@@ -275,11 +291,15 @@ class FakeClient:
     def incoming_request(self, data: bytes, number: int = 1, deadline_ms: int = 30_000) -> IncomingRequest:
         """A request whose answer lands in ``replies``."""
 
-        async def respond(request_id: str, answer: GiveReply) -> None:
-            encoding: dict[str, object] = {} if answer.data is None else {"encoding": answer.encoding}
-            self.replies[request_id] = fields_of(answer) | encoding
+        async def respond(body: bytes, error: str | None) -> None:
+            given: dict[str, object] = (
+                {"error": error} if error is not None else {"data": base64_text(body), "encoding": "base64"}
+            )
+            self.replies[str(number)] = given
 
-        return IncomingRequest(str(number), PeerId(ANN), "greet", data, {"lang": "en"}, deadline_ms, REALM_ID, respond)
+        deadline_s = time.monotonic() + deadline_ms / 1000
+        request = Request(PeerId(ANN), "greet", data, {"lang": "en"}, deadline_s, False, REALM_ID)
+        return IncomingRequest(request, respond)
 
 
 @pytest.fixture
@@ -320,7 +340,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
             }
         ],
         "realms": [{"name": "team", "realm_id": REALM_ID, "members_known": 3, "members_up": 2, "problems": []}],
-        "realm_members": [
+        "members": [
             {"peer": OWN, "addrs": [], "state": "up", "expires_s": 1_800_000_000},
             {"peer": ANN, "addrs": ["/ip4/127.0.0.1/tcp/4002"], "state": "up", "expires_s": 1_800_000_000},
             {"peer": BOB, "addrs": [], "state": "down", "expires_s": 1_800_000_000},
@@ -351,7 +371,7 @@ def no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data directory that the environment names; nothing else of the environment counts."""
-    for name in ("DEP2P_SOCKET", "DEP2P_CONFIG", "NO_COLOR", "DEP2P_TRACEBACK"):
+    for name in ("DEP2P_SOCKET", "DEP2P_CONTEXT", "DEP2P_CONFIG", "NO_COLOR", "DEP2P_TRACEBACK"):
         monkeypatch.delenv(name, raising=False)
     data_dir = tmp_path / "data"
     monkeypatch.setenv("DEP2P_DATA_DIR", str(data_dir))
@@ -383,9 +403,9 @@ def cli(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
 def notifications() -> Iterator[list[Any]]:
     """Three entries of a notify subscription, one of them a lag."""
     yield [
-        IncomingNotification(PeerId(ANN), "news", b"lunch is ready", {"kind": "food"}, REALM_ID),
-        FeedLagged(17),
-        IncomingNotification(PeerId(BOB), "news", b"\xff\x00", {}, REALM_ID),
+        Notification(PeerId(ANN), "news", b"lunch is ready", {"kind": "food"}, REALM_ID),
+        Lagged(17),
+        Notification(PeerId(BOB), "news", b"\xff\x00", {}, REALM_ID),
     ]
 
 

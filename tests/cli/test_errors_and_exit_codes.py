@@ -28,7 +28,7 @@ def test_no_daemon_is_reported_in_four_lines_with_exit_3(cli: Callable[..., Any]
     done = cli("status")
     assert done.code == 3 and done.out == ""
     assert done.err == (
-        f"error: cannot reach the daemon at {home}/control.sock\n"
+        f"error: cannot reach the daemon at {home}/control.sock (environment DEP2P_DATA_DIR)\n"
         "  cause: no such socket; no daemon runs for that data directory\n"
         "  try:   Start it with `dep2p daemon`, or name another one with --data-dir or --socket.\n"
         "  code:  D3001 (dep2p errors show D3001)\n"

@@ -19,6 +19,7 @@ from dep2p.cli.commands.stream import send as transfer
 from dep2p.cli.framework.command import Invocation
 from dep2p.cli.framework.errors import CliError
 from dep2p.protocols.messaging.file_transfer import DATA_ITEM_BYTES_MAX
+from dep2p.types import PeerId
 
 ANN = "12D3KooWHdiAxVd8uMQR1hGWXccidmfCwLqcMpGwR6QcTP6QRMuD"
 BOB = "12D3KooWLbtq3zyR1sr5LJrvc5rVBsqXLSRPVG3tMQ8g4PPcNaM8"
@@ -72,7 +73,7 @@ class World:
                     tasks.start_soon(inbox.take, theirs)
                 try:
                     client: Any = Client()
-                    bob = transfer.FileDestination(client, BOB, "dep2p.file", timeout_s=10, realm=None)
+                    bob = transfer.FileDestination(client, PeerId(BOB), "dep2p.file", timeout_s=10, realm=None)
                     sent.append(await transfer.send_file(self.run, bob, path or self.source))
                 except Exception as raised:
                     error.append(raised)
@@ -408,7 +409,7 @@ def test_a_receiver_that_confirms_another_checksum_is_not_believed(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(liar)
             client: Any = Client()
-            bob = transfer.FileDestination(client, BOB, "dep2p.file", timeout_s=10, realm=None)
+            bob = transfer.FileDestination(client, PeerId(BOB), "dep2p.file", timeout_s=10, realm=None)
             with pytest.raises(CliError, match="another checksum"):
                 await transfer.send_file(world.run, bob, world.source)
             tasks.cancel_scope.cancel()

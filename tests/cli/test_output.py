@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from dep2p.errors import HandlerError, RequestTimeoutError
+from dep2p.realm.credentials import Realm
 
 ANN = "12D3KooWHdiAxVd8uMQR1hGWXccidmfCwLqcMpGwR6QcTP6QRMuD"
 BOB = "12D3KooWLbtq3zyR1sr5LJrvc5rVBsqXLSRPVG3tMQ8g4PPcNaM8"
@@ -191,7 +192,7 @@ def test_status_and_doctor_name_peers_that_are_reached_over_a_limited_relay(cli:
 def test_a_relayed_address_is_not_shown_as_an_address_of_the_node(cli: Callable[..., Any], fake: Any) -> None:
     addr = f"/ip4/192.0.2.1/tcp/4001/p2p/{BOB}/p2p-circuit/p2p/{ANN}"
     fake.answers["status"]["listen"] = [addr]
-    fake.answers["realm_members"][1]["addrs"] = [addr]
+    fake.answers["members"][1]["addrs"] = [addr]
     text = "/ip4/192.0.2.1/tcp/4001 through relay 12D3KooW…NaM8"
     assert f"Listen    {text}\n" in cli("status").out
     assert text in cli("realm", "members").out
@@ -200,13 +201,13 @@ def test_a_relayed_address_is_not_shown_as_an_address_of_the_node(cli: Callable[
 
 def test_peer_connect_ping_disconnect(cli: Callable[..., Any], fake: Any) -> None:
     fake.answers |= {
-        "peer_connect": {"peer": ANN, "addr": "/ip4/127.0.0.1/tcp/4002", "direction": "outbound", "realms": ["team"]},
-        "peer_ping": [0.0015],
-        "peer_disconnect": None,
+        "connect": {"peer": ANN, "addr": "/ip4/127.0.0.1/tcp/4002", "direction": "outbound", "realms": ["team"]},
+        "ping": 0.0015,
+        "disconnect": True,
     }
     addr = f"/ip4/127.0.0.1/tcp/4002/p2p/{ANN}"
     assert cli("peer", "connect", addr).out == f"connected to {ANN} at /ip4/127.0.0.1/tcp/4002, member of team\n"
-    assert fake.calls[-1] == ("peer_connect", (addr, 10.0))
+    assert fake.calls[-1] == ("connect", (addr, 10.0))
     done = cli("peer", "ping", "RMuD", "-n", "2")
     assert done.out == (
         "12D3KooW…RMuD seq=1 time=1.50 ms\n12D3KooW…RMuD seq=2 time=1.50 ms\n"
@@ -215,11 +216,11 @@ def test_peer_connect_ping_disconnect(cli: Callable[..., Any], fake: Any) -> Non
     assert cli("peer", "ping", "RMuD", "-n", "1", "--json").json == {
         "peer": ANN, "sent": 1, "answered": 1, "rtts_ms": [1.5],
     }  # fmt: skip
-    fake.answers["peer_ping"] = [None]
+    fake.answers["ping"] = RequestTimeoutError("no answer")
     done = cli("peer", "ping", ANN, "-n", "1")
     assert done.code == 5 and "no answer in 5 s" in done.out
     done = cli("peer", "disconnect", "12D3KooW…RMuD")
-    assert done.code == 0 and done.out == "" and fake.calls[-1] == ("peer_disconnect", (ANN,))
+    assert done.code == 0 and done.out == "" and fake.calls[-1] == ("disconnect", (ANN,))
 
 
 def test_realm_ls_members_invite(cli: Callable[..., Any], fake: Any) -> None:
@@ -229,16 +230,40 @@ def test_realm_ls_members_invite(cli: Callable[..., Any], fake: Any) -> None:
     assert rows[0][:3] == ["PEER", "STATE", "RECORD"]
     assert [row[1] for row in rows[1:]] == ["self", "up", "down"]
     assert cli("realm", "members", "team", "--json").json["realm"] == "team"
-    fake.answers["realm_invite"] = "dep2p-invite-v1:abc"
+    fake.answers["invite"] = line = Realm.generate("team").invite([f"/ip4/198.51.100.1/tcp/4001/p2p/{ANN}"])
     done = cli("realm", "invite", "team", "--addr", "/ip4/192.0.2.1/tcp/4001")
-    assert done.out == "dep2p-invite-v1:abc\n" and "password" in done.err
-    assert fake.calls[-1] == ("realm_invite", ("team", ["/ip4/192.0.2.1/tcp/4001"]))
+    assert done.out == f"{line}\n" and "password" in done.err
+    assert fake.calls[-1] == ("invite", ("team", ["/ip4/192.0.2.1/tcp/4001"]))
     fake.answers["realms"] = []
     done = cli("realm", "invite")
     assert done.code == 4 and "the node is in no realm" in done.err
     fake.answers["realms"] = [{"name": "a", "realm_id": "1"}, {"name": "b", "realm_id": "2"}]
     done = cli("realm", "members")
     assert done.code == 4 and "cause: a, b" in done.err
+
+
+PUBLIC, HOME, LOOPBACK = (f"/ip4/{ip}/tcp/4001/p2p/{ANN}" for ip in ("198.51.100.1", "192.168.1.7", "127.0.0.1"))
+
+
+@pytest.mark.parametrize(
+    ("addrs", "reach", "says"),
+    [
+        ((PUBLIC, HOME), "anywhere", "198.51.100.1/tcp/4001  from anywhere"),
+        ((HOME, LOOPBACK), "network", "it works in this network only. If your router forwards a port"),
+        ((LOOPBACK,), "machine", "it works on this machine only: start the node with --listen"),
+        ((), "nowhere", "it names no address that others can dial"),
+        ((f"{PUBLIC}/p2p-circuit/p2p/{BOB}",), "anywhere", "through relay"),
+    ],
+)
+def test_an_invite_says_from_where_it_works(
+    cli: Callable[..., Any], fake: Any, addrs: tuple[str, ...], reach: str, says: str
+) -> None:
+    fake.answers["invite"] = line = Realm.generate("team").invite(addrs)
+    done = cli("realm", "invite", "team")
+    assert done.out == f"{line}\n" and says in done.err
+    assert ("it works in" in done.err or "it works on" in done.err or "no address" in done.err) == (reach != "anywhere")
+    shown = cli("realm", "invite", "team", "--json").json
+    assert (shown["reach"], [each["addr"] for each in shown["addrs"]]) == (reach, list(addrs))
 
 
 def test_request_prints_the_answer_and_json_fields(cli: Callable[..., Any], fake: Any) -> None:
@@ -282,7 +307,7 @@ def test_the_payload_comes_from_argument_file_or_stdin(cli: Callable[..., Any], 
 
 
 def test_request_all_has_a_line_per_peer_and_exit_1_when_one_failed(cli: Callable[..., Any], fake: Any) -> None:
-    fake.answers["broadcast"] = {ANN: b"1.0\n", BOB: RequestTimeoutError("no answer in 5 s")}
+    fake.answers["broadcast_request"] = {ANN: b"1.0\n", BOB: RequestTimeoutError("no answer in 5 s")}
     done = cli("request", "--all", "version", "--timeout", "5")
     assert done.code == 1
     assert done.out == (
@@ -292,9 +317,9 @@ def test_request_all_has_a_line_per_peer_and_exit_1_when_one_failed(cli: Callabl
     assert (result["ok"], result["failed"]) == (1, 1)
     assert result["results"][0] == {"peer": ANN, "ok": True, "data": "MS4wCg==", "encoding": "base64", "text": "1.0\n"}
     assert result["results"][1]["error"]["code"] == "D5001"
-    fake.answers["broadcast"] = {}
+    fake.answers["broadcast_request"] = {}
     done = cli("request", "--all", "version")
-    assert done.code == 0 and "no other member is up" in done.err
+    assert done.code == 4 and "no other member is up" in done.err
 
 
 def test_notify_one_and_all(cli: Callable[..., Any], fake: Any) -> None:
@@ -315,14 +340,14 @@ def test_listen_text_json_raw_nul(cli: Callable[..., Any], fake: Any, notificati
     assert done.out_bytes == b"lunch is ready\n\xff\x00"
     assert done.err == (
         "waiting for notifies 'news'; Ctrl-C ends\n"
-        "[#1] news from 12D3KooW…RMuD  14 B\n"
+        "[#1] news from 12D3KooW…RMuD  14 B  kind=food\n"
         "lagged: 17 notifies were dropped, because this reader was too slow\n"
         "[#2] news from 12D3KooW…NaM8  2 B\n"
     )
     lines = cli("listen", "news", "--json").lines
     assert lines[0] == {
         "peer": ANN, "name": "news", "data": "bHVuY2ggaXMgcmVhZHk=", "encoding": "base64", "text": "lunch is ready",
-        "headers": {"kind": "food"},
+        "headers": {"kind": "food"}, "received_at_s": 0.0,
     }  # fmt: skip
     assert lines[1] == {"lagged": 17}
     assert cli("listen", "news", "--raw").out_bytes == b"lunch is ready\xff\x00"
@@ -332,9 +357,9 @@ def test_listen_text_json_raw_nul(cli: Callable[..., Any], fake: Any, notificati
 
 
 def test_events_are_one_object_per_line(cli: Callable[..., Any], fake: Any) -> None:
-    from dep2p.client import Event, FeedLagged
+    from dep2p.client import Event, Lagged
 
-    fake.incoming = [Event(7, "member_up", 1_800_000_000.5, {"peer": ANN, "realm": "team"}), FeedLagged(2)]
+    fake.incoming = [Event(7, "member_up", 1_800_000_000.5, {"peer": ANN, "realm": "team"}), Lagged(2)]
     lines = cli("events", "--type", "member_up").lines
     assert lines[0] == {
         "id": 7, "kind": "member_up", "time": "2027-01-15T08:00:00.500+00:00", "time_s": 1_800_000_000.5,
@@ -352,7 +377,7 @@ def test_shutdown(cli: Callable[..., Any], fake: Any) -> None:
 def test_what_others_send_cannot_steer_the_terminal(cli: Callable[..., Any], fake: Any, hostile: str) -> None:
     fake.answers["realms"] = [{"name": f"x{hostile}", "realm_id": "ab", "members_known": 1, "members_up": 1}]
     fake.answers["status"]["realms"] = fake.answers["realms"]
-    fake.answers["broadcast"] = {ANN: hostile.encode()}
+    fake.answers["broadcast_request"] = {ANN: hostile.encode()}
     for words in (("realm", "ls"), ("status",), ("request", "--all", "x")):
         assert hostile not in cli(*words).out
 

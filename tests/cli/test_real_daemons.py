@@ -145,6 +145,23 @@ def test_status_doctor_peers_and_ping(people: tuple[Person, Person]) -> None:
     assert f"error: {ann.peer_id} is this node itself" in ann.run("peer", "ping", "self", expect=2).stderr
 
 
+def test_a_join_that_reaches_no_member_says_whom_it_has_tried_and_why(tmp_path: Path) -> None:
+    with Person(tmp_path, "ann") as ann, Person(tmp_path, "bob") as bob:
+        ann.start()
+        bob.start()
+        ann.run("realm", "new", "team")
+        invite = ann.run("realm", "invite", "team").stdout
+        absent = ann.peer_id
+        ann.kill(signal.SIGKILL)
+        joined = bob.run("realm", "join", "-", data=invite)
+        assert absent in joined.stderr and "no member of the realm is connected" in joined.stderr
+        assert "dep2p status" in joined.stderr
+        status = bob.run("status").stdout
+        assert absent in status and "no member of the realm is connected" in status
+        (realm,) = bob.json("realm", "ls")["realms"]
+        assert len(realm["problems"]) == 1 and realm["members_up"] == 0
+
+
 def test_request_and_reply_with_a_command(people: tuple[Person, Person]) -> None:
     ann, bob = people
     replying = bob.background(
@@ -329,7 +346,7 @@ def test_a_second_daemon_in_the_directory_is_refused(people: tuple[Person, Perso
 def test_after_kill_minus_9_and_restart_messages_flow_again(people: tuple[Person, Person]) -> None:
     ann, bob = people
     before = bob.peer_id
-    listening = bob.background("listen", "news")
+    listening = bob.background("listen", "news", "--no-reconnect")
     bob.kill(signal.SIGKILL)
     _, err = finish(listening, 3)
     assert "D3001" in err

@@ -2,6 +2,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -64,6 +66,53 @@ def test_a_message_that_no_one_takes_waits_until_a_program_comes(people: tuple[P
     wait_for("the end of both", lambda: _nothing_waits(ann))
 
 
+WORKER = """
+import sys, time
+import trio
+from dep2p.client import Client, Notification
+
+async def main():
+    async with Client.open() as client, client.listen("jobs") as jobs:
+        print("waiting for jobs", file=sys.stderr, flush=True)
+        async for job in jobs:
+            if isinstance(job, Notification):
+                print(job.body.decode(), flush=True)
+                if job.body == b"last":
+                    break
+                if job.body == b"poison":
+                    time.sleep(600)  # killed here, with the message in hand
+
+trio.run(main)
+"""
+
+
+def test_a_program_that_is_killed_with_a_message_in_hand_loses_none(people: tuple[Person, Person]) -> None:
+    ann, bob = people
+
+    def worker() -> "subprocess.Popen[str]":
+        child = subprocess.Popen(
+            [sys.executable, "-c", WORKER],
+            env=bob.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        bob.children.append(child)
+        assert child.stderr is not None and child.stderr.readline() == "waiting for jobs\n"
+        return child
+
+    first = worker()
+    for body in ("fine", "poison", "last"):
+        ann.run("send", bob.peer_id, "jobs", body, "--reliable", "--timeout", "0")
+    assert first.stdout is not None
+    assert [first.stdout.readline() for _ in range(2)] == ["fine\n", "poison\n"]
+    first.kill()
+    first.wait()
+    taken = bob.background("listen", "jobs", "-n", "2", "--json")
+    assert [json.loads(line)["text"] for line in finish(taken)[0].splitlines()] == ["poison", "last"]
+    wait_for("everything acknowledged", lambda: _nothing_waits(ann))
+
+
 def test_a_lost_message_is_listed_and_sent_again(people: tuple[Person, Person]) -> None:
     ann, bob = people
     failed = ann.run("send", bob.peer_id, "gone", "one\n", "--reliable", "--ttl", "500ms", expect=1)
@@ -78,6 +127,10 @@ def test_a_lost_message_is_listed_and_sent_again(people: tuple[Person, Person]) 
     assert "--reliable" in ann.run("send", bob.peer_id, "gone", "x", "--ttl", "5", expect=2).stderr
     assert "1ms to 30d" in ann.run("send", bob.peer_id, "gone", "x", "--reliable", "--ttl", "31d", expect=2).stderr
     assert "outbox ls --failed" in ann.run("outbox", "replay", "77", expect=2).stderr
+    publish = ("publish", "prices", "x", "--reliable", "--critical", bob.peer_id)
+    assert "D5402" in ann.run(*publish, "--ttl", "500ms", expect=1).stderr
+    assert "--reliable" in ann.run("publish", "prices", "x", "--ttl", "5", expect=2).stderr
+    assert "1ms to 30d" in ann.run(*publish, "--ttl", "31d", expect=2).stderr
 
 
 def test_a_publish_is_acknowledged_by_the_critical_peers_app(people: tuple[Person, Person]) -> None:

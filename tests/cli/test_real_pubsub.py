@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -113,6 +114,38 @@ def test_a_reader_that_lags_is_reported_how_much_it_missed_and_delays_no_one(peo
     finish(lagging, 130)
 
 
+def test_one_of_a_group_gets_each_message_over_programs_and_members(people: Three) -> None:
+    ann, bob, cleo = people
+    readers = [person.background("subscribe", "jobs", "--group", "workers") for person in (bob, bob, cleo)]
+    subscribed(ann, "jobs", bob, cleo)
+    wait_for("the groups", lambda: [group_readers(person, "jobs workers") for person in (bob, cleo)] == [2, 2])
+    sent = "".join(f"job {number}\n" for number in range(300))
+    ann.run("publish", "jobs", "--lines", data=sent)
+    got: list[list[str]] = [[], [], []]
+    threads = [Thread(target=collect, args=(reader, lines)) for reader, lines in zip(readers, got, strict=True)]
+    for thread in threads:
+        thread.start()
+    wait_for("all jobs", lambda: sum(map(len, got)) >= 300)
+    for reader in readers:
+        reader.send_signal(signal.SIGINT)
+        assert reader.wait(60) == 130
+    for thread in threads:
+        thread.join()
+    assert sorted(line for lines in got for line in lines) == sorted(sent.splitlines())
+    assert all(len(lines) > 30 for lines in got), list(map(len, got))
+
+
+def group_readers(person: Person, group: str) -> int:
+    """How many members the node sees in a group."""
+    return int(person.json("status")["pubsub"]["team"]["groups"].get(group, 0))
+
+
+def collect(reader: "subprocess.Popen[str]", lines: list[str]) -> None:
+    assert reader.stdout is not None
+    for line in reader.stdout:
+        lines.append(line.rstrip("\n"))
+
+
 def test_topics_are_listed_and_files_dumped(people: Three, tmp_path: Path) -> None:
     ann, bob, cleo = people
     reading = bob.background("subscribe", "files", "--dump", str(tmp_path / "in"), "-n", "2")
@@ -140,7 +173,7 @@ def test_a_message_waits_for_its_first_subscriber(people: Three) -> None:
 def test_kill_9_of_a_daemon_ends_its_readers_and_after_its_restart_messages_come_again(people: Three) -> None:
     ann, bob, cleo = people
     steady = bob.background("subscribe", "news", "-n", "4", "--raw")
-    broken = cleo.background("subscribe", "news", "--raw")
+    broken = cleo.background("subscribe", "news", "--raw", "--no-reconnect")
     subscribed(ann, "news", bob, cleo)
     ann.run("publish", "news", "1")
     assert broken.stdout is not None and broken.stdout.read(1) == "1"

@@ -3,6 +3,7 @@
 import json
 import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_real_daemons import Person, finish, see_each_other, wait_for
+from tests.cli.test_real_daemons import DEP2P, Person, finish, see_each_other, wait_for
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("cli-real"), pytest.mark.timeout(180)]
 
@@ -60,6 +61,17 @@ def test_a_members_queue(people: Two) -> None:
     assert [json.loads(line)["text"] for line in lines] == [f"job {number}" for number in range(1, 501)]
     assert "D5207" in bob.run("queue", "rm", "shared", "--yes", *there, expect=6).stderr
     assert [each["name"] for each in bob.json("queue", "ls", *there)["queues"]] == ["shared"]
+    assert completed(bob, f"dep2p queue info --realm team --peer {ann.peer_id} sh") == ["shared"]
+    assert completed(bob, f"dep2p queue consume --realm team --peer {ann.peer_id} shared ") == ["c"]
+    assert completed(ann, "dep2p queue info sh") == [], "queues of the realm are not those of the machine"
+
+
+def completed(person: Person, line: str) -> list[str]:
+    """What a shell offers for the last word."""
+    words = {"_DEP2P_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    done = subprocess.run(DEP2P, env=person.environment | words, capture_output=True, text=True, timeout=60)
+    assert not done.stderr, done.stderr
+    return done.stdout.split()
 
 
 def test_kill_9_of_the_daemon_loses_nothing(people: Two) -> None:

@@ -3,17 +3,17 @@
 import base64
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dep2p.client import ControlError
-from dep2p.control_api.calls import GiveReply
-from dep2p.control_api.encoding import fields_of
 from dep2p.control_api.errors import error_from_problem
 from dep2p.errors import MessageTooLargeError
+from dep2p.gossipsub.topic_types import Lagged, TopicMessage
+from dep2p.types import AnswerOutcome, PeerId
 
 ANN = "12D3KooWHdiAxVd8uMQR1hGWXccidmfCwLqcMpGwR6QcTP6QRMuD"
 
@@ -32,6 +32,59 @@ def test_echo_and_count(cli: Callable[..., Any], fake: Any) -> None:
     assert done.err.splitlines()[0] == "waiting for requests 'greet'; Ctrl-C ends"
     assert done.out == "" and "[#2] 12D3KooW…RMuD  1 B  answered 1 B" in done.err
     assert fake.calls == [("reply", ("greet", None, 8))]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "give either the NAME of requests or the --topic"),
+        (("greet", "--topic", "chat"), "give either the NAME of requests or the --topic"),
+        (("--topic", "chat", "--version", "1"), "--topic goes without them"),
+        (("--topic", "chat", "--schema", "s"), "--topic goes without them"),
+    ],
+)
+def test_a_name_or_a_topic(cli: Callable[..., Any], words: tuple[str, ...], says: str) -> None:
+    done = cli("reply", "--echo", *words)
+    assert done.code == 2 and says in done.err
+
+
+class Question(TopicMessage):
+    """A message whose author waits for an answer."""
+
+    outcome: AnswerOutcome = "taken"
+
+    def __init__(self, body: bytes, given: list[tuple[str, bytes | str]], outcome: AnswerOutcome = "taken") -> None:
+        super().__init__("chat", body, PeerId(ANN), 1, b"id", None)
+        self.given = given
+        self.outcome = outcome
+
+    @property
+    def wants_answer(self) -> bool:
+        return True
+
+    async def reply(self, body: bytes, *, headers: Mapping[str, object] | None = None) -> AnswerOutcome:
+        self.given.append(("reply", body))
+        return self.outcome
+
+    async def fail(self, text: str) -> AnswerOutcome:
+        self.given.append(("fail", text))
+        return self.outcome
+
+
+def test_questions_in_a_topic_are_answered_and_other_messages_are_not(cli: Callable[..., Any], fake: Any) -> None:
+    given: list[tuple[str, bytes | str]] = []
+    plain = TopicMessage("chat", b"not a question", PeerId(ANN), 1, b"id", None)
+    fake.incoming = [plain, Question(b"a", given), Lagged(0), Lagged(7), Question(b"b", given, "late")]
+    done = cli("reply", "--topic", "chat", "--echo")
+    assert given == [("reply", b"a"), ("reply", b"b")]
+    assert done.err.splitlines()[0] == "waiting for questions in 'chat'; Ctrl-C ends"
+    assert "[#1] 12D3KooW…RMuD  1 B  answered 1 B" in done.err
+    assert "7 messages were dropped unanswered" in done.err and " 0 messages" not in done.err
+    assert "failed: not taken by its author: late" in done.err
+    given.clear()
+    fake.incoming = [Question(b"a", given)]
+    cli("reply", "--topic", "chat", "-c", "echo no stock >&2; exit 4")
+    assert given == [("fail", "the command ended with status 4: no stock")]
 
 
 def test_json_lines_of_answers_and_failures(cli: Callable[..., Any], fake: Any) -> None:
@@ -171,14 +224,12 @@ def test_an_answer_that_comes_too_late_or_is_too_large_is_reported_and_the_next_
     def failing(error: Exception, number: int) -> Any:
         request = fake.incoming_request(b"x", number)
 
-        async def respond(request_id: str, answer: GiveReply) -> None:
-            if answer.data is not None:
+        async def respond(_body: bytes, failure: str | None) -> None:
+            if failure is None:
                 raise error
-            fake.replies[request_id] = fields_of(answer)
+            fake.replies[str(number)] = {"error": failure}
 
-        return type(request)(
-            request.id, request.peer, request.name, request.body, request.headers, 30_000, request.realm, respond
-        )
+        return type(request)(request.request, respond)
 
     late = ControlError({"code": "D5011", "status": 404, "detail": "the caller no longer waits"})
     fake.incoming = [failing(late, 1), failing(MessageTooLargeError("too large"), 2), fake.incoming_request(b"y", 3)]
@@ -207,14 +258,12 @@ def test_no_more_run_at_once_than_asked(cli: Callable[..., Any], fake: Any, tmp_
 def test_an_answer_too_large_for_the_control_api_fails_the_request_at_once(cli: Callable[..., Any], fake: Any) -> None:
     request = fake.incoming_request(b"x")
 
-    async def respond(request_id: str, answer: GiveReply) -> None:
-        if answer.data is not None:
+    async def respond(_body: bytes, failure: str | None) -> None:
+        if failure is None:
             raise error_from_problem({"code": "D1007", "status": 413, "detail": "the body has 7 bytes"})
-        fake.replies[request_id] = fields_of(answer)
+        fake.replies["1"] = {"error": failure}
 
-    fake.incoming = [
-        type(request)("1", request.peer, request.name, request.body, request.headers, 30_000, request.realm, respond)
-    ]
+    fake.incoming = [type(request)(request.request, respond)]
     assert cli("reply", "greet", "--echo").code == 0
     assert answers(fake) == {"1": "the answer is too large for a message: 1 B"}
 

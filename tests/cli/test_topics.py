@@ -9,13 +9,14 @@ import pytest
 
 from dep2p.cli.commands.publish import fill
 from dep2p.cli.commands.subscribe import write_new
-from dep2p.client import FeedLagged, Published, PublishedMany, TopicMessage
+from dep2p.client import Lagged, MatchedTopicsFull, PublishedMany, PublishResult, TopicMessage
 from dep2p.errors import NoPeersSubscribedError
+from dep2p.gossipsub.headers import message_headers
 from dep2p.types import PeerId
 
 ANN = PeerId("12D3KooWHdiAxVd8uMQR1hGWXccidmfCwLqcMpGwR6QcTP6QRMuD")
 BOB = PeerId("12D3KooWLbtq3zyR1sr5LJrvc5rVBsqXLSRPVG3tMQ8g4PPcNaM8")
-DEFAULTS = {"realm": None, "public": False, "on_no_peers": "error"}
+DEFAULTS = {"realm": None, "public": False, "on_no_peers": "error", "headers": None}
 
 Cli = Callable[..., Any]
 
@@ -27,13 +28,13 @@ def _published(_topic: str, messages: list[bytes], _options: object) -> Publishe
 @pytest.fixture(autouse=True)
 def answers(fake: Any) -> None:
     fake.answers |= {
-        "publish": Published("0a0b", (ANN, BOB), False, ()),
-        "publish_many": _published,
+        "publish": PublishResult(b"\n\x0b", (ANN, BOB), False, ()),
+        "publish_from": _published,
     }
 
 
 def sent(fake: Any) -> list[bytes]:
-    ((_, (_, messages, _)),) = [call for call in fake.calls if call[0] == "publish_many"]
+    ((_, (_, messages, _)),) = [call for call in fake.calls if call[0] == "publish_from"]
     return list(messages)
 
 
@@ -59,11 +60,11 @@ def test_one_message(cli: Cli, fake: Any, tmp_path: Path) -> None:
 
 
 def test_what_happened_to_it_is_reported(cli: Cli, fake: Any) -> None:
-    fake.answers["publish"] = Published("0a0b", (), True, ())
+    fake.answers["publish"] = PublishResult(b"\n\x0b", (), True, ())
     assert cli("publish", "chat", "hi", "--on-no-peers", "queue").err == (
         "queued 2 B: no peer is subscribed to chat yet\n"
     )
-    fake.answers["publish"] = Published("0a0b", (), False, (ANN,))
+    fake.answers["publish"] = PublishResult(b"\n\x0b", (), False, (ANN,))
     lost = cli("publish", "chat", "hi")
     assert lost.code == 1 and "dropped 1 times" in lost.err
     fake.answers["publish"] = NoPeersSubscribedError("no peer is subscribed to 'chat'")
@@ -130,9 +131,9 @@ def test_contradictions_are_wrong_use(cli: Cli, fake: Any, words: tuple[str, ...
 @pytest.fixture
 def messages(fake: Any) -> None:
     fake.incoming = [
-        TopicMessage("chat", b"lunch is ready", ANN, 7, "0a" * 20, BOB),
-        FeedLagged(17),
-        TopicMessage("chat", b"\xff\x00", None, None, "0b", BOB),
+        TopicMessage("chat", b"lunch is ready", ANN, 7, b"\n" * 20, BOB),
+        Lagged(17),
+        TopicMessage("chat", b"\xff\x00", None, None, b"\x0b", BOB),
     ]
 
 
@@ -142,11 +143,29 @@ def test_messages_are_printed_each_on_a_line(cli: Cli, fake: Any) -> None:
     assert done.out_bytes == b"lunch is ready\n\xff\x00"
     assert "[#1] chat from 12D3KooW…RMuD  14 B" in done.err and "[#2] chat  2 B" in done.err
     assert "lagged: 17 messages" in done.err
-    options = {"on_full": "pause", "realm": None, "public": False, "buffer_items": 9}
+    options = {"on_full": "pause", "group": None, "realm": None, "public": False, "buffer_items": 9}
     assert fake.calls == [("subscribe", ("chat", options))]
     assert cli("subscribe", "chat", "--raw", "-q").out_bytes == b"lunch is ready\xff\x00"
     assert cli("subscribe", "chat", "-0").out_bytes == b"lunch is ready\0\xff\x00\0"
     assert cli("subscribe", "chat", "-n", "1").out == "lunch is ready\n"
+
+
+def test_headers_are_published_and_shown_escaped(cli: Cli, fake: Any) -> None:
+    assert cli("publish", "chat", "hello", "--header", "trace=42", "-H", "kind=a=b").code == 0
+    assert fake.calls[-1][1][2]["headers"] == {"trace": "42", "kind": "a=b"}
+    assert cli("publish", "chat", "hello", "--header", "trace").code == 2
+    hostile = message_headers({"k\x1b[2J": "v\n", "raw": b"\xff"})
+    fake.incoming = [TopicMessage("chat", b"hi", None, 1, b"\n", None, hostile, 1_700_000_000.25)]
+    shown = cli("subscribe", "chat").err
+    assert "\x1b" not in shown and "k\\x1b[2J=v\\n raw=1 B" in shown
+    line = cli("subscribe", "chat", "--json").lines[0]
+    assert line["headers"]["raw"]["data"] == "/w==" and line["received_at_s"] == 1_700_000_000.25
+
+
+def test_topics_that_a_pattern_cannot_join_are_said(cli: Cli, fake: Any) -> None:
+    fake.incoming = [MatchedTopicsFull(0, 7, 128)]
+    assert "7 more topics match and are not joined: the node is in at most 128" in cli("subscribe", "a.>").err
+    assert cli("subscribe", "a.>", "--json").lines == [{"topics_not_joined": 7, "topics_max": 128}]
 
 
 @pytest.mark.usefixtures("messages")
@@ -158,6 +177,7 @@ def test_messages_as_json(cli: Cli) -> None:
         "seqno": 7,
         "id": "0a" * 20,
         "received_from": BOB,
+        "received_at_s": 0.0,
         "data": "bHVuY2ggaXMgcmVhZHk=",
         "encoding": "base64",
         "text": "lunch is ready",
@@ -191,7 +211,7 @@ def test_contradictions_of_subscribe_are_wrong_use(cli: Cli, words: tuple[str, .
 
 def test_topics(cli: Cli, fake: Any) -> None:
     row = {"topic": "chat", "realm": "team", "realm_id": "3f", "peers": 2, "mesh": 1}
-    row |= {"subscriptions": 1, "buffered_items": 0}
+    row |= {"subscriptions": 1, "buffered_items": 0, "by_pattern": False}
     fake.answers["topics"] = [row, row | {"topic": "no\x1bews", "realm": None, "realm_id": None}]
     assert cli("topic", "ls").out == (
         "TOPIC      REALM     PEERS  MESH  READERS  WAITING\n"
@@ -205,17 +225,17 @@ def test_topics(cli: Cli, fake: Any) -> None:
 
 def test_who_is_in_a_topic(cli: Cli, fake: Any) -> None:
     found = {"topic": "chat", "realm_id": "3f", "joined": True, "peers": [ANN, BOB], "mesh": [BOB]}
-    fake.answers["topic"] = found | {"scores": {ANN: -1.5, BOB: 3.25}}
+    fake.answers["topic_peers"] = found | {"scores": {ANN: -1.5, BOB: 3.25}}
     assert cli("topic", "peers", "chat").out == f"{ANN}\n{BOB}\n"
     assert cli("topic", "mesh", "chat", "--realm", "team").out == f"{BOB}\n"
-    assert fake.calls[-1] == ("topic", ("chat", {"realm": "team", "public": False}))
+    assert fake.calls[-1] == ("topic_peers", ("chat", {"realm": "team", "public": False}))
     assert [line.split() for line in cli("topic", "scores", "chat").out.splitlines()] == [
         ["PEER", "SCORE", "MESH"],
         [BOB, "3.250", "yes"],
         [ANN, "-1.500", "no"],
     ]
     assert cli("topic", "scores", "chat", "--json").json["scores"] == {BOB: 3.25, ANN: -1.5}
-    fake.answers["topic"] |= {"peers": [], "mesh": [], "scores": {}}
+    fake.answers["topic_peers"] |= {"peers": [], "mesh": [], "scores": {}}
     for word in ("peers", "mesh", "scores"):
         empty = cli("topic", word, "chat")
         assert (empty.code, empty.out) == (0, "") and empty.err.startswith("no ")

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from dep2p.cli.commands.realm.files import realm_file_name
-from dep2p.errors import NotInRealmError
+from dep2p.control_api.replies import RealmSummary
+from dep2p.errors import NotInRealmError, RequestTimeoutError
 from dep2p.realm.credentials import Realm
+from dep2p.types import RealmId
 
 
 def test_id_from_the_key_file(cli: Callable[..., Any], home: Path) -> None:
@@ -101,14 +103,28 @@ def test_a_passphrase_gives_the_same_realm_elsewhere(cli: Callable[..., Any], tm
 
 
 def test_a_running_daemon_is_reported_at_once(cli: Callable[..., Any], fake: Any, home: Path) -> None:
-    fake.answers |= {"realm_join": {}, "realm_leave": None}
+    joined = RealmSummary(name="team", realm_id=RealmId("3f" * 32), members_known=0, members_up=0)
+    fake.answers |= {"join_realm": joined, "leave_realm": None}
     done = cli("realm", "new", "team", "--json")
     assert done.json["daemon"] is True
-    assert fake.calls == [("realm_join", (None, home / "realms" / "team.realm"))]
+    ((verb, (realm, addrs)),) = fake.calls
+    assert (verb, realm, addrs) == ("join_realm", Realm.from_psk_file(home / "realms" / "team.realm"), [])
     assert cli("realm", "leave", "team", "--json").json == {"realm": "team", "left": True, "daemon": True}
     assert not (home / "realms" / "team.realm").exists()
-    fake.answers["realm_leave"] = NotInRealmError("this node is not in a realm 'x'")
+    fake.answers["leave_realm"] = NotInRealmError("this node is not in a realm 'x'")
     assert cli("realm", "leave", "x").code == 4
+
+
+def test_join_says_which_bootstrap_peer_is_down_while_no_member_is_up(cli: Callable[..., Any], fake: Any) -> None:
+    joined = RealmSummary(name="team", realm_id=RealmId("3f" * 32), members_known=0, members_up=0)
+    down = "the bootstrap peer 12D3 cannot be reached: connection refused; it is tried again"
+    fake.answers |= {"join_realm": joined, "status": fake.answers["status"] | {"problems": [down]}}
+    words = b"correct horse battery staple\n"
+    done = cli("realm", "join", "--passphrase", "--realm-name", "team", stdin=words)
+    assert done.code == 0
+    assert down in done.err and "dep2p status" in done.err
+    fake.answers["join_realm"] = joined.__class__(name="x", realm_id=joined.realm_id, members_known=1, members_up=1)
+    assert down not in cli("realm", "join", "--passphrase", "--realm-name", "x", stdin=words).err
 
 
 @pytest.mark.parametrize("name", ["team", "a.b-c_1", "../../etc/x", "équipe", "two words", ".hidden", "x" * 64, "a/b"])
@@ -190,13 +206,13 @@ def test_doctor_says_which_port_is_taken(cli: Callable[..., Any], home: Path) ->
 
 
 def test_doctor_with_a_daemon(cli: Callable[..., Any], fake: Any) -> None:
-    fake.answers["peer_ping"] = [0.001]
+    fake.answers["ping"] = 0.001
     checks = {check["check"]: check for check in cli("doctor", "--json").json["checks"]}
     assert checks["daemon"]["state"] == "ok" and checks["listening"]["detail"] == "/ip4/127.0.0.1/tcp/4001"
     assert checks["realm team"] == {
         "check": "realm team", "state": "ok", "detail": "1 of 2 other members up, 1 of 1 answer pings", "try": "",
     }  # fmt: skip
-    fake.answers |= {"peer_ping": [None], "ready": (False, ["draining"])}
+    fake.answers |= {"ping": RequestTimeoutError("no answer"), "ready": (False, ["draining"])}
     fake.answers["status"] |= {"version": "9.9.9", "listen": []}
     done = cli("doctor", "--json")
     states = {check["check"]: check["state"] for check in done.json["checks"]}
@@ -211,7 +227,7 @@ def test_status_and_doctor_say_why_a_realm_has_no_members(cli: Callable[..., Any
     for name in ("status", "realms"):
         realms = fake.answers[name]["realms"] if name == "status" else fake.answers[name]
         realms[0]["problems"] = [problem]
-    fake.answers["realm_members"] = []
+    fake.answers["members"] = []
     assert f"Problem   realm team: {problem}" in cli("status").out
     checks = [check for check in cli("doctor", "--json").json["checks"] if check["check"] == "realm team"]
     assert [(check["state"], check["detail"]) for check in checks] == [("warn", problem)]

@@ -19,8 +19,8 @@ from dep2p.client import (
     ControlError,
     DaemonUnreachableError,
     Event,
-    FeedLagged,
-    IncomingNotification,
+    Lagged,
+    Notification,
     code_of,
 )
 from dep2p.client.transport import Transport
@@ -37,14 +37,14 @@ from dep2p.errors import (
     PeerNotFoundError,
     ProtocolError,
     RateLimitedError,
-    RealmFileError,
     RemoteError,
     RequestTimeoutError,
     StreamClosedError,
 )
 from dep2p.host.interface import PeerConnected
 from dep2p.realm.credentials import Realm
-from tests.daemon.api.fake_node import ADDR, ANN, BOB, STRANGER, FakeConnection, FakeStream, Message
+from dep2p.types import PeerId
+from tests.daemon.api.fake_node import ADDR, ANN, BOB, ME, STRANGER, FakeConnection, FakeStream, Message
 from tests.daemon.api.harness import TOKEN, Served, serving
 
 Run = Callable[[Callable[[Client], Awaitable[None]]], None]
@@ -80,11 +80,11 @@ def test_calls_about_the_daemon(served: Served, run: Run) -> None:
     async def body(client: Client) -> None:
         assert (await client.status()).peer_id == served.node.peer_id
         assert (await client.config()).origins["node.data_dir"] == "flag"
-        assert (await client.limits()).node["realms_max"] == 16
+        assert (await client.bounds()).node["realms_max"] == 16
         assert "dep2p_uptime_seconds" in await client.metrics()
         assert await client.healthy()
         assert await client.ready() == (True, [])
-        assert (await client.drain()).state == "draining"
+        await client.drain()
         assert await client.ready() == (False, ["the daemon is draining"])
         await client.shutdown()
         assert served.control.lifecycle.stop_requested.is_set()
@@ -94,40 +94,35 @@ def test_calls_about_the_daemon(served: Served, run: Run) -> None:
 
 def test_peers(run: Run) -> None:
     async def body(client: Client) -> None:
-        assert (await client.peer_connect(ADDR)).realms == ("team",)
+        assert (await client.connect(ADDR)).realms == ("team",)
         assert [peer.peer for peer in await client.peers()] == [ANN]
-        assert await client.peer_ping(ANN, 2, 1.0) == [0.002, 0.002]
-        assert await client.peer_ping(BOB) == [None]
-        await client.peer_disconnect(ANN)
-        with pytest.raises(ControlError) as refused:
-            await client.peer_disconnect(ANN)
-        assert (refused.value.code, refused.value.status) == ("D4005", 404)
-        assert refused.value.hint
+        assert await client.ping(ANN, timeout_s=1.0) == 0.002
+        with pytest.raises(RequestTimeoutError):
+            await client.ping(BOB)
+        assert await client.disconnect(ANN)
+        assert not await client.disconnect(ANN)
         with pytest.raises(PeerNotFoundError, match="connection refused"):
-            await client.peer_connect(ADDR.replace(ANN, STRANGER))
+            await client.connect(ADDR.replace(ANN, STRANGER))
+        assert (await client.peer_id(), await client.listen_addrs()) == (ME, [f"/ip4/127.0.0.1/tcp/4001/p2p/{ME}"])
 
     run(body)
 
 
-def test_realms(run: Run, tmp_path: Path) -> None:
+def test_realms(run: Run) -> None:
     realm = Realm.generate("second")
-    realm.save(tmp_path / "second.realm")
 
     async def body(client: Client) -> None:
-        assert (await client.realm_join(realm_file=tmp_path / "second.realm")).realm_id == realm.realm_id
-        assert (await client.realm_join(invite=realm.invite([ADDR]))).name == "second"
+        assert len(await client.members()) == 4  # of the only realm
+        assert (await client.join_realm(realm)).realm_id == realm.realm_id
+        assert (await client.join_realm(realm, [ADDR])).name == "second"
         assert [each.name for each in await client.realms()] == ["team", "second"]
-        assert len(await client.realm_members("second")) == 4
-        assert Realm.from_invite(await client.realm_invite("second")).realm == realm
-        await client.realm_leave("second")
+        assert len(await client.members(realm)) == 4
+        assert Realm.from_invite(await client.invite("second")).realm == realm
+        with pytest.raises(NotInRealmError, match="2 realms"):
+            await client.members()
+        await client.leave_realm(realm)
         with pytest.raises(NotInRealmError):
-            await client.realm_members("second")
-        with pytest.raises(RealmFileError, match="damaged"):
-            await client.realm_join(invite=realm.invite([ADDR])[:-3])
-        with pytest.raises(RealmFileError, match="cannot read"):
-            await client.realm_join(realm_file=tmp_path / "nothing")
-        with pytest.raises(ValueError, match="either"):
-            await client.realm_join()
+            await client.members("second")
 
     run(body)
 
@@ -138,9 +133,10 @@ def test_request_notify_and_broadcast(served: Served, run: Run) -> None:
         assert await client.request(ANN, "headers", b"", headers={"h": b"\x01", "n": [1, "a"]}) == (
             b"[('h', b'\\x01'), ('n', [1, 'a'])]"
         )
-        everyone = await client.broadcast("x", b"ab")
+        everyone = await client.broadcast_request("x", b"ab")
         assert everyone[ANN] == b"ba"
         assert isinstance(everyone[BOB], RequestTimeoutError)
+        assert list(await client.broadcast_request("x", b"ab", peers=[ANN], concurrency=2)) == [ANN]
         await client.notify(ANN, "seen", b"42", headers={"a": True})
         assert served.node.messaging().notified == [(ANN, "seen", b"42", {"a": True})]
         told = await client.broadcast_notify("seen", b"43")
@@ -164,7 +160,7 @@ def test_request_notify_and_broadcast(served: Served, run: Run) -> None:
         (STRANGER, "x", NotMemberError),
     ],
 )
-def test_failures_are_the_librarys_own(run: Run, peer: str, name: str, expected: type[Dep2pError]) -> None:
+def test_failures_are_the_librarys_own(run: Run, peer: PeerId, name: str, expected: type[Dep2pError]) -> None:
     async def body(client: Client) -> None:
         with pytest.raises(expected) as failed:
             await client.request(peer, name, b"x")
@@ -179,6 +175,23 @@ def test_failures_are_the_librarys_own(run: Run, peer: str, name: str, expected:
     run(body)
 
 
+@pytest.mark.parametrize("size", [1_048_577, 1_048_578, 1_048_579, 2_000_000, 5_000_000])
+def test_a_payload_that_is_too_large_is_measured_as_its_own_bytes(run: Run, size: int) -> None:
+    async def body(client: Client) -> None:
+        for call in (
+            client.send(ANN, "x", bytes(size)),
+            client.request(ANN, "x", bytes(size)),
+            client.publish("t", bytes(size)),
+            client.publish("t", b"a" * size),
+        ):
+            with pytest.raises(MessageTooLargeError) as refused:
+                await call
+            said = str(refused.value)
+            assert f"the data has {size} bytes" in said and "1048576" in said, said
+
+    run(body)
+
+
 def test_listen(served: Served, run: Run) -> None:
     async def body(client: Client) -> None:
         async with client.listen("seen") as notifications:
@@ -187,7 +200,10 @@ def test_listen(served: Served, run: Run) -> None:
                 message = Message("seen", b"%d" % number, BOB, {"h": b"x"})
                 await anyio.to_thread.run_sync(served.call, handler, message)
             received = [await anext(notifications) for _ in range(3)]
-        assert received[2] == IncomingNotification(BOB, "seen", b"2", {"h": b"x"}, served.node.realm(None).realm_id)
+        last = received[2]
+        assert isinstance(last, Notification) and last.received_at_s > 1_700_000_000
+        realm_id = served.node.realm(None).realm_id
+        assert (last.peer, last.body, last.headers, last.realm) == (BOB, b"2", {"h": b"x"}, realm_id)
 
     run(body)
 
@@ -214,7 +230,7 @@ def test_a_slow_listener_gets_lagged() -> None:
 
             await anyio.to_thread.run_sync(served.call, flood)
             seen = [await anext(notifications)]
-            while not isinstance(seen[-1], FeedLagged):
+            while not isinstance(seen[-1], Lagged):
                 seen.append(await anext(notifications))
             assert seen[-1].count + len(seen) - 1 + 2 == 30
 
@@ -392,7 +408,8 @@ def test_no_daemon_is_reported_with_the_reason(tmp_path: Path, backend: str) -> 
 def test_a_daemon_that_dies_in_the_middle_is_reported(backend: str) -> None:
     async def body(served: Served, leave: threading.Event) -> None:
         with anyio.fail_after(10):
-            async with Client.open(served.socket) as client, client.listen("x") as notifications:
+            opening = Client.open(served.socket, reconnect_s=0)
+            async with opening as client, client.listen("x") as notifications:
                 leave.set()
                 with pytest.raises(DaemonUnreachableError, match="went away"):
                     await anext(notifications)
@@ -441,7 +458,7 @@ def test_the_realm_file_goes_over_whole(served: Served) -> None:
 
     async def body() -> None:
         async with Client.open(str(served.socket)) as client:
-            await client.realm_join(realm_file=realm.to_file_bytes())
+            await client.join_realm(realm)
 
     trio.run(body)
     assert base64.b64encode(realm.psk).decode() in next(served.config.realms_dir.glob("*.realm")).read_text()

@@ -1,6 +1,7 @@
 """Configuration: which source wins, where each value comes from, and what is said about a wrong one."""
 
 import dataclasses
+import re
 import tomllib
 from contextlib import suppress
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dep2p.config.environment import RESERVED, RESERVED_STARTS
 from dep2p.config.loader import (
     KEYS,
     ControlConfig,
@@ -18,6 +20,7 @@ from dep2p.config.loader import (
     env_name,
     example_toml,
     load_config,
+    setting_variables,
 )
 from dep2p.config.values import as_toml, field_docs
 from dep2p.errors import ConfigError
@@ -173,7 +176,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ("name", "text", "expected"),
     [
         ("DEP2P_LISTEN", "/ip4/1.2.3.4/tcp/5, /ip4/1.2.3.4/tcp/6", ("/ip4/1.2.3.4/tcp/5", "/ip4/1.2.3.4/tcp/6")),
-        ("DEP2P_LISTEN", "", ()),
         ("DEP2P_MDNS", "yes", True),
         ("DEP2P_MDNS", "0", False),
         ("DEP2P_LIMITS_CONNECTIONS_MAX", "1_000", 1000),
@@ -195,7 +197,66 @@ def test_wrong_variables_and_flags_are_named() -> None:
         load_config(environ={"DEP2P_MDNS": "maybe"})
     with pytest.raises(ConfigError, match=r'log\.levl.*did you mean "log\.level"'):
         load_config(flags={"log.levl": "info"})
-    assert load_config(environ={"DEP2P_FOREIGN": "x"}).log.level == "info", "variables of other programs are left alone"
+    with pytest.raises(ConfigError, match=r"environment DEP2P_FOREIGN: there is no such setting") as foreign:
+        load_config(environ={"DEP2P_FOREIGN": "x"})
+    assert foreign.value.code == "D1002"
+    with pytest.raises(ConfigError, match=r'DEP2P_SOKET.*did you mean "DEP2P_SOCKET"'):
+        load_config(environ={"DEP2P_SOKET": "x"})
+
+
+@pytest.mark.parametrize("name", ["DEP2P_DATA_DIR", "DEP2P_SOCKET", "DEP2P_CONFIG", "DEP2P_LISTEN", "DEP2P_LOG_FILE"])
+def test_an_empty_variable_is_an_error(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"environment {name}: the variable is empty"):
+        load_config(environ={name: ""})
+
+
+def test_variables_of_commands_tests_and_child_programs_are_no_settings() -> None:
+    environ = {
+        "DEP2P_KEY": "",
+        "DEP2P_HEADERS": "{}",
+        "DEP2P_FUZZ_S": "2",
+        "DEP2P_TEST_ROUTES": "x",
+        "DEP2P_SEEDS": "4",
+    }
+    assert set(load_config(environ=environ).origins.values()) == {"default"}
+
+
+def test_every_variable_that_the_tree_uses_is_known() -> None:
+    """A variable that code or scripts set, and that the daemon refuses, would stop a daemon started below them."""
+    root = Path(__file__).resolve().parents[2]
+    files = [
+        path
+        for folder in ("cli", "spark_analytics", "bench", "examples", "tests", "packaging", "dep2p")
+        for path in (root / folder).rglob("*")
+        if path.suffix in (".py", ".sh", ".service") and "node_modules" not in path.parts
+    ]
+    known = {*setting_variables(), *RESERVED, "DEP2P_FOREIGN", "DEP2P_SOKET", "DEP2P_LOG_LEVL", "DEP2P_PUBSUB_PUBLICK"}
+    used = {
+        name
+        for path in [*files, root / "Makefile"]
+        for name in re.findall(r"(?<![A-Z_])DEP2P_[A-Z0-9]+(?:_[A-Z0-9]+)*(?![A-Z0-9_*])", path.read_text("utf-8"))
+        if not name.startswith(RESERVED_STARTS)
+    }
+    assert used - known == set()
+
+
+def test_a_data_directory_among_the_flags_comes_before_the_socket_of_the_environment(tmp_path: Path) -> None:
+    environ = {"DEP2P_SOCKET": "/tmp/other.sock"}
+    assert load_config(environ=environ).socket_path == Path("/tmp/other.sock")
+    assert load_config(environ=environ).origins["control.socket"] == "environment DEP2P_SOCKET"
+    chosen = load_config(flags={"node.data_dir": str(tmp_path)}, environ=environ)
+    assert chosen.socket_path == tmp_path / "control.sock"
+    with pytest.raises(ConfigError, match=r"DEP2P_SOCKET is /tmp/other.*DEP2P_CONTROL_SOCKET is /x"):
+        load_config(environ=environ | {"DEP2P_CONTROL_SOCKET": "/x"})
+
+
+def test_certificate_and_key_are_named_together() -> None:
+    with pytest.raises(ConfigError, match="tls_cert_file: certificate and key belong together"):
+        load_config(flags={"control.tls_cert_file": "/c.pem"})
+    with pytest.raises(ConfigError, match=r"tls: .*is not HOST:PORT"):
+        load_config(flags={"control.tls": "0.0.0.0"})
+    with pytest.raises(ConfigError, match=r"not a loopback address.*set .control. tls"):
+        load_config(flags={"control.tcp": "0.0.0.0:4780"})
 
 
 def test_toml_values() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import trio
 
 from dep2p import Node, Realm
-from dep2p.messaging.handlers import Notification
 from dep2p.node.validation import split_addr
+from dep2p.protocols.messaging.incoming import Notification
 
 PAUSE_EVERY = 7
 """A handler that never waits is never killed between two of its steps."""

@@ -11,8 +11,9 @@ from dep2p import Node
 from dep2p.errors import DeliveryFailedError, ErrorCode
 from dep2p.limits import Limits
 from dep2p.links.pull_link import SessionLink
-from dep2p.messaging.handlers import Notification
+from dep2p.messaging.handlers import HandlerAwayError
 from dep2p.protocols.delivery.wire import encode_batch
+from dep2p.protocols.messaging.incoming import Notification
 from dep2p.protocols.wire.frame import HEADERS, Frame, FrameType, encode_frame
 from dep2p.testing import MemoryNetwork
 from tests.delivery.test_hostile import HEAD, Raw, hello, listen, message
@@ -73,6 +74,33 @@ async def test_messages_without_a_body_travel_together(autojump_clock: MockClock
             await _send(a, b, b"")
         await a.delivery().flush()
         assert got == [b""] * 200
+
+
+async def test_an_app_that_goes_in_the_middle_of_a_batch_leaves_the_rest_to_the_next_app(
+    autojump_clock: MockClock, frame_types: Counter[int]
+) -> None:
+    async with pubsub_nodes(2) as (a, b):
+        got: list[Notification] = []
+
+        async def take_two(notification: Notification) -> None:
+            if len(got) == 2:
+                leave()
+                raise HandlerAwayError
+            got.append(notification)
+
+        leave = b.messaging().on_notify("news", take_two, concurrency=1)
+        for n in range(6):
+            await _send(a, b, b"%d" % n)
+        await until(lambda: b.counters().get("delivery_messages_left_no_handler") == 4)
+        assert frame_types[BATCH] and len(got) == 2
+
+        @b.on_notify("news")
+        async def take_the_rest(notification: Notification) -> None:
+            got.append(notification)
+
+        await a.delivery().flush()
+        assert [each.body for each in got] == [b"%d" % n for n in range(6)]
+        assert all(each.is_reliable for each in got)
 
 
 async def test_one_that_is_too_large_for_the_receiver_fails_alone(autojump_clock: MockClock) -> None:

@@ -19,7 +19,7 @@ import pytest
 import trio
 
 from dep2p import Node, Realm
-from dep2p.messaging.handlers import Notification
+from dep2p.protocols.messaging.incoming import Notification
 from dep2p.storage.delivery_store import InboxRow, SqliteDeliveryStore
 from tests.delivery.sender_process import TASKS as SENDER_TASKS
 

@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from dep2p import Node, Realm
-from dep2p.delivery.receipts import Receipt, Status, StatusesMissed
+from dep2p.delivery.receipts import Receipt
 from dep2p.errors import (
     DeliveryExpiredError,
     DeliveryFailedError,
@@ -22,11 +22,11 @@ from dep2p.errors import (
     StoreError,
     StoreLockedError,
 )
+from dep2p.gossipsub.topic_types import Lagged, TopicMessage
 from dep2p.limits import Limits
-from dep2p.messaging.handlers import Notification
-from dep2p.protocols.delivery.states import DeliveryState
+from dep2p.protocols.delivery.states import DeliveryState, DeliveryStatus
 from dep2p.protocols.delivery.wire import Ack, Hello, encode_ack, encode_hello
-from dep2p.pubsub.types import PubSubMessage
+from dep2p.protocols.messaging.incoming import Notification
 from dep2p.storage.delivery_store import DeliveryBatch, InboxRow, SqliteDeliveryStore
 from dep2p.testing import MemoryNetwork
 from tests.pubsub.nodes import host_of, joined, pubsub_nodes, take, until
@@ -175,7 +175,7 @@ async def test_an_app_that_subscribes_late_gets_the_reliable_publish_it_was_crit
         await trio.sleep(60)
         async with (await b.join("prices")).subscribe() as reader:
             message = await anext(reader)
-            assert isinstance(message, PubSubMessage) and message.body == b"1"
+            assert isinstance(message, TopicMessage) and message.body == b"1"
             with trio.move_on_after(0.1):
                 await anext(reader)
         with trio.fail_after(10):
@@ -286,7 +286,7 @@ async def test_the_statuses_are_one_ordered_stream(autojump_clock: MockClock) ->
             seen: list[tuple[str, DeliveryState]] = []
             with trio.move_on_after(1):
                 async for status in statuses:
-                    assert isinstance(status, Status)
+                    assert isinstance(status, DeliveryStatus)
                     seen.append((status.id, status.state))
         for receipt in (first, second):
             assert [state for id_, state in seen if id_ == receipt.id] == [
@@ -295,7 +295,7 @@ async def test_the_statuses_are_one_ordered_stream(autojump_clock: MockClock) ->
                 DeliveryState.DELIVERED,
                 DeliveryState.ACKNOWLEDGED,
             ]
-        assert not isinstance(seen[0], StatusesMissed)
+        assert not isinstance(seen[0], Lagged)
 
 
 async def test_a_full_outbox_holds_senders_or_refuses(autojump_clock: MockClock) -> None:

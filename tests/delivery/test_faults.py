@@ -13,10 +13,10 @@ from dep2p import Node, Realm
 from dep2p.delivery.receipts import Receipt
 from dep2p.errors import DeliveryFailedError, HandlerError, StoreError, StreamClosedError
 from dep2p.limits import Limits
-from dep2p.messaging.handlers import Notification
 from dep2p.protocols.delivery.sender import SendWindow
 from dep2p.protocols.delivery.states import DeliveryState
 from dep2p.protocols.delivery.wire import WINDOW_MAX
+from dep2p.protocols.messaging.incoming import Notification
 from dep2p.storage.delivery_store import DeliveryBatch, OutboxRow, SendWindowRow, SqliteDeliveryStore
 from dep2p.testing import MemoryNetwork
 from dep2p.types import PeerId

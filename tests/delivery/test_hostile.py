@@ -11,7 +11,6 @@ from dep2p.delivery.receipts import Receipt
 from dep2p.errors import DeliveryFailedError, DeliveryQueueFullError, ErrorCode
 from dep2p.host.interface import ByteStream
 from dep2p.limits import Limits
-from dep2p.messaging.handlers import Notification
 from dep2p.protocols.delivery.states import DeliveryState
 from dep2p.protocols.delivery.wire import (
     WINDOW_MAX,
@@ -22,6 +21,7 @@ from dep2p.protocols.delivery.wire import (
     encode_ack,
     encode_hello,
 )
+from dep2p.protocols.messaging.incoming import Notification
 from dep2p.protocols.wire.frame import HEADERS, Frame, FrameDecoder, FrameType, decode_error, encode_error, encode_frame
 from dep2p.protocols.wire.headers import HeaderKey, encode_headers
 from dep2p.testing import MemoryNetwork

@@ -1,6 +1,8 @@
 """Messages that failed or expired: times to live, the log, the list, and sending them again."""
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 import trio
@@ -8,9 +10,10 @@ from trio.testing import MockClock
 
 from dep2p import Node, Realm
 from dep2p.errors import DeliveryExpiredError, DeliveryFailedError, HandlerError
+from dep2p.identity import Identity
 from dep2p.limits import Limits
-from dep2p.messaging.handlers import Notification
 from dep2p.protocols.delivery.states import DeliveryState
+from dep2p.protocols.messaging.incoming import Notification
 from dep2p.testing import MemoryNetwork
 from tests.pubsub.nodes import pubsub_nodes
 
@@ -33,6 +36,17 @@ async def test_each_message_expires_at_its_own_time(autojump_clock: MockClock) -
         assert all(ttl_s <= took_s <= ttl_s * 1.01 + 0.1 for ttl_s, took_s in ended.items())
 
 
+async def test_a_short_time_to_live_ends_behind_a_long_one_to_a_peer_that_is_away(autojump_clock: MockClock) -> None:
+    async with pubsub_nodes(1) as (a,):
+        away = Identity.generate().peer_id
+        await a.send(away, "news", b"1", reliable=True)
+        began = trio.current_time()
+        short = await a.send(away, "news", b"2", reliable=True, ttl_s=2.0)
+        with pytest.raises(DeliveryExpiredError):
+            await short.wait()
+        assert 2.0 <= trio.current_time() - began <= 2.2
+
+
 @pytest.mark.parametrize("ttl_s", [0, -1, 0.0001, 31 * 86_400, float("inf"), float("nan"), "5", True])
 async def test_a_time_to_live_that_cannot_be_is_refused(autojump_clock: MockClock, ttl_s: float) -> None:
     async with pubsub_nodes(2) as (a, b):
@@ -40,6 +54,35 @@ async def test_a_time_to_live_that_cannot_be_is_refused(autojump_clock: MockCloc
             await a.send(b.peer_id, "news", b"", reliable=True, ttl_s=ttl_s)
         with pytest.raises(ValueError, match="ttl_s"):
             await a.send(b.peer_id, "news", b"", ttl_s=60)
+        assert a.delivery().outbox() == []
+
+
+async def test_a_reliable_publish_expires_at_its_own_time_for_each_critical_peer(autojump_clock: MockClock) -> None:
+    async with pubsub_nodes(2) as (a, b):
+        topic = await a.join("prices")
+        began = trio.current_time()
+        by_topic = await topic.publish(b"1", reliable=True, critical_peers=[b.peer_id], ttl_s=20.0)
+        by_node = await a.publish_reliably("prices", b"2", critical_peers=[b.peer_id], ttl_s=600.0)
+        usual = await a.publish_reliably("prices", b"3", critical_peers=[b.peer_id])
+        for published, ttl_s in ((by_topic, 20.0), (usual, 300.0), (by_node, 600.0)):
+            with pytest.raises(DeliveryExpiredError):
+                await published.wait()
+            assert ttl_s <= trio.current_time() - began <= ttl_s * 1.01 + 0.1
+
+
+@pytest.mark.parametrize("ttl_s", [0, -1, 31 * 86_400, float("nan"), True])
+async def test_a_time_to_live_of_a_publish_that_cannot_be_is_refused(autojump_clock: MockClock, ttl_s: float) -> None:
+    async with pubsub_nodes(2) as (a, b):
+        topic = await a.join("prices")
+        publish = cast(Callable[..., Awaitable[object]], topic.publish)
+        with pytest.raises(ValueError, match="ttl_s"):
+            await topic.publish(b"", reliable=True, critical_peers=[b.peer_id], ttl_s=ttl_s)
+        with pytest.raises(ValueError, match="ttl_s"):
+            await a.publish_reliably("prices", b"", critical_peers=[b.peer_id], ttl_s=ttl_s)
+        with pytest.raises(ValueError, match="ttl_s"):
+            await publish(b"", on_no_peers="ok", ttl_s=60.0)
+        with pytest.raises(TypeError, match="until_s"):
+            await publish(b"", on_no_peers="ok", until_s=60.0)
         assert a.delivery().outbox() == []
 
 

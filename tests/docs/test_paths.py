@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-PATH = re.compile(
-    r"`((?:dep2p|protocols|gossipsub|cli|spark_analytics|bench|tests|docs|packaging)/[\w./-]*)(?: -> [\w./-]+)?`"
-)
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "examples").glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+FOLDERS = "dep2p|protocols|gossipsub|cli|spark_analytics|bench|tests|docs|packaging"
+PATH = re.compile(rf"`((?:{FOLDERS})/[\w./-]*)(?: -> [\w./-]+)?`")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -24,6 +24,7 @@ from dep2p.errors import (
 from dep2p.gossipsub.codecs.interface import Codec
 from dep2p.gossipsub.codecs.libp2p import Libp2pCodec
 from dep2p.gossipsub.codecs.realm import RealmCodec
+from dep2p.gossipsub.headers import message_headers
 from dep2p.gossipsub.messages.message_id import MessageIds
 from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.rpc import IHave, PeerInfo, Prune, Rpc, SubscriptionChange
@@ -104,8 +105,13 @@ def _rpcs(codec: Codec) -> list[bytes]:
     ids = (b"x" * 16, b"y" * 46)
     rng = random.Random(1)
     message = codec.compose("topic", b"data", bytes(8))
+    with_headers: list[Rpc] = []
+    if isinstance(codec, RealmCodec):
+        headers = message_headers({"text": "value", "raw": b"\x00\xff", "count": -3, "many": ["a", True]})
+        with_headers = [Rpc(messages=(codec.compose_with_headers("topic", b"data", bytes(8), headers), message))]
     parts = (
         Rpc(messages=(message,)),
+        *with_headers,
         Rpc(subscriptions=(SubscriptionChange("topic", True), SubscriptionChange("topic", False))),
         Rpc(ihave=(IHave("topic", ids),), iwant=ids, idontwant=ids),
         Rpc(graft=("topic",), prune=(Prune("topic", 60, (PeerInfo(rng.randbytes(38), b"record"),)),)),

@@ -16,9 +16,10 @@ from dep2p.errors import (
 from dep2p.gossipsub.codecs.interface import Codec
 from dep2p.gossipsub.codecs.libp2p import Libp2pCodec
 from dep2p.gossipsub.codecs.realm import RealmCodec
+from dep2p.gossipsub.headers import message_headers
 from dep2p.gossipsub.messages.message_id import MessageIds
 from dep2p.gossipsub.params import GossipParams
-from dep2p.gossipsub.rpc import IHave, PeerInfo, Prune, Rpc, SubscriptionChange
+from dep2p.gossipsub.rpc import IHave, PeerInfo, Prune, Rpc, RpcMessage, SubscriptionChange
 from dep2p.gossipsub.scoring.params import standard_scores
 from dep2p.gossipsub.signing.policy import SigningPolicy, policy_violation
 from dep2p.identity import Identity
@@ -44,13 +45,20 @@ PUBLIC = {
 }
 
 
+def message(codec: Codec, topic: str, rng: random.Random) -> RpcMessage:
+    data, seqno = rng.randbytes(rng.randrange(200)), rng.randbytes(8)
+    if isinstance(codec, RealmCodec) and rng.random() < 0.5:
+        values = ["x" * rng.randrange(9), rng.randbytes(rng.randrange(9)), -rng.getrandbits(60), True, ["a", 1]]
+        headers = {f"h{number}": rng.choice(values) for number in range(rng.randrange(1, 6))}
+        return codec.compose_with_headers(topic, data, seqno, message_headers(headers))
+    return codec.compose(topic, data, seqno)
+
+
 def honest(codec: Codec, rng: random.Random) -> Rpc:
     topic = rng.choice(["t", "grüße", "x" * 300])
     ids = tuple(rng.randbytes(rng.choice([1, 16, 46])) for _ in range(rng.randrange(5)))
     return Rpc(
-        tuple(
-            codec.compose(topic, rng.randbytes(rng.randrange(200)), rng.randbytes(8)) for _ in range(rng.randrange(3))
-        ),
+        tuple(message(codec, topic, rng) for _ in range(rng.randrange(3))),
         (SubscriptionChange(topic, rng.random() < 0.5),) * rng.randrange(2),
         (IHave(topic, ids),) * rng.randrange(2),
         ids,
@@ -131,7 +139,8 @@ def test_streams_in_any_pieces_are_bounded_and_never_raise(fuzz_rounds: FuzzRoun
 
 def test_hostile_events_leave_the_router_whole(fuzz_rounds: FuzzRounds) -> None:
     for rng in fuzz_rounds():
-        router = make_router(params=SMALL, scores=standard_scores(), is_external=rng.random() < 0.3)
+        external, patterns = rng.random() < 0.3, rng.random() < 0.7
+        router = make_router(params=SMALL, scores=standard_scores(), is_external=external, patterns=patterns)
         now = 0.0
         for _ in range(300):
             now += rng.choice([0.0, 0.0, 0.001, 0.3])

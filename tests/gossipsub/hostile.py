@@ -7,7 +7,9 @@ from dep2p.gossipsub.events import (
     ConfigureTopic,
     Event,
     Join,
+    JoinMatching,
     Leave,
+    LeaveMatching,
     Malformed,
     PeerDown,
     PeerUp,
@@ -19,6 +21,7 @@ from dep2p.gossipsub.events import (
     SetDirect,
     StreamDown,
     StreamUp,
+    TopicAppeared,
     Validated,
     Verdict,
     Version,
@@ -28,7 +31,7 @@ from dep2p.pubsub.seqno_validator import SeqnoValidator
 from dep2p.types import PeerId
 from tests.gossipsub.network import identity, inline, message_from, peer
 
-TOPICS = ("t", "u", "v", "", "x" * 2_000, "é")
+TOPICS = ("t", "u", "v", "", "x" * 2_000, "é", "a.b", "a.c", "a.b.c", "a.*", "a.>", ">", "a.>.b")
 PEERS = 12
 
 
@@ -70,11 +73,21 @@ def some_rpc(rng: random.Random) -> Rpc:
     )
 
 
+def some_pattern_event(rng: random.Random, topic: str) -> Event:
+    match rng.randrange(4):
+        case 0:
+            return TopicAppeared(topic)
+        case 1:
+            return LeaveMatching(topic)
+        case _:
+            return JoinMatching(topic)
+
+
 def some_event(rng: random.Random) -> Event:
     number = rng.randrange(1, PEERS)
     name = peer(number)
     topic = rng.choice(TOPICS)
-    match rng.randrange(26):
+    match rng.randrange(28):
         case 0 | 1:
             ips = rng.choice([(), ("192.0.2.1",), ("2001:db8::1", "127.0.0.1"), ("nonsense",)])
             return PeerUp(name, identity(number), rng.choice(list(Version)), rng.random() < 0.5, ips)
@@ -96,9 +109,9 @@ def some_event(rng: random.Random) -> Event:
         case 13:
             return SendDropped(name, replace(some_rpc(rng), prune=(Prune(topic, 60),)))
         case 14:
-            if rng.random() < 0.5:
-                return SetDirect(name, rng.random() < 0.5)
-            return SetAppScore(name, rng.uniform(-200, 50))
+            return (
+                SetDirect(name, rng.random() < 0.5) if rng.random() < 0.5 else SetAppScore(name, rng.uniform(-200, 50))
+            )
         case 15:
             if rng.random() < 0.7:
                 return Malformed(name, "x")
@@ -106,5 +119,7 @@ def some_event(rng: random.Random) -> Event:
         case 16:
             validator = rng.choice([None, inline(SeqnoValidator(2)), reject])
             return ConfigureTopic(topic, validator, rng.random() < 0.4)
+        case 17 | 18:
+            return some_pattern_event(rng, topic)
         case _:
             return RpcReceived(name, some_rpc(rng))

@@ -25,7 +25,7 @@ from dep2p.gossipsub.router import Router
 from dep2p.gossipsub.rpc import Rpc, RpcMessage, SubscriptionChange
 from dep2p.gossipsub.scoring.params import ScoreParams
 from dep2p.gossipsub.signing.policy import MessageSigning
-from dep2p.pubsub.types import PubSubMessage
+from dep2p.gossipsub.topic_types import TopicMessage
 from dep2p.types import PeerId, peer_id_from_bytes
 
 
@@ -92,13 +92,13 @@ def message_from(number: int, seqno: int, topic: str = "t", data: bytes = b"data
     return composer(identity(number))(topic, data, seqno.to_bytes(8, "big"))
 
 
-def public_message(message: RpcMessage) -> PubSubMessage:
+def public_message(message: RpcMessage) -> TopicMessage:
     """A message as validators of apps see it."""
     sender = peer_id_from_bytes(message.author)
-    return PubSubMessage(message.topic, message.data, sender, int.from_bytes(message.seqno, "big"), message.id, sender)
+    return TopicMessage(message.topic, message.data, sender, int.from_bytes(message.seqno, "big"), message.id, sender)
 
 
-def inline(validator: Callable[[PubSubMessage], Verdict]) -> Callable[[PeerId, RpcMessage], Verdict]:
+def inline(validator: Callable[[TopicMessage], Verdict]) -> Callable[[PeerId, RpcMessage], Verdict]:
     """A validator of apps as one that runs inside the router."""
     return lambda _peer, message: validator(public_message(message))
 

@@ -14,6 +14,7 @@ from dep2p.errors import ProtocolError
 from dep2p.gossipsub import reasons
 from dep2p.gossipsub.codecs.interface import DecodeLimits
 from dep2p.gossipsub.codecs.realm import RealmCodec, derive_pubsub_key
+from dep2p.gossipsub.headers import message_headers, read_headers
 from dep2p.gossipsub.params import GossipParams
 from dep2p.gossipsub.rpc import IHave, PeerInfo, Prune, Rpc, RpcMessage, SubscriptionChange
 from dep2p.identity import Identity
@@ -100,6 +101,152 @@ def test_an_authentic_message_passes_and_goes_on_as_it_came() -> None:
     assert rpc.messages == (hello(),)
     assert receiver.authenticate(rpc.messages[0]) is None
     assert receiver.encode(rpc) == [payload]
+
+
+HEADERS = {"trace": "42", "count": -7, "ok": True, "raw": b"\xff", "many": ["a", b"b", 3, False]}
+VECTOR_WITH_HEADERS = (
+    "a108818385582600240801122003a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b81b17979c"
+    "fe362a000064636861744568656c6c6fa5626f6bf56372617741ff646d616e79846161416203f465636f756e7426657472"
+    "616365623432584083c66dc9492701b2648145d760c9b87207cf200c6ba7b89d5e46722355fc59198b22fb464dbe66e838"
+    "4347141c71b272460bab7c4aab412bb08ffad4fe2c830d50e2f046ec6d43a1f5fe8ffede0b642e30"
+)
+
+
+def with_headers(data: bytes = b"hello", number: int = 0, **headers: object) -> RpcMessage:
+    seqno = (1_700_000_000_000_000_000 + number).to_bytes(8, "big")
+    return codec().compose_with_headers("chat", data, seqno, message_headers(headers or HEADERS))
+
+
+def test_a_message_with_headers_goes_under_a_key_of_its_own_and_is_covered_with_them() -> None:
+    message = with_headers()
+    (payload,) = codec().encode(Rpc((message,)))
+    assert payload.hex() == VECTOR_WITH_HEADERS
+    decoded = cbor2.loads(payload)
+    ((signed, signature, mac),) = decoded[8]
+    covered = b"dep2p-pubsub:" + cbor2.dumps(signed, canonical=True)
+    assert signed == [AUTHOR, 1_700_000_000_000_000_000, "chat", b"hello", HEADERS]
+    assert (signature, mac) == (IDENTITY.sign(covered), hmac.digest(KEY, covered, "sha256")[:16])
+    receiver = codec(identity=Identity(bytes(32)))
+    rpc = receiver.decode(payload)
+    assert rpc.messages == (message,)
+    assert rpc.messages[0].headers == HEADERS
+    assert receiver.authenticate(rpc.messages[0]) is None
+    assert receiver.encode(rpc) == [payload]
+    forged = payload.replace(b"42", b"43")
+    assert codec().authenticate(codec().decode(forged).messages[0]) == reasons.INVALID_MAC
+    assert payload != forged
+
+
+def test_messages_with_and_without_headers_keep_their_order_and_control_goes_first() -> None:
+    made = [hello(), with_headers(b"1", 1), with_headers(b"2", 2), codec().compose("chat", b"3", bytes(8))]
+    payloads = codec().encode(Rpc(tuple(made), subscriptions=(SubscriptionChange("chat", True),)))
+    read = [codec().decode(payload) for payload in payloads]
+    assert [message.data for rpc in read for message in rpc.messages] == [b"hello", b"1", b"2", b"3"]
+    assert read[0].subscriptions and not read[0].messages
+    assert [len(rpc.messages) for rpc in read] == [0, 1, 2, 1]
+
+
+def test_messages_with_headers_share_a_signature_too() -> None:
+    ours = RealmCodec(AUTHOR, IDENTITY.sign, KEY, GossipParams(), sign_batch_max=4)
+    made = [
+        ours.compose("chat", b"%d" % number, bytes([0] * 7 + [number + 1]))
+        if number % 2
+        else ours.compose_with_headers("chat", b"%d" % number, bytes([0] * 7 + [number + 1]), message_headers(HEADERS))
+        for number in range(4)
+    ]
+    payloads = ours.encode(Rpc(tuple(made)))
+    read = [message for payload in payloads for message in codec().decode(payload).messages]
+    assert len({message.signature for message in read}) == 1
+    assert [codec().authenticate(message) for message in read] == [None] * 4
+    assert [message.data for message in read] == [b"0", b"1", b"2", b"3"]
+
+
+def headers_payload(headers: bytes, data: bytes = b"x") -> bytes:
+    seqno = (1_700_000_000_000_000_000).to_bytes(8, "big")
+    signed = b"".join((b"\x85", encode_bytes(AUTHOR), b"\x1b", seqno, encode_text("chat"), encode_bytes(data), headers))
+    return b"\xa1\x08\x81\x83" + signed + b"\x58\x40" + bytes(64) + b"\x50" + bytes(16)
+
+
+@pytest.mark.parametrize(
+    ("headers", "why"),
+    [
+        (b"\xa0", "with an entry"),
+        (b"\x80", "another type where a map"),
+        (b"\xa2\x61b\x01\x61a\x01", "not in order"),
+        (b"\xa2\x61a\x01\x61a\x02", "not in order"),
+        (b"\xa1\x60\x01", "without a name"),
+        (b"\xa1\x20\x01", "text"),
+        (b"\xa1\x61a\xf6", "true or false"),
+        (b"\xa1\x61a\xfb" + bytes(8), "true or false"),
+        (b"\xa1\x61a\xa0", "true or false"),
+        (b"\xa1\x61a\x81\x80", "true or false"),
+        (b"\xa1\x61a\x1b\x80" + bytes(7), "64 bits"),
+        (b"\xa1\x61a\x3b\x80" + bytes(7), "64 bits"),
+        (b"\xa1\x61a\x18\x01", "more bytes than needed"),
+        (b"\xa1\x61\xff\x01", "UTF-8"),
+        (b"\xb8\x41" + b"\x01\x01" * 65, "at most 64"),
+        (b"\xa1\x61a\x98\x41" + b"\x01" * 65, "at most 64"),
+        (b"\xa1\x61a\x59\x40\x00" + bytes(16_384), "16384"),
+        (b"\xa1\x61a", "cut off|true or false|another type"),
+    ],
+)
+def test_headers_of_another_form_are_refused(headers: bytes, why: str) -> None:
+    with pytest.raises(ProtocolError, match=why):
+        codec().decode(headers_payload(headers))
+    assert codec().decode(headers_payload(b"\xa1\x61a\x01")).messages[0].headers == {"a": 1}
+
+
+def test_headers_count_against_the_size_of_a_message() -> None:
+    most = GossipParams().message_bytes_max
+    headers = b"\xa1\x61a\x44abcd"
+    assert codec().decode(headers_payload(headers, bytes(most - len(headers)))).messages
+    with pytest.raises(ProtocolError, match="together"):
+        codec().decode(headers_payload(headers, bytes(most - len(headers) + 1)))
+
+
+@given(
+    st.dictionaries(
+        st.text(min_size=1, max_size=12),
+        st.one_of(
+            st.text(max_size=20),
+            st.binary(max_size=20),
+            st.booleans(),
+            st.integers(-(2**63), 2**63 - 1),
+            st.lists(st.one_of(st.text(max_size=5), st.binary(max_size=5), st.integers(-9, 9), st.booleans())),
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_any_headers_come_back_as_they_were_and_have_one_encoding(given_headers: dict[str, object]) -> None:
+    headers = message_headers(given_headers)
+    assert headers.encoded == cbor2.dumps(given_headers, canonical=True)
+    reader = CborReader(headers.encoded)
+    read = read_headers(reader)
+    assert (dict(read), read.encoded) == (given_headers, headers.encoded)
+    assert hash(read) == hash(headers)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"": 1},
+        {1: "x"},
+        {"a": None},
+        {"a": 1.5},
+        {"a": {"b": 1}},
+        {"a": [["b"]]},
+        {"a": 2**63},
+        {"a": list(range(65))},
+        {"a": "\ud800"},
+        {"\ud800": 1},
+        {str(number): 1 for number in range(61)},
+        {"a": bytes(16_384)},
+    ],
+)
+def test_an_app_s_headers_that_are_not_allowed_are_refused(headers: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"header"):
+        message_headers(headers)
 
 
 @pytest.mark.parametrize("seqno", [0, 23, 24, 255, 2**16, 2**32 - 1, 2**32, 2**56 - 1, 2**56, 2**63, 2**64 - 1])

@@ -486,6 +486,14 @@ def test_an_iwant_flood_is_cut_per_heartbeat() -> None:
     assert router.counters()["drop: iwant flood"] == 1
 
 
+def test_a_node_asks_for_no_more_in_one_iwant_than_it_can_judge_of_one_answer() -> None:
+    router = joined(2, params=GossipParams(iwant_ids_per_rpc_max=10))
+    ids = tuple(b"%d" % number for number in range(25))
+    asked = [rpc.iwant for rpc in sends(router.handle(RpcReceived(peer(1), Rpc(ihave=(IHave("t", ids),))), 1.0))]
+    assert [len(each) for each in asked] == [10, 10, 5]
+    assert sorted(message_id for each in asked for message_id in each) == sorted(ids)
+
+
 def test_a_graft_flood_gets_one_answer_per_heartbeat_and_ends_in_the_graylist() -> None:
     router = joined(1, scores=standard_scores())
     router.handle(RpcReceived(peer(1), Rpc(prune=(Prune("t", 60),))), 0.5)

@@ -9,11 +9,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from dep2p.errors import MessageTooLargeError, NoPeersSubscribedError, RateLimitedError, TooManyTopicsError
 from dep2p.gossipsub.effects import Deliver, Effect, Send, Validate
-from dep2p.gossipsub.events import Event, Join, Publish, Validated, Verdict
+from dep2p.gossipsub.events import ConfigureTopic, Event, Join, JoinMatching, Publish, Validated, Verdict
 from dep2p.gossipsub.params import GossipParams
+from dep2p.gossipsub.patterns import has_wildcard
 from dep2p.gossipsub.router import Router
 from dep2p.gossipsub.scoring.params import hardening_scores, standard_scores
 from dep2p.gossipsub.scoring.peer_gater import GaterParams
+from dep2p.gossipsub.subscriptions import PATTERNS_PER_PEER_MAX
 from tests.gossipsub.hostile import PEERS, TOPICS, some_event, some_rpc
 from tests.gossipsub.network import make_router, peer
 
@@ -29,6 +31,8 @@ SMALL = GossipParams(
     mcache_bytes_max=10_000,
     seen_items_max=60,
     backoff_items_max=15,
+    matched_topics_max=2,
+    matched_topic_idle_ticks=2,
     ihave_ids_max=50,
     idontwant_ids_max=30,
     validation_max=8,
@@ -62,8 +66,15 @@ def check(router: Router) -> None:
         assert set(router.peers(topic)) <= connected
     sizes = router.sizes()
     assert sizes["peers"] <= params.peers_max
-    assert len(router.topics()) <= params.topics_max
-    assert sizes["topics"] <= params.topics_max + params.peers_max * params.topics_per_peer_max + len(TOPICS)
+    matched = router.matched()
+    assert len(matched) <= params.matched_topics_max
+    assert set(matched) <= set(router.topics())
+    assert not any(map(has_wildcard, router.topics())) or not sizes["patterns"]
+    assert sizes["patterns"] <= params.peers_max * PATTERNS_PER_PEER_MAX + PATTERNS_PER_PEER_MAX
+    assert len(router.topics()) <= params.topics_max + params.matched_topics_max
+    assert sizes[
+        "topics"
+    ] <= params.topics_max + params.matched_topics_max + params.peers_max * params.topics_per_peer_max + len(TOPICS)
     assert sizes["seen"] <= params.seen_items_max
     assert sizes["mcache"] <= params.mcache_items_max
     assert sizes["mcache bytes"] <= params.mcache_bytes_max
@@ -98,8 +109,9 @@ class RouterMachine(RuleBasedStateMachine):
         gated=st.booleans(),
         external=st.booleans(),
         tracing=st.booleans(),
+        patterns=st.booleans(),
     )
-    def start(self, seed: int, scores: Any, gated: bool, external: bool, tracing: bool) -> None:
+    def start(self, seed: int, scores: Any, gated: bool, external: bool, tracing: bool, patterns: bool) -> None:
         self.rng = random.Random(seed)
         self.now = 0.0
         self.delivered: dict[bytes, int] = {}
@@ -110,13 +122,15 @@ class RouterMachine(RuleBasedStateMachine):
             gater=GaterParams() if gated else None,
             is_external=external,
             tracing=tracing,
+            patterns=patterns,
         )
 
     def feed(self, event: Event) -> None:
         try:
             effects = self.router.handle(event, self.now)
         except DOCUMENTED:
-            assert isinstance(event, Publish | Join), "only these two may be refused"
+            named = Publish | Join | JoinMatching | ConfigureTopic  # by the app: a name may be a malformed pattern
+            assert isinstance(event, named), "only these may be refused"
             assert self.router.handle(Validated(0, Verdict.ACCEPT), self.now) == [], "a refusal leaves nothing behind"
             return
         self.take(effects)

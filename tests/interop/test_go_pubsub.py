@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 import trio
 
-from dep2p import Identity, MessageTooLargeError, Node, PubSubMessage, Subscription, Topic
+from dep2p import Identity, MessageTooLargeError, Node, Subscription, Topic, TopicMessage
 from dep2p.types import PeerId
 from tests.interop.go_daemon import GoDaemon, GoStream, go_daemon
 
@@ -32,7 +32,7 @@ async def meshed(topic: Topic, go: GoDaemon, ours: Node) -> None:
 
 async def collect(messages: Subscription, found: dict[bytes, None], count: int) -> None:
     async for message in messages:
-        assert isinstance(message, PubSubMessage), message
+        assert isinstance(message, TopicMessage), message
         found[message.body] = None
         if len(found) >= count:
             return
@@ -56,7 +56,7 @@ async def test_messages_both_ways_with_author_and_number() -> None:
             assert int.from_bytes(got.seqno, "big") == result.seqno
             await go.publish("chat", b"from go")
             message = await anext(messages)
-            assert isinstance(message, PubSubMessage)
+            assert isinstance(message, TopicMessage)
             assert (message.body, message.sender) == (b"from go", go.peer)
 
 
@@ -110,7 +110,7 @@ async def test_the_largest_message_that_fits_arrives_and_a_byte_more_is_refused_
         async with topic.subscribe() as messages:
             await go.publish("chat", bytes(size))
             message = await anext(messages)
-            assert isinstance(message, PubSubMessage) and message.body == bytes(size)
+            assert isinstance(message, TopicMessage) and message.body == bytes(size)
             assert len((await at_go.next()).data) == size  # go's own subscriber gets what go publishes, too
         # The stream is still the same, and works.
         await topic.publish(b"after")
@@ -130,7 +130,7 @@ async def test_go_restarts_and_is_a_neighbour_again() -> None:
                     assert (await at_go.next()).data == b"round %d" % round_number
                     await go.publish("chat", b"answer")
                     message = await anext(messages)
-                    assert isinstance(message, PubSubMessage) and message.body == b"answer"
+                    assert isinstance(message, TopicMessage) and message.body == b"answer"
             await until(lambda: not topic.peers())
 
 
@@ -191,4 +191,4 @@ async def test_pubsub_over_quic(transport: str) -> None:
             assert (await at_go.next()).data == b"over quic"
             await go.publish("chat", b"back")
             message = await anext(messages)
-            assert isinstance(message, PubSubMessage) and message.body == b"back"
+            assert isinstance(message, TopicMessage) and message.body == b"back"

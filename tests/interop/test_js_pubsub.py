@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from dep2p import Node, PublicPubSub, PubSubMessage, Subscription, Topic
+from dep2p import Node, PublicPubSub, Subscription, Topic, TopicMessage
 from dep2p.gossipsub.signing.policy import SigningPolicy
 from dep2p.pubsub.wire_formats import MESHSUB_1_1, MESHSUB_1_2
 from dep2p.types import PeerId
@@ -54,9 +54,9 @@ async def meshed(ours: Topic, js: JsPeer) -> None:
     await until_js(js, lambda state: bool(state["mesh"]))
 
 
-async def next_text(messages: Subscription) -> tuple[str, PubSubMessage]:
+async def next_text(messages: Subscription) -> tuple[str, TopicMessage]:
     message = await anext(messages)
-    assert isinstance(message, PubSubMessage)
+    assert isinstance(message, TopicMessage)
     return message.body.decode(), message
 
 
@@ -238,5 +238,5 @@ async def test_bursts_of_two_thousand_both_ways_lose_nothing() -> None:
                 seen: dict[bytes, None] = {}
                 while len(seen) < count:
                     message = await anext(messages)
-                    assert isinstance(message, PubSubMessage)
+                    assert isinstance(message, TopicMessage)
                     seen[message.body[:4]] = None

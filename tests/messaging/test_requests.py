@@ -6,13 +6,17 @@ import tracemalloc
 
 import pytest
 import trio
+import trio.testing
 
 from dep2p.errors import (
+    Dep2pError,
     HandlerError,
     MessageTooLargeError,
     NoHandlerError,
+    NotMemberError,
     OverloadedError,
     RequestTimeoutError,
+    StreamClosedError,
 )
 from dep2p.limits import Limits
 from dep2p.messaging.service import Request
@@ -357,3 +361,40 @@ async def test_idle_workers_and_links_keep_no_message_in_memory(autojump_clock: 
             assert tracemalloc.get_traced_memory()[0] < 600_000
         finally:
             tracemalloc.stop()
+
+
+@pytest.mark.parametrize("who", ["caller", "answerer"])
+async def test_only_an_error_before_the_request_was_sent_says_that_it_was_not(
+    who: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with sides(2) as (a, b):
+        begun = trio.Event()
+        errors: list[Dep2pError] = []
+
+        async def slow(request: Request) -> bytes:
+            begun.set()
+            await trio.sleep(5)
+            return b""
+
+        async def ask() -> None:
+            with pytest.raises((NotMemberError, StreamClosedError)) as caught:
+                await a.messaging.request(b.peer, "slow", b"")
+            errors.append(caught.value)
+
+        b.messaging.on_request("slow", slow)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await begun.wait()
+            expeller, expelled = (b, a) if who == "caller" else (a, b)
+            expeller.gate.expel(expelled.peer)
+        a.gate.expel(b.peer)
+        await ask()
+        assert [error.is_unsent for error in errors] == [False, True]
+
+
+async def test_a_request_to_a_peer_that_cannot_be_reached_was_not_sent(autojump_clock: trio.testing.MockClock) -> None:
+    stranger = MemoryNetwork().host().peer_id
+    async with sides(1) as (a,):
+        with pytest.raises(Dep2pError) as caught:
+            await a.messaging.request(stranger, "echo", b"", timeout_s=3)
+        assert caught.value.is_unsent

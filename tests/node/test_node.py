@@ -181,10 +181,8 @@ async def test_connect_says_in_which_realms_the_peer_is_verified(autojump_clock:
         on(network, ours) as b,
         on(network) as stranger,
     ):
-        _connection, verified = await a.connect(b.listen_addrs()[0])
-        assert verified == ["ours"]
-        _connection, verified = await a.connect(stranger.listen_addrs()[0])
-        assert verified == []
+        assert (await a.connect(b.listen_addrs()[0])).realms == ("ours",)
+        assert (await a.connect(stranger.listen_addrs()[0])).realms == ()
         with pytest.raises(ValueError, match="not a full address"):
             await a.connect("/ip4/127.0.0.1/tcp/1")
         with pytest.raises(PeerNotFoundError):
@@ -366,3 +364,20 @@ async def test_a_closed_node_says_that_it_is_closed(autojump_clock: trio.testing
         peer = node.peer_id
     with pytest.raises(NotInRealmError, match="is closed"):
         await node.request(peer, "x", b"")
+
+
+async def test_a_bootstrap_peer_that_is_down_is_said_with_the_last_error(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    network = MemoryNetwork()
+    async with AsyncExitStack() as stack:
+        away = network.host()
+        away.kill()
+        node = await stack.enter_async_context(on(network, Realm.generate("team"), bootstrap=[away.addr]))
+        await trio.sleep(5)
+        (said,) = node.unreached_bootstrap()
+        assert away.peer_id in said and "does not answer" in said and "tried again" in said
+        back = network.host(away.identity)
+        node.remember(back.peer_id, [back.addr])
+        await trio.sleep(5)
+        assert node.unreached_bootstrap() == ()

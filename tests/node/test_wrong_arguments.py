@@ -1,6 +1,6 @@
 """Wrong types and sizes for every parameter of the node's public methods: the node still answers a neighbour."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final
 
 import pytest
@@ -41,7 +41,7 @@ _TAKES_OBJECTS: Final = (
 )
 _OWNERS: Final[dict[str, tuple[type[Any], tuple[str, ...]]]] = {
     "node": (Node, ()),
-    "messaging": (Messaging, ("on_request", "on_notify", "on_stream")),
+    "messaging": (Messaging, ("on_request", "on_notify", "on_stream", "request_once")),
     "queues": (NodeQueues, (*_INNER, *_TAKES_OBJECTS)),
     "remote": (RemoteQueues, (*_INNER, *_TAKES_OBJECTS)),
     "handle": (QueueHandle, _TAKES_OBJECTS),
@@ -63,6 +63,12 @@ async def handler(_: object) -> None: ...
 
 
 def ignore(*_: object) -> None: ...
+
+
+async def no_messages() -> AsyncGenerator[bytes, None]:
+    empty: tuple[bytes, ...] = ()
+    for body in empty:
+        yield body
 
 
 def register(_: object) -> object:
@@ -129,6 +135,7 @@ def _right(other: Node, name: str) -> Mapping[str, Any]:
         "data": b"x",
         "body": b"x",
         "bodies": [b"x"],
+        "messages": no_messages(),
         "topic": "news",
         "addr": other.peer_id,
         "addrs": other.listen_addrs(),
@@ -144,6 +151,7 @@ def _right(other: Node, name: str) -> Mapping[str, Any]:
         "fn": ignore,
         "session_id": "ab",
         "critical_peers": None,
+        "fields": {"load": "1"},
         "message": "handle",
         "seconds": 1.0,
         "invisible_s": 1.0,

@@ -6,7 +6,7 @@ from typing import Any
 
 import trio
 
-from dep2p import Lagged, Node, PubSubMessage, Realm, Subscription, Topic
+from dep2p import Lagged, Node, Realm, Subscription, Topic, TopicMessage
 from dep2p.testing import MemoryHost, MemoryNetwork
 
 
@@ -57,7 +57,7 @@ async def take(messages: Subscription, count: int, *, within_s: float = 60.0) ->
     with trio.fail_after(within_s):
         while len(found) < count:
             item = await anext(messages)
-            assert isinstance(item, PubSubMessage), item
+            assert isinstance(item, TopicMessage), item
             found.append(item.body)
     return found
 

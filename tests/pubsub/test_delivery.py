@@ -13,10 +13,10 @@ from dep2p import (
     MessageTooLargeError,
     NoPeersSubscribedError,
     NotInRealmError,
-    PubSubMessage,
     RateLimitedError,
     Realm,
     TooManyTopicsError,
+    TopicMessage,
     TopicNotFoundError,
 )
 from dep2p.host.interface import ByteStream
@@ -35,14 +35,14 @@ async def test_a_message_says_who_wrote_it_and_who_brought_it(autojump_clock: Cl
             assert result.sent_to == (nodes[1].peer_id,)
             assert not result.queued and not result.dropped
             message = await anext(messages)
-        assert isinstance(message, PubSubMessage)
+        assert isinstance(message, TopicMessage)
         assert message.seqno is not None
         assert (message.topic, message.body, message.id) == ("chat", b"hello", result.id)
         assert message.sender == message.received_from == nodes[0].peer_id
         assert a.mesh() == a.peers() == [nodes[1].peer_id]
         assert list(a.scores()) == [nodes[1].peer_id]
         (status,) = nodes[0].topics()
-        assert (status.name, status.peers, status.mesh, status.subscriptions) == ("chat", 1, 1, 0)
+        assert (status.topic, status.peers, status.mesh, status.subscriptions) == ("chat", 1, 1, 0)
 
 
 async def test_a_burst_of_a_thousand_loses_nothing_and_keeps_its_order(autojump_clock: Clock) -> None:
@@ -273,6 +273,8 @@ async def test_a_node_that_is_behind_passes_over_gossip_for_a_while_and_still_ge
                     await trio.sleep(0.3)
             assert sorted(await take(messages, 1_500)) == sorted(b"%d" % number for number in range(1_500))
         assert any(node.counters().get("pubsub_ihave_passed_over_busy", 0) for node in nodes)
+        # Nobody was asked for more than could be judged of one answer.
+        assert not any(node.counters().get("pubsub_messages_dropped_peer_over_share", 0) for node in nodes)
 
 
 async def test_a_peer_that_ends_every_stream_for_a_minute_is_tried_on_and_found_again(autojump_clock: Clock) -> None:

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from dep2p import Limits, Node, PubSubMessage
+from dep2p import Limits, Node, TopicMessage
 from dep2p.encoding.length_prefixed import encode_length_prefixed
 from dep2p.gossipsub.codecs.libp2p import Libp2pCodec
 from dep2p.gossipsub.codecs.realm import RealmCodec, derive_pubsub_key
@@ -189,7 +189,7 @@ async def test_messages_wait_for_verdicts_in_turns_by_neighbour(autojump_clock: 
         verdicts,
         Counter(),
         lambda message: None,
-        lambda message, peer: PubSubMessage(message.topic, message.data, peer, None, message.id, peer),
+        lambda message, peer: TopicMessage(message.topic, message.data, peer, None, message.id, peer),
         items_max=1_000,
         on_held=lambda is_held: None,
     )

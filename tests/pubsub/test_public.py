@@ -7,7 +7,7 @@ import pytest
 import trio
 import trio.testing
 
-from dep2p import MessageTooLargeError, Node, NotInRealmError, PublicPubSub, PubSubMessage, Realm
+from dep2p import MessageTooLargeError, Node, NotInRealmError, PublicPubSub, Realm, TopicMessage
 from dep2p.gossipsub.effects import Effect
 from dep2p.gossipsub.rpc import Rpc
 from dep2p.gossipsub.scoring.peer_gater import GaterParams
@@ -45,7 +45,7 @@ async def test_nodes_in_no_realm_exchange_messages(autojump_clock: Clock, option
         async with topic_b.subscribe() as messages:
             await topic_a.publish(b"hello")
             message = await anext(messages)
-            assert isinstance(message, PubSubMessage)
+            assert isinstance(message, TopicMessage)
             assert message.body == b"hello"
             assert message.sender == (a.peer_id if options.policy is SigningPolicy.STRICT_SIGN else None)
         assert topic_a.realm_id is None

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from dep2p import Identity, Node, PubSubMessage, Realm, Topic
+from dep2p import Identity, Node, Realm, Topic, TopicMessage
 from dep2p.host.interface import PeerConnected
 from dep2p.testing import FaultProxy
 from tests.pubsub.nodes import until
@@ -138,7 +138,7 @@ async def test_a_restart_over_a_half_open_link_has_pubsub_both_ways_within_a_sec
                     started = trio.current_time()
                     for messages, wanted in ((at_a, b"from b"), (at_b, b"from a")):
                         async for message in messages:
-                            if isinstance(message, PubSubMessage) and message.body == wanted:
+                            if isinstance(message, TopicMessage) and message.body == wanted:
                                 break
                     assert trio.current_time() - started < 1.0
                     nursery.cancel_scope.cancel()

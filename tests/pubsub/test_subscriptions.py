@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from dep2p import PublishRefusedError, PubSubMessage, SeqnoValidator, Verdict
+from dep2p import PublishRefusedError, SeqnoValidator, TopicMessage, Verdict
 from tests.messaging.checkpoints import every_cancellation
 from tests.pubsub.nodes import joined, pubsub_nodes, take, take_items, until
 
@@ -106,11 +106,11 @@ async def test_validators_sync_and_async_accept_ignore_and_reject(autojump_clock
     async with pubsub_nodes(2) as nodes:
         a, b = await joined(nodes)
 
-        def no_spam(message: PubSubMessage) -> bool:
+        def no_spam(message: TopicMessage) -> bool:
             assert message.sender == nodes[0].peer_id
             return b"spam" not in message.body
 
-        async def no_old(message: PubSubMessage) -> Verdict:
+        async def no_old(message: TopicMessage) -> Verdict:
             await trio.sleep(0.1)
             return Verdict.IGNORE if message.body.startswith(b"old") else Verdict.ACCEPT
 
@@ -148,9 +148,9 @@ async def test_what_an_own_validator_does_not_accept_is_not_published(
 ) -> None:
     async with pubsub_nodes(2) as nodes:
         a, b = await joined(nodes)
-        asked: list[PubSubMessage] = []
+        asked: list[TopicMessage] = []
 
-        def judge(message: PubSubMessage) -> bool | Verdict:
+        def judge(message: TopicMessage) -> bool | Verdict:
             asked.append(message)
             if message.body == b"good":
                 return True
@@ -158,7 +158,7 @@ async def test_what_an_own_validator_does_not_accept_is_not_published(
                 raise answer
             return answer
 
-        async def judge_later(message: PubSubMessage) -> bool | Verdict:
+        async def judge_later(message: TopicMessage) -> bool | Verdict:
             await trio.sleep(1)
             return judge(message)
 
@@ -181,7 +181,7 @@ async def test_a_failing_or_endless_validator_ignores_that_message_only(autojump
     async with pubsub_nodes(2) as nodes:
         a, b = await joined(nodes)
 
-        async def picky(message: PubSubMessage) -> None:
+        async def picky(message: TopicMessage) -> None:
             if message.body == b"crash":
                 raise RuntimeError("no")
             if message.body == b"hang":
@@ -201,7 +201,7 @@ async def test_a_throttled_validator_drops_what_is_too_much_and_counts_it(autoju
     async with pubsub_nodes(2) as nodes:
         a, b = await joined(nodes)
 
-        async def slow(_message: PubSubMessage) -> None:
+        async def slow(_message: TopicMessage) -> None:
             await trio.sleep(1)
 
         b.add_validator(slow, concurrency=4)
@@ -217,7 +217,7 @@ async def test_a_slow_validator_of_one_topic_does_not_delay_another_topic(autoju
         a, b = await joined(nodes)
         other_a, other_b = await joined(nodes, "other")
 
-        async def slow(_message: PubSubMessage) -> None:
+        async def slow(_message: TopicMessage) -> None:
             await trio.sleep(5)
 
         b.add_validator(slow)
@@ -252,7 +252,7 @@ async def test_a_wait_for_a_message_cancelled_at_any_await_loses_none(autojump_c
 
             async def one() -> None:
                 item = await anext(messages)
-                assert isinstance(item, PubSubMessage)
+                assert isinstance(item, TopicMessage)
                 got.append(item.body)
 
             for number in range(200):
@@ -274,5 +274,5 @@ async def test_join_and_leave_cancelled_at_any_await_leave_no_half_joined_topic(
 
         async for _ in every_cancellation(visit, duration_s=0.002):
             pass
-        assert [status.name for status in nodes[0].topics()] == ["chat"]
+        assert [status.topic for status in nodes[0].topics()] == ["chat"]
         await until(lambda: not nodes[1].pubsub().peers("visit"))

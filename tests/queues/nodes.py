@@ -9,7 +9,9 @@ import trio
 
 from dep2p.identity import Identity
 from dep2p.limits import Limits
+from dep2p.protocols.queues.admin import MessageInfo
 from dep2p.queues.access import Access, Rights, Who
+from dep2p.queues.api.queues import Queues
 from dep2p.queues.broker.engine import EngineBounds, QueueEngine
 from dep2p.queues.broker.ownership import StoreOwnership
 from dep2p.queues.service.realm_queues import RemoteQueues
@@ -89,6 +91,12 @@ class QueueSide:
     async def cut(self, other: "QueueSide") -> None:
         """Every connection to the other ends."""
         await self.host.disconnect(other.peer)
+
+
+async def exported(queues: Queues, name: str) -> list[MessageInfo]:
+    """Every message of a queue's log."""
+    async with queues.export(name) as messages:
+        return [message async for message in messages]
 
 
 @asynccontextmanager

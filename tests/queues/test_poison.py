@@ -11,16 +11,16 @@ import trio.testing
 
 from dep2p.errors import Dep2pError, MessageTooLargeError, StoreError
 from dep2p.limits import Limits
+from dep2p.protocols.queues.attributes import Attributes, encode_attributes
 from dep2p.protocols.queues.message import NewMessage
 from dep2p.protocols.queues.options import QueueOptions
 from dep2p.protocols.queues.wire.frames import ATTRIBUTES_BYTES_MAX, WireMessage
 from dep2p.protocols.wire.cbor import encode_canonical
-from dep2p.queues.types import Attributes, encode_attributes
 from dep2p.storage.memory import MemoryStore
 from dep2p.storage.sqlite.store import SqliteStore
 from dep2p.testing.memory import MemoryNetwork
 from tests.messaging.nodes import REALM
-from tests.queues.nodes import QueueSide, queue_sides, running_engine
+from tests.queues.nodes import QueueSide, exported, queue_sides, running_engine
 
 POISON = NewMessage(b"poison", attributes=encode_canonical({"t": ["x" * 40_000] * 2}))
 
@@ -209,4 +209,4 @@ async def test_a_stored_message_with_unreadable_attributes_is_listed_with_the_ot
         await broker.queues.create("jobs", QueueOptions(partitions=1))
         await broker.engine.publish(REALM, "jobs", [NewMessage(b"one", attributes=b"\xff\xff"), NewMessage(b"two")])
         assert len(await broker.queues.peek("jobs")) == 2
-        assert len([each async for each in broker.queues.export("jobs")]) == 2
+        assert len(await exported(broker.queues, "jobs")) == 2

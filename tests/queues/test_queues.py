@@ -17,7 +17,7 @@ from dep2p.errors import (
 )
 from dep2p.limits import Limits
 from dep2p.queues.consumer import Messages, QueueMessage
-from tests.queues.nodes import queue_sides
+from tests.queues.nodes import exported, queue_sides
 
 
 async def take(messages: Messages, count: int) -> list[QueueMessage]:
@@ -269,7 +269,7 @@ async def test_pause_peek_empty_and_export(autojump_clock: trio.testing.MockCloc
                 await messages.__anext__()
             assert scope.cancelled_caught
             assert len(await there.peek("jobs", count=3)) == 3
-            assert [each.id async for each in there.export("jobs")] == [
+            assert [each.id for each in await exported(there, "jobs")] == [
                 each.id for each in await there.peek("jobs", count=600)
             ]
             await there.resume_all("jobs")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dep2p.errors import Dep2pError, RealmFileError, RealmSecretError
-from dep2p.protocols.realm.dialable import AddressScope
+from dep2p.protocols.addresses.dialable import AddressScope
 from dep2p.protocols.realm.record_store import StoredRecord
 from dep2p.realm.credentials import INVITE_PREFIX, Realm
 from dep2p.realm.records_file import load_records, save_records

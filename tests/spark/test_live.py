@@ -26,11 +26,14 @@ async def _traced(directory: Path, *, rpcs: bool) -> dict[str, dict[str, int]]:
     settings = TraceSettings(rpcs=rpcs, snapshot_s=0.5, clock_s=1.0)
     async with pubsub_nodes(3, trace_dir=directory, trace_settings=settings) as nodes:
         topics = await joined(nodes)
+        program = await nodes[0].join("chat")  # it hears the node's own messages, too
         async with topics[0].subscribe() as a, topics[1].subscribe() as b, topics[2].subscribe() as c:
-            for number in range(MESSAGES):
-                await topics[number % 3].publish(b"message %d" % number)
-            for messages in (a, b, c):
-                await take(messages, MESSAGES * 2 // 3)
+            async with program.subscribe() as at_program:
+                for number in range(MESSAGES):
+                    await topics[number % 3].publish(b"message %d" % number)
+                for messages in (a, b, c):
+                    await take(messages, MESSAGES * 2 // 3)
+                await take(at_program, MESSAGES)
         await until(lambda: all(node.counters().get("clocks_readings", 0) >= 2 for node in nodes), within_s=60)
         await trio.sleep(0.6)
         return {node.peer_id: node.pubsub().counters() for node in nodes}
@@ -45,6 +48,8 @@ def test_the_report_of_live_nodes_has_their_own_numbers(spark: Any, tmp_path: Pa
     assert figures["nodes"] == 3 and figures["missing_events"] == 0 and len(found.tables["rejected_lines"]) == 0
     (topic,) = figures["topics"]
     assert topic["topic"] == "chat" and topic["messages"] == MESSAGES and topic["reliability"] == 1.0
+    assert topic["deliveries"] == MESSAGES * 2 and topic["local_deliveries"] == MESSAGES // 3
+    assert "to own programs" in page(found, figures, [], title="t", made_by="m")
     copies = found.tables["copies"].groupby("node")[["publishes", "firsts", "duplicates", "rejects"]].sum()
     for node, counts in counted.items():
         row = copies.loc[node]
@@ -52,6 +57,7 @@ def test_the_report_of_live_nodes_has_their_own_numbers(spark: Any, tmp_path: Pa
         assert row["firsts"] == counts["messages_delivered"] == MESSAGES * 2 // 3
         assert row["duplicates"] == counts["router_duplicates"]
         assert row["rejects"] == 0
+    assert sum(counts.get("messages_delivered_local", 0) for counts in counted.values()) == MESSAGES // 3
     rpcs = figures["rpcs"]
     assert rpcs is not None and rpcs["sent"] and rpcs["received"] and not rpcs["dropped"]
     assert len(found.tables["peer_scores"]) == 3 and len(found.tables["mesh_sessions"])

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import trio
 
+from dep2p.protocols.queues.attributes import Attributes, decode_attributes, encode_attributes
 from dep2p.protocols.queues.wire.frames import DeliveryResult, Settle, WireMessage
 from dep2p.queues.broker.engine import QueueEngine
 from dep2p.queues.ordered_consumer import ExclusiveConsumer
-from dep2p.queues.types import Attributes, SubscribeOptions, decode_attributes, encode_attributes, new_messages
+from dep2p.queues.types import SubscribeOptions, new_messages
 from tests.queues.nodes import running_engine
 from tests.services import servers
 from tests.storage.conftest import DURABLE, fresh_place

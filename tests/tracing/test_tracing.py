@@ -77,6 +77,34 @@ async def test_the_files_hold_what_the_nodes_count(tmp_path: Path, autojump_cloc
     assert len(published) == len({*published}) == len(sent)
 
 
+@pytest.mark.parametrize("rpcs", [False, True])
+@pytest.mark.parametrize("sample", [1.0, 0.4])
+async def test_a_message_for_other_programs_of_its_node_is_in_the_trace_of_its_node_alone(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, sample: float, rpcs: bool
+) -> None:
+    settings = TraceSettings(snapshot_s=0, clock_s=0, sample=sample, rpcs=rpcs)
+    async with pubsub_nodes(2, trace_dir=tmp_path, trace_settings=settings) as nodes:
+        topics = await joined(nodes)
+        here, second = await nodes[0].join("chat"), await nodes[0].join("chat")
+        async with topics[0].subscribe(), here.subscribe() as one, second.subscribe() as two, topics[1].subscribe():
+            for number in range(100):
+                result = await topics[0].publish(b"message %d" % number)
+                assert result.local_subscriptions == 2
+            assert len(one) == len(two) == 100
+        await topics[0].publish(b"nobody here reads it")
+        await trio.sleep(1)
+    at_author, at_other = events_in(tmp_path, nodes[0]), events_in(tmp_path, nodes[1])
+    published = {event["msg"]: event for event in of_kind(at_author, "publish")}
+    local = of_kind(at_author, "deliver_local")
+    assert len({event["msg"] for event in local} & set(published)) == len(local) >= len(published) - 1
+    assert len(local) == 100 if sample == 1.0 else 10 < len(local) < 70  # 40 are expected: six standard deviations
+    for event in local:
+        of_message = published[event["msg"]]
+        assert (event["readers"], event["topic"], event["size"]) == (2, "chat", of_message["size"])
+        assert event["t"] >= of_message["t"] and event["seq"] > of_message["seq"]
+    assert not of_kind(at_author, "deliver") and not of_kind(at_other, "deliver_local")
+
+
 async def test_started_in_the_middle_it_begins_with_how_things_are(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from dep2p.cli.framework.command import Invocation
 from dep2p.cli.framework.render import address, byte_count, left_of, short_peer
-from dep2p.errors import ConfigError, IdentityError, RealmFileError
+from dep2p.errors import ConfigError, IdentityError, RealmFileError, RequestTimeoutError
 from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
@@ -61,9 +61,12 @@ def check_versions(run: Invocation) -> list[CheckResult]:
 def check_configuration(run: Invocation) -> list[CheckResult]:
     """The configuration file."""
     try:
-        config = run.config()
+        target = run.target()
     except ConfigError as error:
         return [CheckResult("fail", "configuration", str(error), "correct it, then: dep2p config check")]
+    config = target.config
+    if config is None:
+        return [CheckResult("ok", "configuration", f"the node at {target.tcp} is on another machine, {target.origin}")]
     where = str(config.file) if config.file else "defaults and environment, no file"
     return [CheckResult("ok", "configuration", where)]
 
@@ -220,10 +223,16 @@ def daemon_checks(run: Invocation) -> list[CheckResult]:
     """The running daemon: socket, version, health, peers, members."""
     from dep2p.client import DaemonUnreachableError
 
-    where = run.socket or (None if (config := _config(run)) is None else config.socket_path)
-    if where is None:
-        return []
+    try:
+        where = run.target().socket
+    except ConfigError:
+        return []  # check_configuration reports it
     findings: list[CheckResult] = []
+    if where is None:
+        try:
+            return run.with_client(_ask_daemon)
+        except DaemonUnreachableError as error:
+            return [CheckResult("fail", "daemon", error.detail, error.hint or "is it up, and the way to it open?")]
     if where.exists() and not stat.S_ISSOCK(where.stat().st_mode):
         findings.append(CheckResult("fail", "socket", f"{where} is no socket", f"move it away: mv {where} {where}.old"))
     elif where.exists():
@@ -290,7 +299,7 @@ async def _ask_members(client: "Client", realm: "RealmSummary", own: str) -> lis
 async def _ask_each_member(client: "Client", realm: "RealmSummary", own: str, *, is_refused: bool) -> list[CheckResult]:
     name = printable(realm.name)
     check = f"realm {name}"
-    members = [member for member in await client.realm_members(realm.realm_id) if member.peer != own]
+    members = [member for member in await client.members(realm.realm_id) if member.peer != own]
     if not members and is_refused:
         return []  # the refusals say why
     up = [member for member in members if member.state == "up"]
@@ -303,10 +312,12 @@ async def _ask_each_member(client: "Client", realm: "RealmSummary", own: str, *,
     answered = 0
     for member in up[:_PING_PEERS_MAX]:
         try:
-            (rtt_s,) = await client.peer_ping(member.peer, 1, 2.0)
+            await client.ping(member.peer, timeout_s=2.0)
+        except RequestTimeoutError:
+            continue
         except Exception as error:  # a member that fails is a finding, and does not end the check
             return [CheckResult("warn", check, f"{short_peer(member.peer)}: {error}", "dep2p peer ls")]
-        answered += rtt_s is not None
+        answered += 1
     asked = len(up[:_PING_PEERS_MAX])
     text = f"{len(up)} of {len(members)} other members up, {answered} of {asked} answer pings"
     if not up or answered < asked:
@@ -320,7 +331,7 @@ async def _ask_each_member(client: "Client", realm: "RealmSummary", own: str, *,
 
 def _config(run: Invocation) -> "Config | None":
     try:
-        return run.config()
+        return run.target().config
     except ConfigError:
         return None  # check_configuration reports it
 

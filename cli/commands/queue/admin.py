@@ -21,6 +21,7 @@ from dep2p.cli.commands.queue.options import (
     QueueTarget,
     message_fields,
     nodes_of,
+    peers_of,
     preview,
     reply_fields,
     require_one,
@@ -90,7 +91,7 @@ def create(
     publish: Annotated[
         str | None,
         typer.Option(
-            "--publish", help="The peers that may publish: members, owner, or ids with commas.", metavar="WHO"
+            "--publish", help="The peers that may publish: members, owner, or peers with commas.", metavar="WHO"
         ),
     ] = None,
     consume: Annotated[
@@ -120,17 +121,13 @@ def create(
         options["order"] = order
     if no_dead_letters:
         options["dead_letters"] = False
-    access: dict[str, str | list[str]] = {
-        name: who if who in ("members", "owner") else [each.strip() for each in who.split(",")]
-        for name, who in (("publish", publish), ("consume", consume), ("administer", administer))
-        if who is not None
-    }
+    given = (("publish", publish), ("consume", consume), ("administer", administer))
 
     async def body(client: "Client") -> "QueueInfo":
-        where = await at.resolve(client)
-        return await client.queue_create(
-            queue, options=options, access=access or None, nodes=await nodes_of(client, node), **where
-        )
+        access = {name: await peers_of(client, f"--{name}", who) for name, who in given if who is not None}
+        queues = await at.queues(client)
+        nodes = await nodes_of(client, node)
+        return await (await queues.create(queue, options, access=access or None, nodes=nodes)).info()
 
     found = run.with_client(body)
     if run.json:
@@ -144,7 +141,7 @@ def list_queues(run: Invocation, *, at: QueueTarget) -> None:
     """List the queues and count their messages."""
 
     async def body(client: "Client") -> "list[QueueSummary]":
-        return await client.queues(**await at.resolve(client))
+        return await (await at.queues(client)).listing()
 
     queues = run.with_client(body)
     if run.json:
@@ -174,7 +171,7 @@ def info(run: Invocation, queue: QueueArgument, *, at: QueueTarget) -> None:
     """Show a queue: options, channels, consumers."""
 
     async def body(client: "Client") -> "QueueInfo":
-        return await client.queue(queue, **await at.resolve(client))
+        return await (await at.queues(client)).info(queue)
 
     found = run.with_client(body)
     if run.json:
@@ -224,7 +221,7 @@ def peek(
     """Show the oldest messages without taking them."""
 
     async def body(client: "Client") -> "list[MessageInfo]":
-        return await client.queue_peek(queue, channel=channel, count=count, **await at.resolve(client))
+        return await (await at.queues(client)).peek(queue, channel, count=count)
 
     messages = run.with_client(body)
     if run.json:
@@ -277,11 +274,11 @@ def pause(
     require_one(channel, all_channels)
 
     async def body(client: "Client") -> None:
-        where = await at.resolve(client)
+        queues = await at.queues(client)
         if channel is None:
-            await client.queue_pause_all(queue, **where)
+            await queues.pause_all(queue)
         else:
-            await client.queue_pause(queue, channel, **where)
+            await queues.pause(queue, channel)
 
     run.with_client(body)
     _done(run, queue, channel, "paused")
@@ -300,11 +297,11 @@ def resume(
     require_one(channel, all_channels)
 
     async def body(client: "Client") -> None:
-        where = await at.resolve(client)
+        queues = await at.queues(client)
         if channel is None:
-            await client.queue_resume_all(queue, **where)
+            await queues.resume_all(queue)
         else:
-            await client.queue_resume(queue, channel, **where)
+            await queues.resume(queue, channel)
 
     run.with_client(body)
     _done(run, queue, channel, "resumed")
@@ -349,10 +346,10 @@ def empty(
     ask(run, f"drop all messages that wait in {_named(queue, channel)}?", yes=yes)
 
     async def body(client: "Client") -> int:
-        where = await at.resolve(client)
+        queues = await at.queues(client)
         if channel is None:
-            return await client.queue_empty_all(queue, **where)
-        return await client.queue_empty(queue, channel, **where)
+            return await queues.empty_all(queue)
+        return await queues.empty(queue, channel)
 
     dropped = run.with_client(body)
     if run.json:
@@ -377,7 +374,7 @@ def remove(
     ask(run, f"delete {_named(queue, None)} with all messages and dead letters?", yes=yes)
 
     async def body(client: "Client") -> "list[PendingDeletion]":
-        return await client.queue_delete(queue, **await at.resolve(client), force=force)
+        return await (await at.queues(client)).delete(queue, force=force)
 
     for each in run.with_client(body):
         run.warn(f"the part {printable(each.shard)} at {each.node} is deleted when that node is back")
@@ -392,7 +389,7 @@ def remove_channel(
     ask(run, f"delete {_named(queue, channel)} with its dead letters?", yes=yes)
 
     async def body(client: "Client") -> None:
-        await client.queue_channel_delete(queue, channel, **await at.resolve(client))
+        await (await at.queues(client)).delete_channel(queue, channel)
 
     run.with_client(body)
     _done(run, queue, channel, "deleted")
@@ -411,13 +408,13 @@ def export(
     """Write every message of the queue's log as a line of JSON, oldest first."""
 
     async def body(client: "Client") -> int:
-        where = await at.resolve(client)
-        total = (await client.queue(queue, **where)).messages
+        queues = await at.queues(client)
+        total = (await queues.info(queue)).messages
         progress = Progress("export", total, shown=not run.quiet and output is not None, unit="messages")
         seen = 0
         try:
             with _sink(output) as sink:
-                async with client.queue_export(queue, **where) as messages:
+                async with queues.export(queue) as messages:
                     async for message in messages:
                         _write(run, sink, message)
                         seen += 1
@@ -501,6 +498,7 @@ def register(app: typer.Typer) -> None:
     command(
         queue,
         "consume",
+        waits=True,
         examples=[
             ("dep2p queue consume jobs workers", "each message on a line of its own, finished as it is printed"),
             (

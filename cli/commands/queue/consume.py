@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from anyio.abc import Process
 
     from dep2p.client import Client
-    from dep2p.client.queues import QueueConsumer, QueueDelivery
+    from dep2p.client.queues.consumer import ClientMessages, ClientQueueMessage
 
 _TOUCH_SHARE: Final = 0.4
 """The share of a message's time after which a message still in work is touched."""
@@ -120,9 +120,9 @@ def consume(
     plan = _Plan(queue, channel, count, raw, nul, command, jobs, delay_s, reject_status, ahead, from_start)
 
     async def body(client: "Client") -> _ConsumeTally:
-        where = await at.resolve(client)
+        queues = await at.queues(client)
         tally = _ConsumeTally()
-        async with client.queue_consume(
+        async with queues.consume(
             queue,
             channel,
             max_in_flight=plan.in_flight,
@@ -130,7 +130,6 @@ def consume(
             count=count,
             filter=filter_text,
             exclusive=fifo,
-            **where,
         ) as consumer:
             run.say(f"waiting for messages of {printable(queue)}, channel {printable(channel)}; Ctrl-C ends")
             if plan.execute is None:
@@ -156,7 +155,7 @@ def _split(text: str) -> list[str]:
     return command
 
 
-async def _print_all(run: Invocation, plan: _Plan, consumer: "QueueConsumer", tally: _ConsumeTally) -> None:
+async def _print_all(run: Invocation, plan: _Plan, consumer: "ClientMessages", tally: _ConsumeTally) -> None:
     from anyio import create_task_group
 
     async with create_task_group() as finishing:
@@ -169,7 +168,7 @@ async def _print_all(run: Invocation, plan: _Plan, consumer: "QueueConsumer", ta
                 break
 
 
-async def _finish(run: Invocation, message: "QueueDelivery", tally: _ConsumeTally) -> None:
+async def _finish(run: Invocation, message: "ClientQueueMessage", tally: _ConsumeTally) -> None:
     try:
         await message.finish(durable=True)
         tally.finished += 1
@@ -178,7 +177,7 @@ async def _finish(run: Invocation, message: "QueueDelivery", tally: _ConsumeTall
         run.warn(f"{message.id}: {error}")
 
 
-def _show(run: Invocation, plan: _Plan, message: "QueueDelivery") -> None:
+def _show(run: Invocation, plan: _Plan, message: "ClientQueueMessage") -> None:
     if run.json:
         run.emit(_fields(message) | body_fields(message.body))
         return
@@ -190,7 +189,7 @@ def _show(run: Invocation, plan: _Plan, message: "QueueDelivery") -> None:
     show_payload(run, message.body, raw=plan.raw, nul=plan.nul)
 
 
-def _fields(message: "QueueDelivery") -> dict[str, object]:
+def _fields(message: "ClientQueueMessage") -> dict[str, object]:
     return {
         "id": message.id,
         "queue": message.queue,
@@ -204,7 +203,7 @@ def _fields(message: "QueueDelivery") -> dict[str, object]:
     }
 
 
-async def _execute_all(run: Invocation, plan: _Plan, consumer: "QueueConsumer", tally: _ConsumeTally) -> None:
+async def _execute_all(run: Invocation, plan: _Plan, consumer: "ClientMessages", tally: _ConsumeTally) -> None:
     from anyio import Semaphore, create_task_group
 
     slots = Semaphore(plan.jobs)
@@ -218,7 +217,7 @@ async def _execute_all(run: Invocation, plan: _Plan, consumer: "QueueConsumer", 
 
 
 async def _execute(
-    run: Invocation, plan: _Plan, message: "QueueDelivery", tally: _ConsumeTally, release: Callable[[], None]
+    run: Invocation, plan: _Plan, message: "ClientQueueMessage", tally: _ConsumeTally, release: Callable[[], None]
 ) -> None:
     from anyio import create_task_group
 
@@ -236,7 +235,9 @@ async def _execute(
         release()
 
 
-async def _decide(run: Invocation, plan: _Plan, message: "QueueDelivery", status: int, tally: _ConsumeTally) -> None:
+async def _decide(
+    run: Invocation, plan: _Plan, message: "ClientQueueMessage", status: int, tally: _ConsumeTally
+) -> None:
     fate = "finished"
     if status == 0:
         await message.finish(durable=True)
@@ -255,16 +256,16 @@ async def _decide(run: Invocation, plan: _Plan, message: "QueueDelivery", status
         run.warn(f"{message.id}: exit status {status} at attempt {message.attempts}: {fate}")
 
 
-async def _touch(message: "QueueDelivery") -> None:
-    from anyio import sleep
+async def _touch(message: "ClientQueueMessage") -> None:
+    from anyio import current_time, sleep
 
-    left_s = message.timeout_s
+    until = message.deadline_s
     while True:
-        await sleep(max(0.1, left_s * _TOUCH_SHARE))
-        left_s = await message.touch()
+        await sleep(max(0.1, (until - current_time()) * _TOUCH_SHARE))
+        until = await message.touch()
 
 
-async def _run_command(command: list[str], message: "QueueDelivery") -> int:
+async def _run_command(command: list[str], message: "ClientQueueMessage") -> int:
     """Run the command once; return its exit status, or 128 + the number of a signal that ended it. Raises
     :class:`CliError`."""
     from anyio import CancelScope, open_process

@@ -40,8 +40,8 @@ def list_dead(
     """List the dead letters of a channel, oldest first."""
 
     async def body(client: "Client") -> "list[DeadLetterInfo]":
-        where = await at.resolve(client)
-        return await client.queue_dead_letters(queue, channel, after=after, count=count, **where)
+        queues = await at.queues(client)
+        return await queues.dead_letters(queue, channel, after=after, count=count)
 
     dead_letters = run.with_client(body)
     if run.json:
@@ -80,8 +80,8 @@ def show_dead(
     """Show one dead letter: what failed, and its body."""
 
     async def body(client: "Client") -> "list[DeadLetterInfo]":
-        where = await at.resolve(client)
-        return await client.queue_dead_letters(queue, channel, after=dead_id - 1, count=1, **where)
+        queues = await at.queues(client)
+        return await queues.dead_letters(queue, channel, after=dead_id - 1, count=1)
 
     found = run.with_client(body)
     if not found or found[0].id != dead_id:
@@ -123,10 +123,10 @@ def replay(
     _require_chosen(ids, everything)
 
     async def body(client: "Client") -> int:
-        where = await at.resolve(client)
+        queues = await at.queues(client)
         if everything:
-            return await client.queue_dead_letters_replay_all(queue, channel, **where)
-        return await client.queue_dead_letters_replay(queue, channel, ids or (), **where)
+            return await queues.replay_all(queue, channel)
+        return await queues.replay(queue, channel, ids or ())
 
     _report(run, queue, channel, run.with_client(body), "replayed")
 
@@ -145,10 +145,10 @@ def remove(
     _require_chosen(ids, everything)
 
     async def body(client: "Client") -> int:
-        where = await at.resolve(client)
+        queues = await at.queues(client)
         if everything:
-            return await client.queue_dead_letters_delete_all(queue, channel, **where)
-        return await client.queue_dead_letters_delete(queue, channel, ids or (), **where)
+            return await queues.delete_all_dead_letters(queue, channel)
+        return await queues.delete_dead_letters(queue, channel, ids or ())
 
     _report(run, queue, channel, run.with_client(body), "removed")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from msgspec import Struct
 
     from dep2p.client import Client
-    from dep2p.client.queues import BrokerChoice
+    from dep2p.client.queues.queues import ClientQueues
 
 QueueArgument = Annotated[str, typer.Argument(help="The queue's name.", metavar="QUEUE")]
 ChannelArgument = Annotated[str, typer.Argument(help="The channel's name.", metavar="CHANNEL")]
@@ -72,14 +72,14 @@ class QueueTarget:
     realm: str | None
     peer: str | None
 
-    async def resolve(self, client: "Client") -> "BrokerChoice":
-        """Return the same with full peer ids. Raises :class:`CliError` for an unknown peer."""
+    async def queues(self, client: "Client") -> "ClientQueues":
+        """Return the queues of that broker. Raises :class:`CliError` for an unknown peer."""
         if self.peer is None:
-            return {"realm": self.realm, "peer": None}
+            return client.queues.select(self.realm)
         named = self.peer.split(",")
         if not all(named):  # an empty name would fit every known peer
             raise CliError(f"--peer {self.peer!r} is empty before or behind a comma", "D4004", exit_code=EXIT_USAGE)
-        return {"realm": self.realm, "peer": ",".join([await resolve_peer(client, each) for each in named])}
+        return client.queues.select(self.realm, *[await resolve_peer(client, each) for each in named])
 
 
 def with_target(function: Callable[..., int | None]) -> Callable[..., int | None]:
@@ -105,6 +105,16 @@ def with_target(function: Callable[..., int | None]) -> Callable[..., int | None
 async def nodes_of(client: "Client", nodes: list[str] | None) -> list[str]:
     """Return the full ids of the nodes of ``--node``, or "self". Raises :class:`CliError` for an unknown one."""
     return [each if each == "self" else await resolve_peer(client, each) for each in nodes or ()]
+
+
+async def peers_of(client: "Client", option: str, who: str) -> "str | list[str]":
+    """Return "members" or "owner", or the full ids of peers with commas between them. Raises :class:`CliError`."""
+    if who in ("members", "owner"):
+        return who
+    named = [each.strip() for each in who.split(",")]
+    if not all(named):  # an empty name would fit every known peer
+        raise CliError(f"{option} {who!r} is empty before or behind a comma", "D4004", exit_code=EXIT_USAGE)
+    return [await resolve_peer(client, each) for each in named]
 
 
 def require_one(channel: str | None, all_channels: bool) -> None:

@@ -15,6 +15,7 @@ from dep2p.cli.commands.queue.options import (
 )
 from dep2p.cli.framework.command import Invocation, command
 from dep2p.cli.framework.render import byte_count, duration, table
+from dep2p.control_api.errors import DaemonUnreachableError
 from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
@@ -53,9 +54,8 @@ def expand(
     """Give a queue more partitions. The order of each key holds."""
 
     async def body(client: "Client") -> "QueueExpanded":
-        return await client.queue_expand(
-            queue, partitions, nodes=await nodes_of(client, node), **await at.resolve(client)
-        )
+        queues = await at.queues(client)
+        return await queues.expand(queue, partitions, nodes=await nodes_of(client, node))
 
     found = run.with_client(body)
     if run.json:
@@ -71,7 +71,7 @@ def route(run: Invocation, queue: QueueArgument, *, at: QueueTarget) -> None:
     """Show which partition has which keys, and what each holds."""
 
     async def body(client: "Client") -> "QueueRoute":
-        return await client.queue_route(queue, **await at.resolve(client))
+        return await (await at.queues(client)).route(queue)
 
     found = run.with_client(body)
     if run.json:
@@ -113,7 +113,7 @@ def consumers(
     """List the consumers of a channel with the partitions that are theirs."""
 
     async def body(client: "Client") -> "ChannelConsumers":
-        return await client.queue_consumers(queue, channel, **await at.resolve(client))
+        return await (await at.queues(client)).consumers(queue, channel)
 
     found = run.with_client(body)
     if run.json:
@@ -147,10 +147,21 @@ def locks(
     async def body(client: "Client") -> None:
         from anyio import sleep
 
-        where = await at.resolve(client)
+        queues = await at.queues(client)
         before: object = None
+        is_away = False
         while True:
-            found = await client.queue_locks(queue, channel, **where)
+            try:
+                found = await queues.locks(queue, channel)
+            except DaemonUnreachableError as error:
+                if before is None or not run.reconnect:
+                    raise
+                if not is_away:
+                    run.warn(f"interrupted: {printable(error.detail)}; waiting to go on")
+                is_away = True
+                await sleep(_WATCH_S)
+                continue
+            is_away = False
             if found != before:
                 _show_locks(run, found, with_time=watch)
                 before = found
@@ -205,6 +216,7 @@ def register_order(queue: typer.Typer) -> None:
     command(
         queue,
         "locks",
+        waits=True,
         examples=[
             ("dep2p queue locks orders billing", ""),
             ("dep2p queue locks orders billing --watch", "a table with every change"),

@@ -102,8 +102,8 @@ async def _one(
     options: PutOptions,
     at: QueueTarget,
 ) -> None:
-    where = await at.resolve(client)
-    message_id = await client.queue_put(queue, content, **options, **where)
+    queues = await at.queues(client)
+    message_id = await queues.publish(queue, content, **options)
     if run.json:
         run.emit({"queue": queue, "id": message_id, "bytes": len(content)})
     else:
@@ -119,11 +119,11 @@ async def _many(
     at: QueueTarget,
 ) -> None:
     started_s = time.monotonic()
-    where = await at.resolve(client)
+    queues = await at.queues(client)
     source.start(shown=not run.quiet and not run.json)
     try:
         async with aclosing(source.messages()) as messages:
-            result = await client.queue_put_many(queue, messages, **options, **where)
+            result = await queues.publish_from(queue, messages, **options)
     finally:
         source.progress.clear()
     elapsed_s = time.monotonic() - started_s

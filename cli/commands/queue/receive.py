@@ -1,6 +1,7 @@
 """``dep2p queue receive``, ``ack`` and ``invisible``: receive and acknowledge messages by separate commands."""
 
-from typing import TYPE_CHECKING, Annotated
+import secrets
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -16,12 +17,15 @@ from dep2p.cli.framework.payloads import show_payload
 from dep2p.cli.framework.quantities import parse_seconds
 from dep2p.cli.framework.render import byte_count, duration
 from dep2p.error_codes import EXIT_FAILED, EXIT_OK
+from dep2p.errors import NotInFlightError
 from dep2p.outside_text import printable
 
 if TYPE_CHECKING:
     from dep2p.client import Client
     from dep2p.protocols.queues.admin import ReceivedMessage
 
+_AWAY_S: Final = 30.0
+"""Seconds for which `receive` waits for a daemon that goes away meanwhile."""
 HandlesArgument = Annotated[list[str], typer.Argument(help="Handles as `receive` prints them.", metavar="HANDLE...")]
 HandleArgument = Annotated[str, typer.Argument(help="As `receive` prints it.", metavar="HANDLE")]
 TimeArgument = Annotated[str, typer.Argument(help="From now on, like 30, 10m or 2h; 0: at once.", metavar="TIME")]
@@ -48,16 +52,14 @@ def receive(
     wait_s, invisible_s = parse_seconds(wait, "--wait"), parse_seconds(invisible, "--invisible")
 
     async def body(client: "Client") -> list["ReceivedMessage"]:
-        return await client.queue_receive(
-            queue,
-            channel,
-            count=count,
-            wait_s=wait_s,
-            invisible_s=invisible_s,
-            from_start=from_start,
-            **await at.resolve(client),
+        consumer = (await at.queues(client)).simple_consumer(queue, channel)
+        # With an attempt id, the call may be made again when its answer is lost.
+        attempt_id = secrets.token_hex(8) if run.reconnect else ""
+        return await consumer.receive(
+            count, wait_s=wait_s, invisible_s=invisible_s, attempt_id=attempt_id, from_start=from_start
         )
 
+    run.call_reconnect_s = _AWAY_S
     messages = run.with_client(body)
     for message in messages:
         if run.json:
@@ -84,8 +86,12 @@ def ack(
 ) -> int:
     """Acknowledge received messages: they are done, on disk."""
 
-    async def body(client: "Client") -> list[str]:
-        return await client.queue_ack(queue, channel, handles, **await at.resolve(client))
+    async def body(client: "Client") -> tuple[str, ...]:
+        try:
+            await (await at.queues(client)).simple_consumer(queue, channel).ack(*handles)
+        except NotInFlightError as error:
+            return error.handles
+        return ()
 
     refused = run.with_client(body)
     if run.json:
@@ -109,7 +115,7 @@ def invisible(
     seconds = parse_seconds(time, "TIME")
 
     async def body(client: "Client") -> float:
-        return await client.queue_change_invisible(queue, channel, handle, seconds, **await at.resolve(client))
+        return await (await at.queues(client)).simple_consumer(queue, channel).change_invisible(handle, seconds)
 
     left_s = run.with_client(body)
     if run.json:
@@ -130,8 +136,8 @@ def register_receive(queue: typer.Typer) -> None:
             ("dep2p queue receive jobs workers -n 10 --invisible 10m --json", "ten, for ten minutes"),
         ],
         notes="A received message is hidden from other consumers for its invisible time, also when this command dies. "
-        "Then it is delivered again, and after the queue's max_attempts becomes a dead letter. The command tries "
-        "nothing again.",
+        "Then it is delivered again, and after the queue's max_attempts becomes a dead letter. When the "
+        "daemon restarts meanwhile, the command asks it again, for up to 30 s; not with --no-reconnect.",
     )(receive)
     command(queue, "ack", examples=[("dep2p queue ack jobs workers 0000010000000001-1", "")])(ack)
     command(

@@ -11,15 +11,19 @@ from dep2p.cli.framework.command import Invocation, command
 from dep2p.cli.framework.errors import CliError
 from dep2p.cli.framework.payloads import cannot_read
 from dep2p.cli.framework.render import short_realm, table
+from dep2p.cli.framework.value_completion import realms
 from dep2p.error_codes import EXIT_NOT_FOUND, EXIT_OK, EXIT_USAGE
 from dep2p.errors import RealmFileError
 from dep2p.outside_text import file_name, printable
 
 if TYPE_CHECKING:
     from dep2p.client import Client
+    from dep2p.control_api.replies import RealmSummary
     from dep2p.realm.credentials import Realm
 
 _INVITE_CHARACTERS_MAX = 65_536
+_FIRST_MEMBER_S = 5.0
+_LOOK_AGAIN_S = 0.1
 
 
 def realm_file_name(name: str) -> str:
@@ -95,27 +99,56 @@ def _save(realm: "Realm", path: Path) -> None:
         raise
 
 
-def _notify_daemon(run: Invocation, path: Path) -> bool:
-    """Let a running daemon join; return False when none runs."""
+def _notify_daemon(run: Invocation, realm: "Realm", *, is_new: bool = False) -> "RealmSummary | None":
+    """Let a running daemon join; return what it knows of the realm then, or None when none runs.
+
+    When the realm names peers to dial, wait some seconds for a first member, or for the errors of all.
+    """
     from dep2p.client import DaemonUnreachableError
 
-    async def body(client: "Client") -> None:
-        await client.realm_join(realm_file=path)
+    async def body(client: "Client") -> "RealmSummary":
+        from anyio import move_on_after, sleep
+
+        found = await client.join_realm(realm)
+        if is_new:
+            return found  # it has no members yet
+        if not realm.bootstrap:
+            return await _with_unreached(client, found)
+        dialed = {addr.rpartition("/p2p/")[2] for addr in realm.bootstrap} - {(await client.status()).peer_id}
+        with move_on_after(_FIRST_MEMBER_S):
+            while not found.members_up and len(found.problems) < len(dialed):
+                await sleep(_LOOK_AGAIN_S)
+                found = next((each for each in await client.realms() if each.realm_id == realm.realm_id), found)
+        return await _with_unreached(client, found)
 
     try:
-        run.with_client(body)
+        return run.with_client(body)
     except DaemonUnreachableError:
-        return False
-    return True
+        return None
 
 
-def _report(run: Invocation, realm: "Realm", path: Path, running: bool, verb: str) -> None:
+async def _with_unreached(client: "Client", found: "RealmSummary") -> "RealmSummary":
+    """While no member is up, add the daemon's problems, such as a bootstrap peer that cannot be reached."""
+    from msgspec.structs import replace
+
+    if found.members_up:
+        return found
+    return replace(found, problems=(*found.problems, *(await client.status()).problems))
+
+
+def _report(run: Invocation, realm: "Realm", path: Path, joined: "RealmSummary | None", verb: str) -> None:
     if run.json:
-        run.emit({"name": realm.name, "realm_id": realm.realm_id, "file": str(path), "daemon": running})
+        said = {} if joined is None else {"members_up": joined.members_up, "problems": list(joined.problems)}
+        fields = {"name": realm.name, "realm_id": realm.realm_id, "file": str(path), "daemon": joined is not None}
+        run.emit({**fields, **said})
         return
     run.print(f"{verb} {printable(realm.name)} ({realm.realm_id})")
-    if running:
+    if joined is not None:
         run.say("the running daemon has joined it")
+        if not joined.members_up and (realm.bootstrap or joined.problems):
+            for problem in joined.problems or ("no member has answered yet",):
+                run.warn(printable(problem))
+            run.say("the daemon goes on trying; look again with: dep2p status")
     else:
         run.say("no daemon is running; it joins when it starts: dep2p daemon")
 
@@ -154,7 +187,8 @@ def new(
     """Make a realm and join it. Its secret is random unless a passphrase is given."""
     from dep2p.realm.credentials import Realm
 
-    if passphrase or passphrase_file is not None:
+    has_passphrase = passphrase or passphrase_file is not None
+    if has_passphrase:
         text = _read_passphrase(passphrase_file)
         realm = Realm.from_passphrase(text, name)
     else:
@@ -167,7 +201,7 @@ def new(
             )
         realm = Realm.generate(name)
     path, _ = _keep(run, realm)
-    _report(run, realm, path, _notify_daemon(run, path), "made realm")
+    _report(run, realm, path, _notify_daemon(run, realm, is_new=not has_passphrase), "made realm")
     if not run.json:
         run.say(f"invite others with: dep2p realm invite {shlex.quote(name)}")
 
@@ -175,7 +209,10 @@ def new(
 def show(
     run: Invocation,
     name: Annotated[
-        str | None, typer.Argument(help="Name, id or start of the id; may be left out when there is only one.")
+        str | None,
+        typer.Argument(
+            help="Name, id or start of the id; may be left out when there is only one.", autocompletion=realms
+        ),
     ] = None,
     secret: Annotated[bool, typer.Option("--secret", help="Also print the secret (base64).")] = False,
 ) -> None:
@@ -234,7 +271,7 @@ def join(
     else:
         realm = _from_text(_read_invite(invite, file))
     path, known = _keep(run, realm)
-    _report(run, realm, path, _notify_daemon(run, path), "in this realm already:" if known else "joined realm")
+    _report(run, realm, path, _notify_daemon(run, realm), "in this realm already:" if known else "joined realm")
     if passphrase and not run.json:
         run.say("other words or another name would be another realm: its members show the same id, or you are alone")
         run.say("this dials no peer; to find members: dep2p peer connect ADDR, or --bootstrap or --mdns of the daemon")
@@ -271,13 +308,13 @@ def _from_text(text: str) -> "Realm":
 
 def leave(
     run: Invocation,
-    name: Annotated[str, typer.Argument(help="Name, id or start of the id.", metavar="REALM")],
+    name: Annotated[str, typer.Argument(help="Name, id or start of the id.", metavar="REALM", autocompletion=realms)],
 ) -> None:
     """Leave a realm: tell its members and remove its secret from the data directory."""
     from dep2p.client import DaemonUnreachableError
 
     async def body(client: "Client") -> None:
-        await client.realm_leave(name)
+        await client.leave_realm(name)
 
     running = True
     try:

@@ -1,19 +1,23 @@
 """``dep2p realm ls|members|invite``: the daemon's realms and their members."""
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from dep2p.cli.commands.realm import files as realm_secrets
 from dep2p.cli.framework.command import Invocation, command, group
 from dep2p.cli.framework.errors import CliError
+from dep2p.cli.framework.payloads import RealmOption
 from dep2p.cli.framework.render import address, short_peer, short_realm, table
-from dep2p.outside_text import printable
+from dep2p.outside_text import one_line, printable
+from dep2p.protocols.addresses.dialable import AddressScope, address_scope, widest_scope
 
 if TYPE_CHECKING:
-    from dep2p.client import Client
-    from dep2p.control_api.replies import MemberSummary, RealmSummary
+    from collections.abc import Mapping
+
+    from dep2p.client import Client, MemberUpdate
+    from dep2p.control_api.replies import RealmSummary
 
 RealmArgument = Annotated[
     str | None,
@@ -47,6 +51,8 @@ def list_realms(run: Invocation) -> None:
             for realm in joined
         ]
     except DaemonUnreachableError:
+        if run.target().config is None:
+            raise
         stored = [realm for _, realm in realm_secrets.stored(run.config().realms_dir)]
         rows = [[printable(realm.name), short_realm(realm.realm_id), "-", "-"] for realm in stored]
         if run.json:
@@ -72,27 +78,91 @@ def members(
     run: Invocation,
     realm: RealmArgument = None,
     full: Annotated[bool, typer.Option("--full", help="Print whole peer ids.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Then print each change of a member, until Ctrl-C.")] = False,
 ) -> None:
-    """List the members of a realm and whether they are up."""
+    """List the members of a realm, whether they are up, and what they say about themselves."""
 
-    async def body(client: "Client") -> "tuple[str, str, list[MemberSummary]]":
+    async def body(client: "Client") -> None:
         name = await only_realm(client, realm)
-        return name, (await client.status()).peer_id, await client.realm_members(name)
+        if not watch:
+            await _list_members(run, client, name, full=full)
+            return
+        from dep2p.client import FeedResumed
+        from dep2p.gossipsub.topic_types import Lagged
 
-    name, own, found = run.with_client(body)
+        async with client.watch_members(realm=name) as changes:  # first: no change between the list and the watch
+            await _list_members(run, client, name, full=full)
+            async for change in changes:
+                if not isinstance(change, Lagged):
+                    _show_change(run, change, full=full)
+                elif isinstance(change, FeedResumed):
+                    await _list_members(run, client, name, full=full)
+                elif not change.count:
+                    pass  # `run` reports it
+                elif run.json:
+                    run.emit({"lagged": change.count})
+                else:
+                    run.warn(f"lagged: {change.count} changes were dropped, because this reader was too slow")
+
+    run.with_client(body)
+
+
+async def _list_members(run: Invocation, client: "Client", realm: str, *, full: bool) -> None:
+    own, found = (await client.status()).peer_id, await client.members(realm)
+    own_fields = dict(await client.fields(realm=realm))
     if run.json:
-        run.emit({"realm": name, "members": found})
+        run.emit({"realm": realm, "fields": own_fields, "members": found})
         return
-    rows = [
+    rows = [[own if full else short_peer(own), "self", "-", said_by(own_fields), "-"]]
+    rows += [
         [
             member.peer if full else short_peer(member.peer),
-            "self" if member.peer == own else member.state,
+            member.state,
             datetime.fromtimestamp(member.expires_s, UTC).strftime("%Y-%m-%d %H:%M") if member.expires_s else "-",
+            said_by(member.fields),
             printable(", ".join(map(address, member.addrs))) or "-",
         ]
         for member in found
+        if member.peer != own
     ]
-    run.print(table(["PEER", "STATE", "RECORD UNTIL", "ADDRESSES"], rows))
+    run.print(table(["PEER", "STATE", "RECORD UNTIL", "SAYS", "ADDRESSES"], rows))
+
+
+def said_by(fields: "Mapping[str, str]") -> str:
+    """Return what a member says about itself as one line without escape sequences."""
+    return one_line(" ".join(f"{key}={value}" for key, value in sorted(fields.items()))) or "-"
+
+
+def _show_change(run: Invocation, change: "MemberUpdate", *, full: bool) -> None:
+    if run.json:
+        run.emit(change)
+        return
+    said = said_by(change.fields)
+    run.print(
+        f"{change.kind:<8} {change.peer if full else short_peer(change.peer)}{'' if said == '-' else f'  {said}'}"
+    )
+
+
+def set_fields(
+    run: Invocation,
+    pairs: Annotated[
+        list[str],
+        typer.Argument(help="What to say, as KEY=VALUE; KEY= takes it back.", metavar="KEY=VALUE…"),
+    ],
+    realm: RealmOption = None,
+) -> None:
+    """Say things about this node to all members: an app, a version, a load, a status line."""
+    fields: dict[str, str | None] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not key or not separator:
+            raise CliError(f"{pair!r} is not KEY=VALUE", "D1001", tries=("dep2p realm set status='at lunch'",))
+        fields[key] = value or None
+    said = run.with_client(lambda client: client.set_fields(fields, realm=realm))
+    if run.json:
+        run.emit({"fields": dict(said)})
+    else:
+        run.print(said_by(said))
 
 
 def invite(
@@ -107,14 +177,48 @@ def invite(
 
     async def body(client: "Client") -> tuple[str, str]:
         name = await only_realm(client, realm)
-        return name, await client.realm_invite(name, addrs or ())
+        return name, await client.invite(name, addrs or ())
 
     name, line = run.with_client(body)
+    named = _addrs_of(line)
+    reach = widest_scope(named)
     if run.json:
-        run.emit({"realm": name, "invite": line})
-    else:
-        run.print(line)
-        run.say("this line is enough to join: send it the way you would send a password")
+        rows = [{"addr": addr, "reach": _REACHES[address_scope(addr)]} for addr in named]
+        run.emit({"realm": name, "invite": line, "reach": _REACHES[reach], "addrs": rows})
+        return
+    run.print(line)
+    run.say("this line is enough to join: send it the way you would send a password")
+    for addr in named:
+        run.say(f"  {address(addr)}  {_FROM[address_scope(addr)]}")
+    if (warning := _WARNINGS.get(reach)) is not None:
+        run.warn(warning)
+
+
+_REACHES: Final = {
+    None: "nowhere",
+    AddressScope.LOOPBACK: "machine",
+    AddressScope.PRIVATE: "network",
+    AddressScope.PUBLIC: "anywhere",
+}
+_FROM: Final = {
+    None: "no other node can dial it",
+    AddressScope.LOOPBACK: "from this machine only",
+    AddressScope.PRIVATE: "from the same network only",
+    AddressScope.PUBLIC: "from anywhere, unless a router or firewall is in between",
+}
+_WARNINGS: Final = {
+    None: "it names no address that others can dial: start the node with --listen, or give --addr",
+    AddressScope.LOOPBACK: "it works on this machine only: start the node with --listen "
+    "/ip4/0.0.0.0/tcp/4001, or give --addr",
+    AddressScope.PRIVATE: "it works in this network only. If your router forwards a port: --addr "
+    '/ip4/PUBLIC-IP/tcp/PORT/p2p/ID; else a member with a public address invites, and relays (`relay = "server"`)',
+}
+
+
+def _addrs_of(line: str) -> tuple[str, ...]:
+    from dep2p.realm.credentials import Realm
+
+    return Realm.from_invite(line).addrs
 
 
 def register(app: typer.Typer) -> None:
@@ -124,7 +228,26 @@ def register(app: typer.Typer) -> None:
     command(sub, "ls", examples=[("dep2p realm ls", "name, id, how many other members are known and how many are up")])(
         list_realms
     )
-    command(sub, "members", examples=[("dep2p realm members team", "who is up, and where")])(members)
+    command(
+        sub,
+        "members",
+        waits=True,
+        examples=[
+            ("dep2p realm members team", "who is up, and where"),
+            ("dep2p realm members --watch", "then each change, a line each"),
+        ],
+        notes="Members write the column SAYS themselves, each about itself; see `dep2p realm set`.",
+    )(members)
+    command(
+        sub,
+        "set",
+        examples=[
+            ("dep2p realm set app=mailer version=1.4", "all members see it within seconds"),
+            ("dep2p realm set status=", "takes it back"),
+        ],
+        notes="At most 16 fields, keys of 32 and values of 256 bytes, 1,024 bytes in all. Other fields stay as they "
+        "are. They end with the daemon's process; state belongs in a database.",
+    )(set_fields)
     command(
         sub,
         "invite",

@@ -19,7 +19,6 @@ from dep2p.cli.framework.progress import Progress
 from dep2p.cli.framework.quantities import parse_bytes
 from dep2p.cli.framework.render import byte_count, duration, short_peer
 from dep2p.cli.framework.resolve import resolve_peer
-from dep2p.control_api.errors import DaemonUnreachableError
 from dep2p.errors import Dep2pError, StreamClosedError
 from dep2p.outside_text import printable
 
@@ -180,8 +179,6 @@ class Inbox:
                 text = f"cannot write: {error.strerror or error}"
                 self._report(peer, core.offer, FileVerdictCode.FAILED.value, text)
                 await _conclude(stream, core, FileVerdict(FileVerdictCode.FAILED, text))
-        except DaemonUnreachableError:
-            raise
         except Dep2pError as error:
             interrupted = isinstance(error, StreamClosedError)
             self._report(peer, core.offer, "interrupted" if interrupted else "failed", str(error))
@@ -359,6 +356,7 @@ def register(sub: typer.Typer) -> None:
     command(
         sub,
         "receive",
+        waits=True,
         examples=[
             ("dep2p stream receive ./inbox", "until Ctrl-C"),
             ("dep2p stream receive ./inbox --once --from f3Qa", "one file, of one peer"),

@@ -20,6 +20,7 @@ from dep2p.concurrency.exception_groups import first_error
 from dep2p.error_codes import EXIT_OK, EXIT_REFUSED, EXIT_TIMEOUT
 from dep2p.errors import NoHandlerError, StreamClosedError
 from dep2p.outside_text import printable
+from dep2p.types import PeerId
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
 _END_S: Final = 5.0
 _HASH_BYTES_PER_S_MIN: Final = 20_000_000
+_IN_FLIGHT_BYTES: Final = 2_097_152
+"""Bytes that the daemon and the transport hold at most when the last one was given to them,"""
+_FLIGHT_BYTES_PER_S_MIN: Final = 4_096
+"""and the slowest rate at which they arrive."""
 """A slow disk's rate, in bytes per second: it bounds how long the other side reads back its earlier bytes."""
 
 
@@ -43,7 +48,7 @@ class FileDestination:
     """
 
     client: "Client"
-    peer: str
+    peer: PeerId
     name: str
     timeout_s: float
     realm: str | None
@@ -233,30 +238,40 @@ class _Sending:
                     tasks.cancel_scope.cancel()
 
                 tasks.start_soon(listen)
-                await self._send_all(stream)
-                await anyio.sleep(self._timeout_s + self._core.offer.size / _HASH_BYTES_PER_S_MIN)
+                async with anyio.create_task_group() as watched:
+                    watched.start_soon(self._watch, stream)
+                    await self._send_all(stream)
+                    watched.cancel_scope.cancel()
+                hash_s = self._core.offer.size / _HASH_BYTES_PER_S_MIN
+                await anyio.sleep(self._timeout_s + hash_s + _IN_FLIGHT_BYTES / _FLIGHT_BYTES_PER_S_MIN)
                 raise TimeoutError("the receiver did not confirm")
         except ExceptionGroup as group:
             raise first_error(group) from None
         return verdicts[0]
 
-    async def _send_all(self, stream: "ClientStream") -> None:
+    async def _watch(self, stream: "ClientStream") -> None:
+        """Raise TimeoutError when the daemon takes nothing for ``timeout_s``."""
         import anyio
 
+        while True:
+            seen = stream.sent_bytes
+            await anyio.sleep(self._timeout_s)
+            if stream.sent_bytes == seen:
+                raise TimeoutError
+
+    async def _send_all(self, stream: "ClientStream") -> None:
         left: int = self._core.offer.size - self.sent_up_to
         while left:
             batch: list[bytes] = await _in_thread(self._source.read_batch, left)
-            with anyio.fail_after(self._timeout_s):
-                for data in batch:
-                    await stream.send(self._core.data_item(data))
+            for data in batch:
+                await stream.send(self._core.data_item(data))
             count: int = sum(map(len, batch))
             left -= count
             self.sent_up_to += count
             self._progress.add(count)
         await _in_thread(self._source.check_unchanged)
         await stream.send(self._core.end_item(self._source.digest()))
-        with anyio.fail_after(self._timeout_s):
-            await stream.send_eof()
+        await stream.send_eof()
 
     async def _verdict(self, stream: "ClientStream") -> "FileVerdict":
         from dep2p.errors import ProtocolError

@@ -48,7 +48,7 @@ def start(
         settings["snapshot_s"] = snapshot
 
     async def body(client: "Client") -> None:
-        status = await client.trace_start(directory, **settings)
+        status = await client.tracer.start(directory, **settings)
         if run.json:
             run.emit(status)
             return
@@ -62,8 +62,8 @@ def stop(run: Invocation) -> None:
     """End the trace of the running daemon; its last file is complete then."""
 
     async def body(client: "Client") -> None:
-        before = await client.trace_status()
-        status = await client.trace_stop()
+        before = await client.tracer.status()
+        status = await client.tracer.stop()
         if run.json:
             run.emit(status)
         elif not before.is_on:
@@ -79,7 +79,7 @@ def status(run: Invocation) -> None:
     """Show the state of the running daemon's trace."""
 
     async def body(client: "Client") -> None:
-        found = await client.trace_status()
+        found = await client.tracer.status()
         if run.json:
             run.emit(found)
         elif found.directory is None:

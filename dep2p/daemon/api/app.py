@@ -15,6 +15,7 @@ from dep2p.daemon.api.routes import peers as routes_peers
 from dep2p.daemon.api.routes import process as routes_process
 from dep2p.daemon.api.routes import queues as routes_queues
 from dep2p.daemon.api.routes import realms as routes_realms
+from dep2p.daemon.api.routes import services as routes_services
 from dep2p.daemon.api.routes import sessions as routes_sessions
 from dep2p.daemon.api.routes import streams as routes_streams
 from dep2p.daemon.api.routes import topics as routes_topics
@@ -39,6 +40,7 @@ def build_app(control: Control) -> Starlette:
         *routes_sessions.ROUTES,
         *routes_delivery.ROUTES,
         *routes_trace.ROUTES,
+        *routes_services.ROUTES,
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: no_route})
     app.router.redirect_slashes = False

@@ -11,6 +11,7 @@ import trio
 from dep2p.config.loader import Config
 from dep2p.daemon.api.resources.feeds import EventFeed, NotifyFeed
 from dep2p.daemon.api.resources.queue_consumers import ConsumerTable
+from dep2p.daemon.api.resources.receipts import ReceiptTable
 from dep2p.daemon.api.resources.replies import PendingReplies
 from dep2p.daemon.api.resources.sessions import SessionRegistry
 from dep2p.daemon.api.resources.streams import StreamTable
@@ -38,6 +39,7 @@ class Control:
     replies: PendingReplies
     streams: StreamTable
     topics: TopicTable
+    receipts: ReceiptTable
     queue_consumers: ConsumerTable
     sessions: SessionRegistry
     nursery: trio.Nursery
@@ -85,10 +87,11 @@ async def open_control(
                 RealmFiles(config.realms_dir),
                 subscriptions,
                 events,
-                NotifyFeed(node, subscriptions),
+                NotifyFeed(node, subscriptions, bounds),
                 PendingReplies(node, subscriptions, bounds),
                 streams,
                 topics,
+                ReceiptTable(),
                 ConsumerTable(subscriptions, counts),
                 sessions,
                 nursery,

@@ -14,9 +14,11 @@ from dep2p.config.values import nearest
 from dep2p.control_api.calls import parse_call
 from dep2p.control_api.encoding import decode_headers
 from dep2p.control_api.structs import FieldError, S, convert_fields
-from dep2p.daemon.bounds import ControlBounds
+from dep2p.daemon.bounds import BODY_BYTES_PER_S_MIN, ControlBounds
 from dep2p.daemon.problems import Problem
 from dep2p.errors import MessageTooLargeError
+from dep2p.gossipsub.headers import MessageHeaders, message_headers
+from dep2p.limits import Limits
 from dep2p.types import Headers, PeerId, parse_peer_id
 
 _NAME_BYTES_MAX = 255
@@ -25,20 +27,25 @@ T = TypeVar("T", bound=str)
 
 async def read_json(request: Request, bounds: ControlBounds) -> "Fields":
     """Read the request's body as fields; an empty body is an empty object. Raises :class:`Problem`."""
-    raw = await read_body(request, bounds.json_bytes_max, bounds.body_timeout_s)
+    raw = await _read_json_body(request, bounds)
     return parse_json(raw) if raw else Fields({})
 
 
 async def read_call(request: Request, bounds: ControlBounds, kind: type[S]) -> S:
     """Read the request's body as a call; an empty body is an empty object. Raises :class:`Problem`."""
-    raw = await read_body(request, bounds.json_bytes_max, bounds.body_timeout_s)
+    raw = await _read_json_body(request, bounds)
     return parse_line(raw or b"{}", kind, "the body")
+
+
+async def _read_json_body(request: Request, bounds: ControlBounds) -> bytes:
+    holds = f", which holds {bounds.message_bytes_max} bytes of data in base64"
+    return await read_body(request, bounds.json_bytes_max, bounds.body_timeout_s, holds)
 
 
 def parse_line(raw: bytes, kind: type[S], what: str = "a line") -> S:
     """Decode a JSON object as a call. Raises :class:`Problem`."""
     try:
-        return parse_call(_object(raw, what), kind, what)
+        return parse_call(json_object(raw, what), kind, what)
     except FieldError as error:
         raise field_problem(error) from None
 
@@ -50,10 +57,11 @@ def wrong_field(name: str, why: str) -> Problem:
 
 def parse_json(raw: bytes) -> "Fields":
     """Decode a JSON object as fields. Raises :class:`Problem`."""
-    return Fields(_object(raw, "the body"))
+    return Fields(json_object(raw, "the body"))
 
 
-def _object(raw: bytes, what: str) -> dict[str, object]:
+def json_object(raw: bytes, what: str) -> dict[str, object]:
+    """Decode a JSON object. Raises :class:`Problem`; ``what`` begins its sentence."""
     try:
         # Not msgspec's decoder, which refuses a lone surrogate as no JSON, without the name of its field.
         value: object = json.loads(raw, parse_constant=_no_constant)
@@ -99,6 +107,17 @@ def headers_of(fields: dict[str, object] | None) -> Headers | None:
         raise wrong_field("headers", str(error)) from None
 
 
+def topic_headers(fields: dict[str, object] | None, limits: Limits) -> MessageHeaders | None:
+    """Return the headers of a message for a topic. Raises :class:`Problem`."""
+    headers = headers_of(fields)
+    if not headers:
+        return None
+    try:
+        return message_headers(headers, bytes_max=limits.headers_bytes_max)
+    except ValueError as error:
+        raise wrong_field("headers", str(error)) from None
+
+
 def checked_name(text: str) -> str:
     """Check the name of a request, notify, stream or session: 1 to 255 bytes, printable. Raises :class:`Problem`."""
     return Fields({"name": text}).name()
@@ -110,11 +129,12 @@ def within(name: str, value: float | None, *, default: float, high: float, may_b
     return Fields({name: value}).number(name, default, high=high, may_be_low=may_be_zero)
 
 
-async def read_body(request: Request, bytes_max: int, timeout_s: float) -> bytes:
-    """Read the whole body. Raises :class:`Problem` when it is too large or too slow."""
+async def read_body(request: Request, bytes_max: int, timeout_s: float, holds: str = "") -> bytes:
+    """Read the whole body. Raises :class:`Problem` when it is too large, or slower than BODY_BYTES_PER_S_MIN after its
+    first ``timeout_s``. ``holds`` ends the first one's sentence."""
     announced = request.headers.get("content-length", "0")
     if announced.isdecimal() and int(announced) > bytes_max:
-        raise Problem("D1007", f"the body has {announced} bytes; the most here is {bytes_max}")
+        raise Problem("D1007", f"the body has {announced} bytes; the most here is {bytes_max}{holds}")
     pieces: list[bytes] = []
     size = 0
     with trio.move_on_after(timeout_s) as scope:
@@ -126,11 +146,12 @@ async def read_body(request: Request, bytes_max: int, timeout_s: float) -> bytes
             piece = body_piece(message)
             size += len(piece)
             if size > bytes_max:
-                raise Problem("D1007", f"the body is longer than the {bytes_max} bytes that are taken here")
+                raise Problem("D1007", f"the body is longer than the {bytes_max} bytes that are taken here{holds}")
             pieces.append(piece)
+            scope.deadline += len(piece) / BODY_BYTES_PER_S_MIN
             more = bool(message.get("more_body", False))
     if scope.cancelled_caught:
-        raise Problem("D1009", f"the body did not arrive within {timeout_s:g} s")
+        raise Problem("D1009", f"the body did not arrive within {timeout_s + size / BODY_BYTES_PER_S_MIN:g} s")
     return b"".join(pieces)
 
 
@@ -223,6 +244,13 @@ class Fields:
         if not text.isascii() or not text.isdecimal() or len(text) > 18 or not low <= int(text) <= high:
             raise self.wrong(name, f"is not a whole number from {low} to {high}")
         return int(text)
+
+    def flag(self, name: str) -> bool:
+        """Take 0 or 1; False when it is missing. Raises :class:`Problem`."""
+        text = self.text(name, "0")
+        if text not in ("0", "1"):
+            raise self.wrong(name, "is neither 0 nor 1")
+        return text == "1"
 
     def choice(self, name: str, choices: tuple[T, ...]) -> T:
         """Return one of some texts; the first when it is not there."""

@@ -7,6 +7,7 @@ client. Bytes behind a request wait until its answer is complete. RFC 9112 is th
 import logging
 import select
 import socket
+from typing import Final
 from urllib.parse import unquote
 
 import h11
@@ -14,6 +15,10 @@ import trio
 from starlette.types import ASGIApp, Message, Scope
 
 from dep2p.daemon.bounds import ControlBounds
+
+PIECES_WRITTEN: Final = "dep2p.pieces_written"
+"""The extension of a scope that counts the parts of the answer's body that the socket has. `send` alone does not say
+that: it writes nothing to a client that is gone."""
 
 _logger = logging.getLogger("dep2p.daemon.http")
 _READ_BYTES = 262_144
@@ -169,6 +174,7 @@ class HttpConnection:
         scope = scope_of(request)
         async with trio.open_nursery() as nursery:
             exchange = self._exchange = _Exchange(self, http, request, nursery.cancel_scope)
+            scope["extensions"][PIECES_WRITTEN] = lambda: exchange.pieces_written
             nursery.start_soon(self._cut_when_hung_up, exchange)
             try:
                 await self._app(scope, exchange.receive, exchange.send)
@@ -275,18 +281,21 @@ class HttpConnection:
         """Whether no request follows the present one."""
         return self._closing
 
-    async def write(self, data: bytes) -> None:
-        """Write all of it. A client that takes nothing for `write_stall_timeout_s` is cut off."""
+    async def write(self, data: bytes) -> bool:
+        """Write all of it; return whether the socket has it. A client that takes nothing for `write_stall_timeout_s` is
+        cut off."""
         if self._broken:
-            return
+            return False
         try:
             async with self._write_lock:
                 with memoryview(data) as view:
                     for start in range(0, len(view), _READ_BYTES):
                         with trio.fail_after(self._bounds.write_stall_timeout_s):
                             await self._stream.send_all(view[start : start + _READ_BYTES])
+            return True
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
             self._cut()
+            return False
         except trio.Cancelled:
             self._cut()  # a part of the write may be out, so nothing may follow it
             raise
@@ -304,6 +313,8 @@ class _Exchange:
         self._has_answer_body = True
         self._is_end_given = False
         self.scope = scope
+        self.pieces_written = 0
+        """Parts of the answer's body that the socket has."""
         self.body_read = trio.Event()
         """Set when the client has sent its whole body, and the application has taken it."""
         self.answered = trio.Event()
@@ -360,7 +371,7 @@ class _Exchange:
             is_last = not message.get("more_body", False)
             if is_last:
                 out += self._http.send(h11.EndOfMessage())
-            await self._connection.write(out)
+            self.pieces_written += await self._connection.write(out)
             if is_last:
                 self.answered.set()
         else:

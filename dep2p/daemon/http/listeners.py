@@ -1,4 +1,4 @@
-"""The sockets of the control API: a private Unix socket, and loopback TCP with its token."""
+"""The sockets of the control API: a private Unix socket, loopback TCP with its token, and TCP for TLS."""
 
 import os
 import secrets
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import trio
 
-from dep2p.config.validation import split_loopback
+from dep2p.config.validation import split_address, split_loopback
 from dep2p.daemon.problems import Problem
 
 _BACKLOG = 128
@@ -60,6 +60,16 @@ def _remove_stale(path: Path) -> None:
 def open_tcp(text: str) -> trio.SocketListener:
     """Listen at loopback ``HOST:PORT``. Raises ConfigError, :class:`Problem` D3005."""
     host, port = split_loopback(text, "[control] tcp")
+    return _open(host, port, text)
+
+
+def open_tls(text: str) -> trio.SocketListener:
+    """Listen at ``HOST:PORT`` of any network, for TLS. Raises ConfigError, :class:`Problem` D3005."""
+    host, port = split_address(text, "[control] tls")
+    return _open(host, port, text)
+
+
+def _open(host: str, port: int, text: str) -> trio.SocketListener:
     try:
         opened = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         try:

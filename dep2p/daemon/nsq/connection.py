@@ -41,10 +41,11 @@ from dep2p.protocols.nsq.identify import identify_answer
 from dep2p.protocols.nsq.limits import NsqLimits
 from dep2p.protocols.nsq.session import NsqSession
 from dep2p.protocols.queues.message import NewMessage
+from dep2p.protocols.queues.names import message_id, parse_message_id
 from dep2p.protocols.queues.wire.frames import DeliveryResult, Settle
 from dep2p.queues.broker.engine import QueueEngine
 from dep2p.queues.broker.local_consumer import LocalConsumer
-from dep2p.queues.types import SubscribeOptions, message_id, parse_message_id
+from dep2p.queues.types import SubscribeOptions
 from dep2p.token_bucket import TokenBucket
 
 logger: logging.Logger = logging.getLogger("dep2p.nsq")
@@ -62,6 +63,8 @@ SPACE_TIMEOUT_S: Final = 30.0
 """Seconds for which a publish waits for room in a full queue before it fails."""
 END_TIMEOUT_S: Final = 5.0
 LINGER_S: Final = 1.0
+_WAITED_S: Final = 0.1
+"""Seconds of a write from which on it has waited for the client: the socket was full, and what is in it moves."""
 _DELIVERIES: Final = 64
 
 
@@ -469,13 +472,25 @@ class NsqConnection:
                 chunk.append(data)
                 size += len(data)
                 answers += len(data) if is_answer else 0
-            stall_ms = self.session.settings.heartbeat_ms or self.session.limits.heartbeat_ms
-            with trio.fail_after(stall_ms / 1000):
-                await self._stream.send_all(b"".join(chunk))
+            await self._send(b"".join(chunk))
             self._out_bytes -= size
             self._answer_bytes -= answers
             self._account()
             self._eased.set()
+
+    async def _send(self, data: bytes) -> None:
+        """Send in parts, so that a slow client that takes one after the other is not taken for one that takes none."""
+        settings, limits = self.session.settings, self.session.limits
+        stall_s = (settings.heartbeat_ms or limits.heartbeat_ms) / 1000
+        with memoryview(data) as view:
+            for start in range(0, len(view), READ_BYTES):
+                began_s = trio.current_time()
+                with trio.fail_after(stall_s):
+                    await self._stream.send_all(view[start : start + READ_BYTES])
+                now_s = trio.current_time()
+                if now_s - began_s >= _WAITED_S and settings.heartbeat_ms:
+                    # The client takes what is in front of the heartbeat: it cannot have answered that.
+                    self._reading.deadline = max(self._reading.deadline, now_s + 2 * settings.heartbeat_ms / 1000)
 
     async def _beat(self) -> None:
         last_s = trio.current_time()

@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from dep2p.daemon.bounds import BODY_BYTES_PER_S_MIN
 from dep2p.daemon.http.host_header import is_loopback_host
 from dep2p.daemon.nsq.context import NsqContext
 from dep2p.daemon.nsq.stats import as_text, health_of, stats_of
@@ -179,6 +180,7 @@ class NsqHttp:
                     raise _Refused(503, "OUT_OF_MEMORY")
                 memory.hold(request, size)
                 pieces.append(piece)
+                scope.deadline += len(piece) / BODY_BYTES_PER_S_MIN
         if scope.cancelled_caught:
             raise _Refused(408, "BODY_TIMEOUT")
         return b"".join(pieces)

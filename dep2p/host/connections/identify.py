@@ -26,6 +26,7 @@ from dep2p.host.connections.peerstore import ADDRS_PER_PEER_MAX, PROTOCOLS_PER_P
 from dep2p.host.connections.signed_records import open_signed_record
 from dep2p.host.counters import Counters
 from dep2p.host.interface import ByteStream, Connection
+from dep2p.protocols.addresses.dialable import AddressScope, addrs_over, link_scope
 from dep2p.token_bucket import TokenBucket
 from dep2p.types import PeerId
 
@@ -79,13 +80,14 @@ class IdentifyService:
         self._counters = counters
         self._timeout_s = timeout_s
         self._on_identified = on_identified
-        self._record: tuple[tuple[str, ...], bytes] | None = None
+        self._records: dict[tuple[str, ...], bytes] = {}
+        """Signed records of the present addresses, for each scope of a link."""
         self._pushes: WeakKeyDictionary[Connection, tuple[float, float]] = WeakKeyDictionary()
         """Tokens left at a time."""
 
     def message(self, connection: Connection) -> bytes:
         """The message for this peer, with its length prefix."""
-        own_addrs = tuple(self._own.addrs())
+        own_addrs = addrs_over(self._own.addrs(), link_scope(connection.remote_addr))
         addrs = [Multiaddr(parse_address(text).text).to_bytes() for text in own_addrs]
         observed = b""
         if connection.remote_addr:
@@ -102,11 +104,15 @@ class IdentifyService:
         return encode_length_prefixed(body)
 
     def _signed_record(self, own_addrs: tuple[str, ...]) -> bytes:
-        if self._record is None or self._record[0] != own_addrs:
+        found = self._records.get(own_addrs)
+        if found is None:
             peer = ID.from_pubkey(self._own.key_pair.public_key)
             record = PeerRecord(peer, [Multiaddr(parse_address(text).text) for text in own_addrs])
-            self._record = (own_addrs, seal_record(record, self._own.key_pair.private_key).marshal_envelope())
-        return self._record[1]
+            found = seal_record(record, self._own.key_pair.private_key).marshal_envelope()
+            if len(self._records) >= len(AddressScope):
+                self._records.clear()
+            self._records[own_addrs] = found
+        return found
 
     async def serve(self, stream: ByteStream) -> None:
         """Answer an identify request."""

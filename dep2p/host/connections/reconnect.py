@@ -9,6 +9,7 @@ from dep2p.errors import Dep2pError
 from dep2p.host.counters import Counters
 from dep2p.host.interface import HostEvent, PeerConnected, PeerDisconnected, PeerDiscovered
 from dep2p.host.scopes import new_scope
+from dep2p.outside_text import one_line
 from dep2p.protocols.timing.reconnect import ReconnectPolicy
 from dep2p.types import PeerId
 
@@ -31,9 +32,19 @@ class Reconnector:
         self._counters = counters
         self._changed = trio.Event()
         self._trying: dict[PeerId, trio.CancelScope] = {}
+        self._failures: dict[PeerId, str] = {}
+        """Why the last dial failed, of peers that are kept and have not been connected since."""
+        self._bootstrap: dict[PeerId, None] = {}
+        self._logged: dict[PeerId, None] = {}
+        """Those of `_bootstrap` whose failure was logged."""
 
-    def keep_connected(self, peer: PeerId) -> None:
-        """Dial the peer now if need be, and again with back-off whenever it is lost."""
+    def keep_connected(self, peer: PeerId, *, is_bootstrap: bool = False) -> None:
+        """Dial the peer now if need be, and again with back-off whenever it is lost.
+
+        Of a bootstrap peer, which the user has named, the log says once that it cannot be reached, and why.
+        """
+        if is_bootstrap:
+            self._bootstrap[peer] = None
         if self._policy.add(peer, trio.current_time(), connected=self._is_connected(peer)):
             self._changed.set()
         else:
@@ -42,13 +53,24 @@ class Reconnector:
     def forget(self, peer: PeerId) -> None:
         """Stop keeping the peer connected, and end an attempt in progress."""
         self._policy.forget(peer)
+        self._failures.pop(peer, None)
+        self._bootstrap.pop(peer, None)
+        self._logged.pop(peer, None)
         scope = self._trying.pop(peer, None)
         if scope is not None:
             scope.cancel()
 
+    def failure(self, peer: PeerId) -> str | None:
+        """Return why the last dial of a kept peer failed; None once it is connected, or before a dial has ended."""
+        return self._failures.get(peer)
+
     def on_event(self, event: HostEvent) -> None:
         """Follow connections as they come and go."""
         if isinstance(event, PeerConnected):
+            self._failures.pop(event.connection.peer, None)
+            if event.connection.peer in self._logged:
+                del self._logged[event.connection.peer]
+                logger.info("the bootstrap peer %s is connected", event.connection.peer)
             self._policy.connected(event.connection.peer, trio.current_time())
         elif isinstance(event, PeerDisconnected):
             if event.last:
@@ -73,6 +95,15 @@ class Reconnector:
                     await self._changed.wait()
                 self._changed = trio.Event()
 
+    def _log_once(self, peer: PeerId) -> None:
+        if peer in self._bootstrap and peer not in self._logged:
+            self._logged[peer] = None
+            logger.warning(
+                "the bootstrap peer %s cannot be reached: %s; it is tried again, in the end once a minute",
+                peer,
+                self._failures[peer],
+            )
+
     async def _try(self, peer: PeerId) -> None:
         self._counters.add("reconnect_attempts")
         with new_scope() as scope:
@@ -83,6 +114,9 @@ class Reconnector:
                 self._counters.add("reconnect_failed")
                 logger.debug("reconnecting: %s", error)
                 self._policy.failed(peer, trio.current_time())
+                if self._trying.get(peer) is scope:  # it is kept still
+                    self._failures[peer] = one_line(str(error))
+                    self._log_once(peer)
             else:
                 if self._is_connected(peer):
                     self._policy.connected(peer, trio.current_time())

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("dep2p.host")
 
-_BACKOFF = Backoff(first_s=1.0, max_s=300.0)
+_BACKOFF = Backoff(first_s=1.0, max_s=60.0)
 _STEADY_S = 60.0
 
 Emit = Callable[[PeerId, Sequence[str]], None]

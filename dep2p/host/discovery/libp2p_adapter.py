@@ -20,6 +20,7 @@ from multiaddr import Multiaddr
 from dep2p.errors import Dep2pError, StreamClosedError
 from dep2p.host.connections.peerstore import ADDRS_PER_PEER_MAX
 from dep2p.host.interface import ByteStream, Connection, Host
+from dep2p.protocols.addresses.dialable import addrs_for_others
 from dep2p.types import PeerId
 
 _STORE_PEERS_MAX = 2_048
@@ -162,10 +163,10 @@ class FacadeHost:
         return self._network
 
     def get_addrs(self) -> list[Multiaddr]:
-        return [Multiaddr(text) for text in self._host.listen_addrs()]
+        return [Multiaddr(text) for text in addrs_for_others(self._host.listen_addrs())]
 
     def get_transport_addrs(self) -> list[Multiaddr]:
-        return [Multiaddr(text.rsplit("/p2p/", 1)[0]) for text in self._host.listen_addrs()]
+        return [Multiaddr(text.rsplit("/p2p/", 1)[0]) for text in addrs_for_others(self._host.listen_addrs())]
 
     def get_connected_peers(self) -> list[ID]:
         return [ID.from_string(peer) for peer in dict.fromkeys(one.peer for one in self._host.connections())]

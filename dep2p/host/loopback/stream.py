@@ -43,6 +43,7 @@ class LoopbackStream:
         self._on_done = on_done
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
+        self.sent_bytes: int = 0
         self._write_closed = False
         self._end_passed = False
         self._received: deque[memoryview] = deque()
@@ -64,6 +65,15 @@ class LoopbackStream:
     @property
     def unsent_bytes(self) -> int:
         return self._unsent_bytes
+
+    @property
+    def granted_bytes(self) -> int:
+        return self.sent_bytes - self.other.waiting_bytes
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that have come and that were not read."""
+        return self._received_bytes
 
     @property
     def is_write_closed(self) -> bool:
@@ -116,6 +126,7 @@ class LoopbackStream:
                 piece = piece[:room]
             room -= len(piece)
             self._unsent_bytes -= len(piece)
+            self.sent_bytes += len(piece)
             other.take(piece)
             if self._error is not None:  # the receiver reset the stream  # pyright: ignore[reportUnnecessaryComparison]
                 return False

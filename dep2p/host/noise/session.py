@@ -4,8 +4,11 @@ py-libp2p's own session makes two exact reads, three locks and one write of ever
 256 KiB and decrypts every message in it, and one send carries as many messages as the socket takes.
 """
 
+import fcntl
 import logging
 import os
+import struct
+import termios
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -93,6 +96,7 @@ class NoiseSession(ISecureConn):
         self._socket = _socket_of(raw)
         self._plain = bytearray()  # decrypted and not yet read
         self._unsent = bytearray()  # encrypted, and the socket did not take it yet
+        self._written_bytes = 0  # that the socket took
 
     # For the muxer
 
@@ -105,6 +109,23 @@ class NoiseSession(ISecureConn):
     def unsent_bytes(self) -> int:
         """Encrypted bytes that the socket has not taken yet."""
         return len(self._unsent)
+
+    @property
+    def offered_bytes(self) -> int:
+        """Encrypted bytes of this TCP connection so far, those that the socket has not taken among them; 0 for other
+        transports."""
+        return self._written_bytes + len(self._unsent)
+
+    def arrived_bytes(self) -> int:
+        """Return how many of them the peer's kernel has acknowledged, or the socket has taken where the kernel does not
+        say; 0 for other transports."""
+        if self._socket is None or self.is_closed:
+            return self._written_bytes
+        try:
+            waiting = struct.unpack("i", fcntl.ioctl(self._fd(), termios.TIOCOUTQ, bytes(4)))[0]
+        except (OSError, ConnectionClosedError):
+            return self._written_bytes
+        return self._written_bytes - int(waiting)
 
     @property
     def incomplete_bytes(self) -> int:
@@ -220,11 +241,13 @@ class NoiseSession(ISecureConn):
         if not data:
             return 0
         try:
-            return os.write(self._fd(), data)
+            sent = os.write(self._fd(), data)
         except BlockingIOError:
             return 0
         except OSError as error:
             raise ConnectionClosedError(f"sending failed: {error}", transport="tcp") from error
+        self._written_bytes += sent
+        return sent
 
     async def _read_some(self, into: memoryview, turn: Turn | None) -> int:
         while True:

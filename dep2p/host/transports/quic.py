@@ -49,6 +49,7 @@ from dep2p.host.transports.tcp import bind
 from dep2p.host.upstream.byte_stream import MuxedByteStream
 from dep2p.host.upstream.muxer import UpstreamMuxer
 from dep2p.host.upstream.quic_internals import (
+    acknowledged_of,
     aioquic_of,
     bound_connection_ids,
     bound_receiving,
@@ -313,6 +314,7 @@ class _QuicByteStream(MuxedByteStream):
             # aioquic takes a stream for finished when a later one was written to first, and py-libp2p's writes race.
             open_early(muxed)
         self._quic = muxed.muxed_conn
+        self._stream_id = int(muxed.stream_id)
         self._received, self._has_fin = take_over_receiving(muxed)
         self._read_bytes = 0
         """Bytes read since the peer was last given a wider window for them."""
@@ -349,6 +351,10 @@ class _QuicByteStream(MuxedByteStream):
             self._read_bytes = 0
             self._spawn(self._widen)
         return data
+
+    @property
+    def granted_bytes(self) -> int:
+        return acknowledged_of(self._quic, self._stream_id)
 
     async def _widen(self) -> None:
         await transmit(self._quic)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import trio
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 
+from dep2p.concurrency.stall import run_while_moving
 from dep2p.errors import LocalProtocolError, StreamClosedError
 from dep2p.host.interface import Connection, EndCallback, MuxedConnection, ReceiveCallback
 from dep2p.host.resources.ledger import STREAM_BYTES
@@ -57,6 +58,7 @@ class MuxedByteStream:
         self._close_timeout_s = close_timeout_s
         self._queue: deque[bytes] = deque()
         self._unsent = 0
+        self.sent_bytes: int = 0
         self._writing = False
         self._write_closed = False
         self._eof_sent = False
@@ -114,6 +116,10 @@ class MuxedByteStream:
         return self._unsent
 
     @property
+    def granted_bytes(self) -> int:
+        return 0
+
+    @property
     def is_write_closed(self) -> bool:
         return self._write_closed or self._error is not None
 
@@ -151,6 +157,7 @@ class MuxedByteStream:
                     size += len(parts[-1])
                 await self._muxed.write(parts[0] if len(parts) == 1 else b"".join(parts))
                 self._unsent -= size
+                self.sent_bytes += size
                 self._notify()
             if self._write_closed and not self._eof_sent and self._error is None:
                 self._eof_sent = True
@@ -284,13 +291,18 @@ class MuxedByteStream:
         await trio.lowlevel.checkpoint_if_cancelled()
 
     async def _discard(self) -> None:
-        with trio.move_on_after(self._close_timeout_s):
-            while await self._read_muxed(_CHUNK_BYTES):
-                pass
+        # A reset drops what the peer has not got yet: it waits for an end of the peer, or until nothing of ours goes.
+        if await run_while_moving(
+            self._read_to_end, lambda: self.sent_bytes + self.granted_bytes, self._close_timeout_s
+        ):
             self._read_ended = True
             self._check_done()
-            return
-        self.reset()
+        else:
+            self.reset()
+
+    async def _read_to_end(self) -> None:
+        while await self._read_muxed(_CHUNK_BYTES):
+            pass
 
     def reset(self) -> None:
         if self._error is None:

@@ -22,6 +22,7 @@ from libp2p.transport.quic.stream import QUICStream
 from libp2p.transport.quic.transport import QUICTransport
 from libp2p.transport.quic.utils import create_server_config_from_base, custom_quic_version_to_wire_format
 
+from dep2p.errors import StreamClosedError
 from dep2p.host.resources.receiving import Held
 
 
@@ -176,8 +177,12 @@ async def say_goodbye(connection: QUICConnection) -> None:
 
 
 def open_early(stream: QUICStream) -> None:
-    """Announce a stream of ours to aioquic before it is written to."""
-    stream._connection._quic.send_stream_data(int(stream.stream_id), b"")
+    """Announce a stream of ours to aioquic before it is written to. Raises StreamClosedError when it is finished
+    already, because its connection ends at this moment."""
+    try:
+        stream._connection._quic.send_stream_data(int(stream.stream_id), b"")
+    except ValueError as error:
+        raise StreamClosedError(f"the connection is ending: {error}") from None
 
 
 def take_over_receiving(stream: QUICStream) -> tuple[bytearray, bool]:
@@ -288,6 +293,13 @@ def unread_of(connection: QUICConnection, stream_id: int) -> int:
     """Return how many bytes of a stream wait in its buffer, which is also that of `take_over_receiving`."""
     stream = connection._streams.get(stream_id)
     return 0 if stream is None else len(stream._receive_buffer)
+
+
+def acknowledged_of(connection: QUICConnection, stream_id: int) -> int:
+    """Return how many bytes of a stream of ours the peer has acknowledged without a gap; 0 once aioquic has dropped
+    it."""
+    stream = connection._quic._streams.get(stream_id)
+    return 0 if stream is None else stream.sender._buffer_start
 
 
 async def transmit(connection: QUICConnection) -> None:

@@ -51,6 +51,14 @@ class YamuxByteStream:
         return self._stream.unsent_bytes
 
     @property
+    def sent_bytes(self) -> int:
+        return self._stream.sent_bytes
+
+    @property
+    def granted_bytes(self) -> int:
+        return self._stream.granted_bytes
+
+    @property
     def is_write_closed(self) -> bool:
         return self._stream.is_write_closed
 

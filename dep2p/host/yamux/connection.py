@@ -37,6 +37,7 @@ from dep2p.host.yamux.send_queue import QUANTUM_BYTES
 from dep2p.host.yamux.session import ACCEPT_BACKLOG_MAX, YamuxCore
 from dep2p.host.yamux.stream_state import StreamState
 from dep2p.limits import Limits
+from dep2p.protocols.timing.stall import StallTimer
 
 logger: logging.Logger = logging.getLogger("dep2p.host")
 
@@ -60,8 +61,11 @@ RECEIVE_BYTES_UNPROVEN_MAX = 16_384
 UNSENT_HELD_BYTES_MAX = 262_144
 """Unsent bytes of an unproven peer's connection that its account holds at most: what the node itself wants to send it,
 such as public messages, has queues with bounds of their own and must not end the connection."""
+_LIVENESS_LOOKS = 4
+"""Looks at what moves, in the time for the answer to a ping."""
 LINGER_S = 60.0
-"""Seconds that a stream closed here is kept for a peer that does not end its side; then it is reset."""
+"""Seconds that a stream closed here is kept for a peer that does not end its side; then it is reset. They begin anew
+while bytes of ours still go, or are taken."""
 
 
 class StreamUnavailableError(MuxedStreamError, StreamClosedError):
@@ -77,6 +81,9 @@ class _SecureStream(Protocol):
     def unsent_bytes(self) -> int: ...
     @property
     def incomplete_bytes(self) -> int: ...
+    @property
+    def offered_bytes(self) -> int: ...
+    def arrived_bytes(self) -> int: ...
     def send_now(self, plaintext: bytes) -> bool: ...
     async def send(self, fill: Fill) -> None: ...
     async def receive(self, on_plaintext: OnPlaintext, bytes_max: int = ..., turn: Turn | None = ...) -> bool: ...
@@ -91,6 +98,7 @@ class _GenericPipe:
     can_send_now = False
     unsent_bytes = 0
     incomplete_bytes = 0
+    offered_bytes = 0
 
     def __init__(self, conn: ISecureConn) -> None:
         self._conn = conn
@@ -98,6 +106,9 @@ class _GenericPipe:
 
     def send_now(self, plaintext: bytes) -> bool:
         raise AssertionError("can_send_now is False")
+
+    def arrived_bytes(self) -> int:
+        return 0
 
     async def send(self, fill: Fill) -> None:
         await self._conn.write(bytes(self._buffer[: fill(self._buffer)]))
@@ -344,18 +355,15 @@ class YamuxConnection(IMuxedConn):
 
     async def _watch(self) -> None:
         """Ping the peer; end the connection when neither a pong nor anything else comes in time."""
-        interval_s, timeout_s = self._limits.liveness_interval_s, self._limits.liveness_timeout_s
+        interval_s = self._limits.liveness_interval_s
         core = self._core
         while interval_s > 0:
             self._ponged = trio.Event()
             self._pinged = self._pinged + 1 & 0xFFFFFFFF
             sent_s = trio.current_time()
+            ahead_bytes = self._pipe.offered_bytes
             core.ping(self._pinged)
-            seen = -1
-            while not self._ponged.is_set() and seen != core.bytes_in:
-                seen = core.bytes_in
-                with trio.move_on_after(timeout_s):
-                    await self._ponged.wait()
+            await self._wait_ponged(ahead_bytes)
             if not self._ponged.is_set():
                 self.fail("liveness")
                 return
@@ -364,11 +372,30 @@ class YamuxConnection(IMuxedConn):
             self._end_leftovers(now)
             await trio.sleep_until(max(now, sent_s + interval_s))
 
+    async def _wait_ponged(self, ahead_bytes: int) -> None:
+        """Wait for the answer to a ping that ``ahead_bytes`` of this connection go ahead of.
+
+        Until they have arrived, the peer cannot have answered: on a slow way up that may take minutes.
+        """
+        timeout_s = self._limits.liveness_timeout_s
+        core, pipe = self._core, self._pipe
+        end_s = trio.current_time() + timeout_s
+        came, arrived, was_behind = core.bytes_in, pipe.arrived_bytes(), False
+        while not self._ponged.is_set() and trio.current_time() < end_s:
+            with trio.move_on_at(min(end_s, trio.current_time() + timeout_s / _LIVENESS_LOOKS)):
+                await self._ponged.wait()
+                return
+            now_arrived = pipe.arrived_bytes()
+            is_behind = now_arrived <= ahead_bytes
+            if core.bytes_in != came or (now_arrived != arrived and (is_behind or was_behind)):
+                end_s = trio.current_time() + timeout_s
+            came, arrived, was_behind = core.bytes_in, now_arrived, is_behind
+
     def _end_leftovers(self, now: float) -> None:
         if self._core.peer_said_goodbye and not self._core.streams:
             self.fail("the peer ended the connection")
         for stream in list(self._core.streams.values()):
-            if stream.linger_until_s is not None and stream.linger_until_s <= now:
+            if stream.is_left(now):
                 stream.reset_state("the peer did not end its side in time", "resets_lingering")
 
     def send_urgently(self, stream: "YamuxStream", data: bytes | bytearray | memoryview) -> bool:
@@ -529,13 +556,13 @@ class YamuxConnection(IMuxedConn):
 class YamuxStream(StreamState, IMuxedStream):
     """One stream. All state changes are synchronous: cancelling a caller at any await leaves the stream usable."""
 
-    __slots__ = ("_connection", "_drain_low_bytes", "_readable", "_sent", "linger_until_s", "muxed_conn", "protocol")
+    __slots__ = ("_connection", "_drain_low_bytes", "_linger", "_readable", "_sent", "muxed_conn", "protocol")
 
     def __init__(self, connection: YamuxConnection, core: YamuxCore["YamuxStream"], stream_id: int) -> None:
         super().__init__(core, stream_id)
         self.muxed_conn: IMuxedConn = connection
         self._connection = connection  # the same, as the class that it is
-        self.linger_until_s: float | None = None
+        self._linger: StallTimer | None = None
         self.protocol: str = ""
         """Name of the protocol that was negotiated on it."""
         self._readable: trio.Event | None = None
@@ -604,8 +631,12 @@ class YamuxStream(StreamState, IMuxedStream):
 
     def linger(self) -> None:
         """Reset the stream later if the peer does not end its side."""
-        if self.linger_until_s is None:
-            self.linger_until_s = trio.current_time() + LINGER_S
+        if self._linger is None:
+            self._linger = StallTimer(LINGER_S, trio.current_time(), self.sent_bytes + self.granted_bytes)
+
+    def is_left(self, now: float) -> bool:
+        """Whether it was closed here, the peer has not ended its side, and nothing of ours is on its way any more."""
+        return self._linger is not None and self._linger.is_stalled(now, self.sent_bytes + self.granted_bytes)
 
     def reset_nowait(self) -> None:
         """Abort both directions at once. Idempotent, never raises."""

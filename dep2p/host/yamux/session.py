@@ -358,6 +358,7 @@ class YamuxCore(Generic[S]):
             if stream.send_window + credit > WINDOW_MAX:
                 raise self._violation(f"stream {stream_id}: a window of more than {WINDOW_MAX} bytes")
             stream.send_window += credit
+            stream.granted_bytes += credit
             if stream.unsent_bytes:
                 self.send_queue.schedule(stream)
         self._take_flags(stream, flags)
@@ -450,16 +451,21 @@ class YamuxCore(Generic[S]):
             self.drop(stream)
             self.send_control(WINDOW_UPDATE, RST, stream.id, 0)
 
-    def send_credit(self, stream: StreamState) -> None:
+    def now_s(self) -> float:
+        """Return the time of the owner's clock."""
+        return self._owner.now_s()
+
+    def send_credit(self, stream: StreamState, *, may_grow: bool) -> None:
         """Let the peer send what the stream's reader has taken, and more as long as the window may grow."""
         window = stream.receive_window
         growth = 0  # four streams of an unproven peer with the initial window already fill its share of the memory
-        if self.resources.is_proven:
+        if may_grow and self.resources.is_proven:
             growth = min(window, RECEIVE_WINDOW_MAX_BYTES - window, WINDOW_GROWTH_BUDGET_BYTES - self.grown_bytes)
         credit = stream.consumed_bytes + growth
         self.grown_bytes += growth
         stream.receive_window = window + growth
         stream.consumed_bytes = 0
+        stream.credited_at_s = self._owner.now_s()
         stream.receive_credit += credit
         self.send_control(WINDOW_UPDATE, 0, stream.id, credit)
 

@@ -19,6 +19,10 @@ BUFFERED_BYTES_MAX = 67_108_864
 """Received bytes that wait for their readers, of all streams of a connection: 256 streams with full initial windows."""
 DISCARD_BYTES_MAX = 262_144
 """Bytes that a peer may send to a stream that was closed here before the stream is reset."""
+SLOW_CREDIT_BYTES = 16_384
+"""Bytes taken from which on credit is granted though half of the window is not used up,"""
+SLOW_CREDIT_S = 1.0
+"""when so many seconds have passed: it shows the sender on a slow link that its bytes arrive."""
 _JOIN_BYTES_MAX = 4_096  # writes up to this size are joined; larger ones are kept as they are, without a copy
 
 
@@ -28,7 +32,8 @@ class _Core(Protocol):
     def schedule(self, stream: "StreamState") -> None: ...
     def send_fin(self, stream: "StreamState") -> None: ...
     def send_reset(self, stream: "StreamState", count: str = "resets_out") -> None: ...
-    def send_credit(self, stream: "StreamState") -> None: ...
+    def send_credit(self, stream: "StreamState", *, may_grow: bool) -> None: ...
+    def now_s(self) -> float: ...
     def buffered(self, stream: "StreamState", size: int) -> bool: ...
     def unbuffered(self, stream: "StreamState", size: int) -> None: ...
     def charge_to(self, stream: "StreamState", account: Account) -> None: ...
@@ -50,9 +55,11 @@ class StreamState:
         "buffer",
         "consumed_bytes",
         "core",
+        "credited_at_s",
         "discarded_bytes",
         "error",
         "fin_sent",
+        "granted_bytes",
         "id",
         "is_discarding",
         "is_paused",
@@ -74,6 +81,8 @@ class StreamState:
         """The account of its unread bytes, when that is not the connection's."""
         # sending
         self.send_window: int = WINDOW_INITIAL_BYTES
+        self.granted_bytes: int = 0
+        """Room that the peer has granted beyond the initial window."""
         self.unsent_bytes: int = 0
         self.is_scheduled: bool = False
         self.write_ended: bool = False
@@ -84,6 +93,8 @@ class StreamState:
         self.receive_window: int = WINDOW_INITIAL_BYTES
         self.receive_credit: int = WINDOW_INITIAL_BYTES
         self.consumed_bytes: int = 0
+        self.credited_at_s: float = -1.0
+        """When credit was granted last, or its first bytes were taken; negative before."""
         self.buffer: bytearray = bytearray()
         self.read_ended: bool = False
         self.is_paused: bool = False
@@ -99,6 +110,11 @@ class StreamState:
         """Note that bytes, the peer's half-close or a failure can be read."""
 
     # Sending
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that were handed on for sending: those for which the peer's window was used."""
+        return WINDOW_INITIAL_BYTES + self.granted_bytes - self.send_window
 
     def enqueue(self, data: bytes | bytearray | memoryview) -> None:
         """Take bytes for sending. Raises StreamClosedError."""
@@ -190,10 +206,19 @@ class StreamState:
             self.reset_state("the peer sends to a stream that was closed here", "resets_no_reader")
 
     def consume(self, size: int) -> None:
-        """Note that the reader took ``size`` bytes: grant credit once half of the window was taken."""
-        self.consumed_bytes += size
-        if self.consumed_bytes * 2 >= self.receive_window and not self.read_ended and self.error is None:
-            self.core.send_credit(self)
+        """Note that the reader took ``size`` bytes: grant credit once half of the window was taken, or a little after
+        a second."""
+        consumed = self.consumed_bytes = self.consumed_bytes + size
+        if consumed < SLOW_CREDIT_BYTES or self.read_ended or self.error is not None:
+            return
+        if consumed * 2 >= self.receive_window:
+            self.core.send_credit(self, may_grow=True)
+        else:
+            now = self.core.now_s()
+            if self.credited_at_s < 0:
+                self.credited_at_s = now
+            elif now - self.credited_at_s >= SLOW_CREDIT_S:
+                self.core.send_credit(self, may_grow=False)
 
     def take_received(self, size_max: int) -> bytes:
         """Return up to ``size_max`` buffered bytes, for pull mode."""

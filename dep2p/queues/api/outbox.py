@@ -1,382 +1,20 @@
-"""Publishing inside the app's own database transaction: a row in the app's database now, a message in the queue soon.
+"""The relay of an app's outbox, of a node: see `dep2p.storage.app_outbox`."""
 
-``publish_in`` writes a row with the app's connection: it is there if, and only if, the app's transaction commits. The
-relay takes rows, numbers them in the same database, publishes each batch under its number, and removes it. A batch that
-was published and not removed (a crash between the two) is published again under the same number, which the queue
-answers with the ids of the first time: every committed row becomes exactly one message. Why not one transaction over
-both: docs/decisions/0021-client-flows.md.
-
-Numbers are known to the node that took them. So the destination of a batch for a queue on several nodes is kept beside
-its number, and it changes only when nothing was taken there: its keys have moved away, or the node was never reached.
-"""
-
-import inspect
-import logging
-import re
-import secrets
-import sqlite3
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol, TypeVar, TypeVarTuple, Unpack
+from typing import TypeVar, TypeVarTuple
 
 import trio
-from msgspec import convert
 
-from dep2p.arguments import as_bytes
 from dep2p.concurrency.exception_groups import open_nursery_unwrapped
-from dep2p.errors import (
-    Dep2pError,
-    MessageTooLargeError,
-    OverloadedError,
-    PartitionMovedError,
-    PeerNotFoundError,
-    ProtocolError,
-    QueueAccessError,
-    QueueFullError,
-    QueueIsDistributedError,
-    QueueNotFoundError,
-    StoreLockedError,
-)
-from dep2p.protocols.queues.names import check_name
-from dep2p.protocols.queues.options import MessageOptions
-from dep2p.protocols.queues.wire.frames import PUBLISHER_BYTES, WireMessage
-from dep2p.protocols.timing.backoff import Backoff
+from dep2p.errors import Dep2pError, StoreLockedError, StreamClosedError
 from dep2p.queues.api.broker import QueueBroker
-from dep2p.queues.types import encode_options
-
-logger: logging.Logger = logging.getLogger("dep2p.io")
-
-DEFAULT_TABLE: Final = "dep2p_outbox"
-_TABLE: Final = re.compile(r"[a-z_][a-z0-9_]{0,39}")
-_BATCH_ITEMS: Final = 256
-_BATCH_BYTES: Final = 262_144
-_RETRY: Final = Backoff(0.1, 10.0)
-_BUSY_TIMEOUT_S: Final = 5.0
-_REFUSED: Final = (MessageTooLargeError, ProtocolError, QueueAccessError, QueueNotFoundError, ValueError)
-"""The broker refuses at least one message of the batch; another try would meet the same."""
-_DISTRIBUTED_MAX: Final = 1_024
-"""Queues that are known to be on several nodes; for others the relay asks again."""
-_ERROR_CHARS: Final = 500
+from dep2p.storage.app_outbox import RELAY_RETRY, OutboxDatabase, OutboxWork, RelayBatch, RelayFlow
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-
-_SQLITE: Final = (
-    "create table if not exists {t} (id integer primary key autoincrement, queue text not null, "
-    "attributes blob not null, body blob not null, batch integer, error text, destination text not null default '')",
-    "create table if not exists {t}_relay (one integer primary key check (one = 1), publisher blob not null, "
-    "next integer not null, owner blob not null)",
-)
-_POSTGRES: Final = (
-    "create table if not exists {t} (id bigint generated always as identity primary key, queue text not null, "
-    "attributes bytea not null, body bytea not null, batch bigint, error text, destination text not null default '')",
-    "create table if not exists {t}_relay (one integer primary key check (one = 1), publisher bytea not null, "
-    "next bigint not null, owner bytea not null)",
-)
-
-
-class _Dialect(NamedTuple):
-    tables: tuple[str, ...]
-    mark: str
-    """The placeholder of a parameter in a statement."""
-    lock: str
-    """Ends the statement that reads the relay's row: no other transaction changes the row until this one ends."""
-
-
-_DIALECTS: Final = {
-    "sqlite3": _Dialect(_SQLITE, "?", ""),
-    "psycopg": _Dialect(_POSTGRES, "%s", " for update"),
-}
-
-
-class SqlCursor(Protocol):
-    """The part of a cursor of `sqlite3` or `psycopg` that the outbox uses."""
-
-    @property
-    def description(self) -> Sequence[Sequence[object]] | None: ...
-
-    def fetchone(self) -> object: ...
-
-    def fetchall(self) -> Sequence[object]: ...
-
-
-class SqlConnection(Protocol):
-    """A connection of `sqlite3` or `psycopg` (not an asynchronous one)."""
-
-    @property
-    def execute(self) -> Callable[..., SqlCursor]:
-        """Takes a statement, and its values."""
-        ...
-
-
-def create_outbox(connection: SqlConnection, *, table: str = DEFAULT_TABLE) -> None:
-    """Make the outbox's two tables in the app's database, if they are not there; in the connection's transaction.
-    Tables of an earlier version get what they lack.
-
-    ``connection``: of `sqlite3` or `psycopg`. Raises ``ValueError`` (another kind of connection, the table's name), and
-    what the database raises.
-    """
-    dialect = _dialect(connection)
-    for statement in dialect.tables:
-        connection.execute(statement.format(t=_checked(table)))
-    columns = [column[0] for column in connection.execute(f"select * from {table} limit 0").description or ()]
-    if "destination" not in columns:
-        connection.execute(f"alter table {table} add column destination text not null default ''")
-
-
-def publish_in(
-    connection: SqlConnection,
-    queue: str,
-    body: bytes,
-    *,
-    table: str = DEFAULT_TABLE,
-    **options: Unpack[MessageOptions],
-) -> None:
-    """Publish when, and only when, the connection's transaction commits. Blocks as the connection does; any thread.
-
-    The app commits or rolls back itself; `create_outbox` has made the tables before. A relay (``queues.relay(…)``)
-    that runs on the same database then puts the message into the queue, exactly once, in the order of these calls
-    within a transaction. ``options`` are those of :class:`MessageOptions`.
-
-    Raises ``ValueError`` (a name, options, another kind of connection), and what the database raises.
-    """
-    check_name(queue)
-    body = as_bytes(body, "the body")
-    dialect = _dialect(connection)
-    try:
-        attributes = encode_options(**options)
-    except MessageTooLargeError as error:
-        raise ValueError(f"the attributes do not fit: {error}") from None
-    mark = dialect.mark
-    connection.execute(
-        f"insert into {_checked(table)} (queue, attributes, body) values ({mark}, {mark}, {mark})",
-        (queue, attributes, body),
-    )
-
-
-def _dialect(connection: SqlConnection) -> _Dialect:
-    module = type(connection).__module__.partition(".")[0]
-    if inspect.iscoroutinefunction(getattr(connection, "execute", None)):
-        raise ValueError("an asynchronous connection: give one of sqlite3.connect or psycopg.connect")
-    for each in type(connection).__mro__:
-        found = _DIALECTS.get(each.__module__.partition(".")[0])
-        if found is not None:
-            return found
-    raise ValueError(f"a connection of {module!r}: those of sqlite3 and psycopg are known")
-
-
-def _checked(table: str) -> str:
-    if not _TABLE.fullmatch(table):
-        raise ValueError(f"the table name {table[:60]!r} is not allowed: 1 to 40 small letters, digits and underscores")
-    return table
-
-
-@dataclass(frozen=True, slots=True)
-class _RelayBatch:
-    number: int
-    """The sequence number of its first message, by which the queue recognizes a batch that is sent again."""
-    queue: str
-    destination: str
-    """The only node that the batch may be sent to; "" for a queue on one node, which needs no destination."""
-    ids: list[int]
-    messages: list[WireMessage]
-
-
-class _OutboxDatabase:
-    """The relay's connection. Every method blocks, and is called by one worker thread at a time."""
-
-    def __init__(self, address: str | Path, table: str) -> None:
-        self._address = str(address)
-        self._table = _checked(table)
-        self._owner = secrets.token_bytes(16)
-        self._db: SqlConnection | None = None
-        self._transaction: Callable[[], AbstractContextManager[object]] = nullcontext
-        self._close: Callable[[], None] = _nothing
-        self._mark = "?"
-        self._lock = ""
-        self.publisher = b""
-
-    @property
-    def _is_postgres(self) -> bool:
-        return self._address.startswith(("postgres://", "postgresql://"))
-
-    def open(self) -> None:
-        """Connect, make the tables, and take the outbox over from a relay that had it before."""
-        if self._is_postgres:
-            import psycopg
-
-            server = psycopg.connect(self._address, autocommit=True)
-            self._db, self._transaction, self._close = server, server.transaction, server.close
-        else:
-            file = sqlite3.connect(
-                self._address, isolation_level=None, check_same_thread=False, timeout=_BUSY_TIMEOUT_S
-            )
-            self._db, self._transaction, self._close = file, lambda: _Transaction(file), file.close
-        dialect = _dialect(self._db)
-        self._mark, self._lock = dialect.mark, dialect.lock
-        with self._step():
-            create_outbox(self._db, table=self._table)
-            self._run(
-                f"insert into {self._table}_relay (one, publisher, next, owner) values (1, ?, 1, ?) "
-                "on conflict (one) do update set owner = excluded.owner",
-                secrets.token_bytes(PUBLISHER_BYTES),
-                self._owner,
-            )
-            row = self._run(f"select publisher from {self._table}_relay where one = 1").fetchone()
-            (self.publisher,) = convert(row, tuple[bytes])
-
-    def close(self) -> None:
-        """Idempotent."""
-        self._db = None
-        close, self._close = self._close, _nothing
-        close()
-
-    def step(self, done: _RelayBatch | None) -> _RelayBatch | None:
-        """Remove what was published, and take the next batch: one transaction. Raises StoreLockedError when another
-        relay has taken over."""
-        if done is None and not self._has_work():
-            return None
-        with self._step():
-            number = self._claim()
-            if done is not None:
-                self._run(f"delete from {self._table} where batch = ?", done.number)
-            return self._unfinished() or self._new(number)
-
-    def set_apart(self, batch: _RelayBatch, error: str) -> None:
-        """Act on a refusal: a single message stays in the table with its error; the messages of a larger batch go one
-        by one."""
-        if len(batch.ids) > 1:
-            self._renumber([([each], batch.destination) for each in batch.ids])
-            return
-        with self._step():
-            self._claim()
-            self._run(
-                f"update {self._table} set batch = null, destination = '', error = ? where id = ?",
-                error[:_ERROR_CHARS],
-                batch.ids[0],
-            )
-
-    def send_to(self, batch: _RelayBatch, destinations: Sequence[str]) -> list[int]:
-        """Send a batch that was not taken to new destinations. The messages of one destination become a batch of their
-        own. Returns the batches' numbers."""
-        groups: dict[str, list[int]] = {}
-        for each, destination in zip(batch.ids, destinations, strict=True):
-            groups.setdefault(destination, []).append(each)
-        return self._renumber([(ids, destination) for destination, ids in groups.items()])
-
-    def _renumber(self, batches: Sequence[tuple[Sequence[int], str]]) -> list[int]:
-        """Give batches new numbers, higher than all before, in their order."""
-        numbers: list[int] = []
-        with self._step():
-            number = self._claim()
-            for ids, destination in batches:
-                numbers.append(number)
-                for each in ids:
-                    self._run(
-                        f"update {self._table} set batch = ?, destination = ? where id = ?", number, destination, each
-                    )
-                number += len(ids)
-            self._run(f"update {self._table}_relay set next = ? where one = 1", number)
-        return numbers
-
-    def _has_work(self) -> bool:
-        return self._run(f"select 1 from {self._table} where error is null limit 1").fetchone() is not None
-
-    def _claim(self) -> int:
-        """Return the next number. Raises StoreLockedError when another relay has the outbox."""
-        row = self._run(f"select next, owner from {self._table}_relay where one = 1{self._lock}").fetchone()
-        number, owner = (0, b"") if row is None else convert(row, tuple[int, bytes])
-        if owner != self._owner:
-            raise StoreLockedError(
-                f"another relay has taken the outbox {self._table!r} over: only one at a time publishes what is in it"
-            )
-        return number
-
-    def _unfinished(self) -> _RelayBatch | None:
-        """Return the batch that was taken, and perhaps published, before a crash: it goes again, under the same
-        number."""
-        found = self._run(
-            f"select id, queue, attributes, body, batch, destination from {self._table} where batch = "
-            f"(select min(batch) from {self._table}) order by id"
-        ).fetchall()
-        rows = convert(found, list[tuple[int, str, bytes, bytes, int, str]])
-        return _batch([_Row(*row[:4]) for row in rows], rows[0][4], rows[0][5]) if rows else None
-
-    def _new(self, number: int) -> _RelayBatch | None:
-        found = self._run(
-            f"select id, queue, attributes, body from {self._table} where batch is null and error is null "
-            "order by id limit ?",
-            _BATCH_ITEMS,
-        ).fetchall()
-        rows = [_Row(*row) for row in convert(found, list[tuple[int, str, bytes, bytes]])]
-        if not rows:
-            return None
-        taken: list[_Row] = []
-        size = 0
-        for row in rows:
-            if row.queue != rows[0].queue:
-                continue
-            size += len(row.attributes) + len(row.body)
-            if taken and size > _BATCH_BYTES:
-                break
-            taken.append(row)
-        for row in taken:
-            self._run(f"update {self._table} set batch = ?, destination = '' where id = ?", number, row.id)
-        self._run(f"update {self._table}_relay set next = ? where one = 1", number + len(taken))
-        return _batch(taken, number, "")
-
-    @property
-    def waiting(self) -> tuple[int, int]:
-        """Count the rows that wait, and the rows that were refused."""
-        found = self._run(f"select count(*), count(error) from {self._table}").fetchone()
-        rows, refused = convert(found, tuple[int, int])
-        return rows - refused, refused
-
-    def _step(self) -> AbstractContextManager[object]:
-        return self._transaction()
-
-    def _run(self, statement: str, *values: object) -> SqlCursor:
-        assert self._db is not None, "the outbox is open"
-        return self._db.execute(statement.replace("?", self._mark), values)
-
-
-def _nothing() -> None:
-    """Do nothing: the outbox is closed."""
-
-
-class _Row(NamedTuple):
-    """A message in the outbox."""
-
-    id: int
-    queue: str
-    attributes: bytes
-    body: bytes
-
-
-class _Transaction:
-    """A transaction of SQLite. It writes from the beginning, so that nothing it has read is old."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def __enter__(self) -> None:
-        self._db.execute("begin immediate")
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._db.execute("commit" if kind is None else "rollback")
-
-
-def _batch(rows: Sequence[_Row], number: int, destination: str) -> _RelayBatch:
-    return _RelayBatch(
-        number,
-        rows[0].queue,
-        destination,
-        [row.id for row in rows],
-        [WireMessage(row.attributes, row.body) for row in rows],
-    )
 
 
 class OutboxRelay:
@@ -385,31 +23,41 @@ class OutboxRelay:
     def __init__(self, broker: QueueBroker, address: str | Path, *, table: str, poll_s: float) -> None:
         if not 0.001 <= poll_s <= 3_600:
             raise ValueError(f"poll_s is {poll_s}: it is 0.001 to 3,600")
-        self.counts: Counter[str] = Counter()
+        self._database = OutboxDatabase(address, table)
+        self._flow = RelayFlow(broker, OutboxWork(lambda: self._database.publisher, self._set_apart, self._send_to))
+        self.counts: Counter[str] = self._flow.counts
         """``published`` (batches after a crash count, too), ``refused``, ``failed``, and ``redirected``: messages that
         got another node of a distributed queue."""
-        self.problem: str = ""
-        """The reason why nothing goes on now, human-readable; "" when it does."""
-        self._broker = broker
-        self._database = _OutboxDatabase(address, table)
         self._poll_s = poll_s
         self._limiter = trio.CapacityLimiter(1)
         self._wake = trio.Event()
-        self._quiet = trio.Event()
-        self._distributed: dict[str, None] = {}
-        """Queues that the relay knows to be on several nodes."""
-        self._unreached: dict[int, None] = {}
-        """Numbers of batches that never reached their node: they may go to another one."""
+        self._flushes: list[trio.Event] = []
+        self._ended: Dep2pError | None = None
+
+    @property
+    def problem(self) -> str:
+        """The reason why nothing goes on now, human-readable; "" when it does."""
+        return self._flow.problem
 
     def wake(self) -> None:
         """Look at the outbox now: the app has just committed."""
         self._wake.set()
 
     async def flush(self) -> None:
-        """Wait until the outbox has no message left that was committed before this call, except refused ones."""
-        self._quiet = trio.Event()
-        self.wake()
-        await self._quiet.wait()
+        """Wait until the outbox has no message left that was committed before this call, except refused ones.
+
+        Raises StoreLockedError when another relay has taken the outbox over, and StreamClosedError when this relay's
+        block is over, also when it ends meanwhile.
+        """
+        is_over = trio.Event()
+        if self._ended is None:
+            self._flushes.append(is_over)
+            self.wake()
+            await is_over.wait()
+            if is_over not in self._flushes:
+                return
+        if self._ended is not None:
+            raise self._ended.with_traceback(None)
 
     @asynccontextmanager
     async def working(self) -> AsyncGenerator["OutboxRelay", None]:
@@ -421,113 +69,63 @@ class OutboxRelay:
                 yield self
                 nursery.cancel_scope.cancel()
         finally:
+            self._end(StreamClosedError("the relay is over: what is left in the outbox waits for the next relay"))
             with trio.CancelScope(shield=True):
                 await self._call(self._database.close)
 
     async def _run(self) -> None:
-        done: _RelayBatch | None = None
+        done: RelayBatch | None = None
         failures = 0
         while True:
             self._wake = trio.Event()
-            quiet = self._quiet
+            flushes = len(self._flushes)  # a later one may be about a later message
             try:
                 batch = await self._call(self._database.step, done)
                 done = None
                 if batch is None:
-                    quiet.set()
-                    self.problem, failures = "", 0
+                    self._flushed(flushes)
+                    self._flow.problem, failures = "", 0
                     with trio.move_on_after(self._poll_s):
                         await self._wake.wait()
                     continue
-                done = await self._publish(batch)
-                self.problem, failures = "", 0
+                done = await self._flow.publish(batch)
+                self._flow.problem, failures = "", 0
             except StoreLockedError as error:
-                self._report(str(error))
+                self._flow.report(str(error))
+                self._end(error)
                 return
             except Exception as error:  # an error of the database's driver, of any class
                 failures += 1
-                self._report(f"the outbox waits: {type(error).__name__}: {error}")
+                self._flow.report(f"the outbox waits: {type(error).__name__}: {error}")
                 self.counts["failed"] += 1
-                await trio.sleep(_RETRY.after(failures))
+                await trio.sleep(RELAY_RETRY.after(failures))
                 if not isinstance(error, Dep2pError):
                     await self._reconnect()
+
+    def _end(self, error: Dep2pError) -> None:
+        """Let each call of `flush` raise that is not done, and each later one. The first reason stays."""
+        self._ended = self._ended or error
+        for each in self._flushes:
+            each.set()
+
+    def _flushed(self, count: int) -> None:
+        """Let the first ``count`` calls of `flush` return."""
+        for each in self._flushes[:count]:
+            each.set()
+        del self._flushes[:count]
 
     async def _reconnect(self) -> None:
         try:
             await self._call(self._database.close)
             await self._call(self._database.open)
         except Exception as error:
-            self._report(f"the outbox's database cannot be reached: {type(error).__name__}: {error}")
-
-    async def _publish(self, batch: _RelayBatch) -> _RelayBatch | None:
-        """Publish a batch. Returns it when it is in the queue; None when it was refused and set apart, or has new
-        destinations."""
-        try:
-            if not await self._took(batch):
-                return None
-        except (OverloadedError, QueueFullError):
-            raise
-        except _REFUSED as error:
-            await self._call(self._database.set_apart, batch, f"{type(error).__name__}: {error}")
-            if len(batch.ids) == 1:
-                self.counts["refused"] += 1
-                logger.error(
-                    "the queue %r refuses message %d of the outbox, which stays there with its error: %s",
-                    batch.queue,
-                    batch.ids[0],
-                    error,
-                )
-            return None
-        self.counts["published"] += len(batch.ids)
-        return batch
-
-    async def _took(self, batch: _RelayBatch) -> bool:
-        """Whether the queue took the batch; when not, the batch has new destinations."""
-        was_unreached = batch.number in self._unreached
-        self._unreached.pop(batch.number, None)
-        why: Dep2pError
-        try:
-            if not batch.destination and batch.queue in self._distributed:
-                raise QueueIsDistributedError(f"the queue {batch.queue!r} is on several nodes")
-            publisher = (self._database.publisher, batch.number)
-            await self._broker.publish_sequenced(batch.queue, batch.messages, publisher, batch.destination)
-            return True
-        except (QueueIsDistributedError, PartitionMovedError) as error:
-            why = error
-        except QueueNotFoundError as error:
-            if not batch.destination:
-                raise
-            why = error  # the queue may have been made anew
-        except PeerNotFoundError as error:
-            if not was_unreached:
-                raise
-            self._unreached[batch.number] = None
-            why = error
-        await self._redirect(batch, why)
-        return False
-
-    async def _redirect(self, batch: _RelayBatch, why: Dep2pError) -> None:
-        """Choose new destinations. Raises ``why`` when they stay the same: in strict order, or while a queue is being
-        expanded."""
-        is_stale = isinstance(why, PartitionMovedError | QueueNotFoundError)
-        found = await self._broker.destinations(batch.queue, batch.messages, is_stale=is_stale)
-        self._distributed.pop(batch.queue, None)
-        if any(found):
-            while len(self._distributed) >= _DISTRIBUTED_MAX:
-                del self._distributed[next(iter(self._distributed))]
-            self._distributed[batch.queue] = None
-        if all(each == batch.destination for each in found):
-            raise why
-        numbers = await self._call(self._database.send_to, batch, found)
-        self._unreached.pop(batch.number, None)
-        self._unreached.update(dict.fromkeys(numbers))
-        if batch.destination:
-            self.counts["redirected"] += len(batch.ids)
-
-    def _report(self, problem: str) -> None:
-        if self.problem != problem:
-            self.problem = problem
-            logger.warning("%s", problem)
+            self._flow.report(f"the outbox's database cannot be reached: {type(error).__name__}: {error}")
 
     async def _call(self, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
         return await trio.to_thread.run_sync(function, *arguments, limiter=self._limiter)
+
+    async def _set_apart(self, batch: RelayBatch, error: str) -> None:
+        await self._call(self._database.set_apart, batch, error)
+
+    async def _send_to(self, batch: RelayBatch, destinations: Sequence[str]) -> list[int]:
+        return await self._call(self._database.send_to, batch, destinations)

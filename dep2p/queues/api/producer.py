@@ -7,25 +7,18 @@ import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Final, TypedDict, Unpack
+from typing import Final, Unpack
 
 import trio
 
 from dep2p.arguments import checks_arguments
 from dep2p.errors import (
-    ChannelNotFoundError,
     Dep2pError,
-    MessageTooLargeError,
-    OverloadedError,
-    ProtocolError,
-    QueueAccessError,
-    QueueFullError,
-    QueueNotFoundError,
     RequestTimeoutError,
     StreamClosedError,
 )
 from dep2p.protocols.queues.admin import DescribeQueue, QueueInfo
+from dep2p.protocols.queues.attributes import encode_options
 from dep2p.protocols.queues.clients.destinations import ALL_KINDS, Kind
 from dep2p.protocols.queues.clients.producer import (
     Dispatch,
@@ -33,84 +26,27 @@ from dep2p.protocols.queues.clients.producer import (
     GivenUp,
     KindRefusedError,
     MessageTaken,
-    Order,
     PendingMessage,
     ProducerCore,
     ProducerEffect,
     SendFailure,
     SendQueue,
+    send_failure_of,
 )
-from dep2p.protocols.queues.names import ranges
+from dep2p.protocols.queues.clients.settings import ProducerSettings
+from dep2p.protocols.queues.names import message_id, ranges
 from dep2p.protocols.queues.options import MessageOptions
 from dep2p.protocols.queues.ordering.route_table import Route, RouteTable
 from dep2p.protocols.queues.wire.frames import WireMessage
-from dep2p.protocols.timing.backoff import Backoff
 from dep2p.queues.api.broker import QueueBroker
-from dep2p.queues.types import encode_options, message_id
 
 logger: logging.Logger = logging.getLogger("dep2p.io")
 
-_REFUSED: Final = (
-    ChannelNotFoundError,
-    MessageTooLargeError,
-    ProtocolError,
-    QueueAccessError,
-    QueueNotFoundError,
-    ValueError,
-)
-"""Errors that another try would meet again."""
-_FLOW_CONTROL: Final = (OverloadedError, QueueFullError)
 _RETRY_AFTER_S: Final = 0.05
 """The wait for a busy broker that did not say how long: a broker's own wait (docs/spec/queue.md)."""
 _FOR_EVER_S: Final = 1e9
 """The time of a strict message's attempt. The link below sends it again with the same numbers, so that none is taken
 twice."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerSettings:
-    """How a producer works. Times in seconds. Raises ``ValueError``."""
-
-    order: Order = "best_effort"
-    """``strict``: a message with an order key that fails stays at the head of its key's queue and is sent again to the
-    same broker until it is taken. ``best_effort``: it may go to another broker, and after ``max_attempts`` it fails and
-    its key queue goes on."""
-    max_attempts: int = 3
-    """Tries of a message that is not in a strict key queue."""
-    send_timeout_s: float = 10.0
-    """The longest time of one try of such a message."""
-    retry: Backoff = field(default_factory=lambda: Backoff(0.05, 5.0))
-    """Delays between tries at the same broker."""
-    items_max: int = 10_000
-    """Messages that wait here at most; `Producer.send` waits for room then."""
-    bytes_max: int = 67_108_864
-    close_timeout_s: float = 10.0
-    """When the block of the producer ends, brokers may take waiting messages for so long; then they fail."""
-
-    def __post_init__(self) -> None:
-        if self.order not in ("strict", "best_effort"):
-            raise ValueError(f"the order {self.order!r} is not known: strict and best_effort are")
-        if not 1 <= self.max_attempts <= 1_000:
-            raise ValueError(f"max_attempts is {self.max_attempts}: it is 1 to 1,000")
-        if not self.send_timeout_s > 0:
-            raise ValueError(f"send_timeout_s is {self.send_timeout_s}: it is more than 0")
-        if not 1 <= self.items_max <= 1_000_000:
-            raise ValueError(f"items_max is {self.items_max}: it is 1 to 1,000,000")
-        if not 1 <= self.bytes_max <= 1 << 32:
-            raise ValueError(f"bytes_max is {self.bytes_max}: it is 1 to 4 GiB")
-        if not self.close_timeout_s >= 0:
-            raise ValueError(f"close_timeout_s is {self.close_timeout_s}: it cannot be negative")
-
-
-class ProducerOptions(TypedDict, total=False):
-    """The settings of :class:`ProducerSettings` besides ``order``, as keyword arguments."""
-
-    max_attempts: int
-    send_timeout_s: float
-    retry: Backoff
-    items_max: int
-    bytes_max: int
-    close_timeout_s: float
 
 
 class PendingSend:
@@ -402,12 +338,8 @@ class Producer:
             points = await broker.publish_batch(
                 self.queue, messages, _FOR_EVER_S if stays else self.settings.send_timeout_s
             )
-        except _FLOW_CONTROL as raised:
-            error, failure = raised, SendFailure.FLOW_CONTROL
-        except _REFUSED as raised:
-            error, failure = raised, SendFailure.REFUSED
-        except Dep2pError as raised:
-            error = raised
+        except (Dep2pError, ValueError) as raised:
+            error, failure = raised, send_failure_of(raised)
         finally:
             del self._began[dispatch.queue]
         now = trio.current_time()

@@ -8,30 +8,30 @@ import math
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Final, NoReturn, TypedDict
+from typing import Final, NoReturn
 
 import trio
 
-from dep2p.errors import Dep2pError, RejectMessage, RetryMessage
+from dep2p.errors import Dep2pError
 from dep2p.protocols.queues.admin import DescribeQueue
+from dep2p.protocols.queues.attributes import readable_attributes
 from dep2p.protocols.queues.clients.process_queue import Phase, ProcessQueueEntry
 from dep2p.protocols.queues.clients.push_consumer import (
     Arrived,
     CancelHandler,
     Effect,
-    Mode,
     Outcome,
     PushCore,
     ResultOutcome,
     SendResult,
     StartHandler,
+    failure_of,
 )
-from dep2p.protocols.queues.wire.frames import REASON_BYTES_MAX, DeliveryResult, Settle
-from dep2p.protocols.timing.backoff import Backoff
+from dep2p.protocols.queues.clients.settings import ConsumerSettings
+from dep2p.protocols.queues.wire.frames import DeliveryResult, Settle
 from dep2p.queues.api.broker import QueueBroker
 from dep2p.queues.consumer import Consumer, QueueMessage
-from dep2p.queues.types import MessageDelivery, SubscribeOptions, readable_attributes
+from dep2p.queues.types import MessageDelivery, SubscribeOptions
 
 logger: logging.Logger = logging.getLogger("dep2p.io")
 
@@ -41,65 +41,6 @@ _CONFIRMERS: Final = 4
 _CONFIRM_ITEMS: Final = 1_024
 
 Handler = Callable[["PushedMessage"], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerSettings:
-    """How a push consumer works. Times in seconds. Raises ``ValueError``."""
-
-    mode: Mode = "normal"
-    """``fifo``: of an order key one message at a time, in the order of publishing, however many consumers there are:
-    each has partitions of its own (an exclusive channel)."""
-    concurrency: int = 16
-    """Handlers at once."""
-    cache_items: int = 0
-    """Messages that are held here at most, in handlers and waiting for one; 0: 16 for each handler, at most 4,096. What
-    is held when the connection is lost has had an attempt."""
-    cache_bytes: int = 67_108_864
-    """Bytes of their bodies at which no more are taken."""
-    max_attempts: int | None = None
-    """Tries of a message before it becomes a dead letter, in FIFO mode; None: the queue's. In normal mode the queue
-    counts."""
-    retry: Backoff = field(default_factory=lambda: Backoff(1.0, 30.0))
-    """Delays between the tries of a message."""
-    drain_timeout_s: float = 10.0
-    """When the block of the consumer ends, running handlers may finish for so long; then they are cancelled."""
-    from_start: bool = False
-    filter: str = ""
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("normal", "fifo"):
-            raise ValueError(f"the mode {self.mode!r} is not known: normal and fifo are")
-        if not 1 <= self.concurrency <= 10_000:
-            raise ValueError(f"a concurrency of {self.concurrency}: it is 1 to 10,000")
-        if not 0 <= self.cache_items <= 65_536:
-            raise ValueError(f"cache_items is {self.cache_items}: it is 1 to 65,536, or 0")
-        if not 1 <= self.cache_bytes <= 268_435_456:
-            raise ValueError(f"cache_bytes is {self.cache_bytes}: it is 1 to 268,435,456")
-        if self.max_attempts is not None and self.max_attempts < 0:
-            raise ValueError(f"max_attempts is {self.max_attempts}: it is 0 (no limit) or more")
-        if self.mode == "normal" and self.max_attempts is not None:
-            raise ValueError("max_attempts of a consumer is for FIFO mode: in normal mode it is an option of the queue")
-        if self.drain_timeout_s < 0:
-            raise ValueError(f"drain_timeout_s is {self.drain_timeout_s}: it cannot be negative")
-
-    @property
-    def items_max(self) -> int:
-        """The messages that it holds at most: ``cache_items``, or its default."""
-        return self.cache_items or min(4_096, 16 * self.concurrency)
-
-
-class ConsumerOptions(TypedDict, total=False):
-    """The settings of :class:`ConsumerSettings` besides ``mode``, as keyword arguments."""
-
-    concurrency: int
-    cache_items: int
-    cache_bytes: int
-    max_attempts: int | None
-    retry: Backoff
-    drain_timeout_s: float
-    from_start: bool
-    filter: str
 
 
 class PushedMessage(QueueMessage):
@@ -402,20 +343,18 @@ class PushConsumer:
             with item.scope:
                 await self._handler(message)
                 return Outcome.DONE, "", None
-        except RejectMessage as error:
-            return Outcome.REJECTED, str(error) or "rejected by its handler", None
-        except RetryMessage as error:
-            return Outcome.FAILED, str(error) or "its handler asked for another try", error.delay_s
         except Exception as error:
-            logger.warning(
-                "the handler of message %s of %r, channel %r, failed at try %d",
-                message.id,
-                self.queue,
-                self.channel,
-                entry.attempts,
-                exc_info=True,
-            )
-            return Outcome.FAILED, _cut(f"{type(error).__name__}: {error}"), None
+            outcome, reason, delay_s, was_meant = failure_of(error)
+            if not was_meant:
+                logger.warning(
+                    "the handler of message %s of %r, channel %r, failed at try %d",
+                    message.id,
+                    self.queue,
+                    self.channel,
+                    entry.attempts,
+                    exc_info=True,
+                )
+            return outcome, reason, delay_s
         finally:
             item.scope = None
         return Outcome.CANCELLED, "", None
@@ -500,7 +439,3 @@ def _result(send: SendResult) -> DeliveryResult:
     return DeliveryResult(
         send.fate, entry.partition, entry.seq, min(round(entry.delay_s * 1000), 0xFFFF_FFFF), entry.reason
     )
-
-
-def _cut(text: str) -> str:
-    return text.encode("utf-8", "replace")[:REASON_BYTES_MAX].decode("utf-8", "ignore")

@@ -1,7 +1,7 @@
 """The calls on the queues of one broker: this node, or another member."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Final, Unpack
 
@@ -10,7 +10,8 @@ from msgspec import convert
 from dep2p.arguments import checks_arguments, unchecked
 from dep2p.protocols.queues.admin import (
     AccessChange,
-    ConsumerInfo,
+    ChannelConsumers,
+    ChannelLocks,
     CreateChannel,
     CreateQueue,
     DeadLetterInfo,
@@ -26,35 +27,42 @@ from dep2p.protocols.queues.admin import (
     ListDeadLetters,
     ListLocks,
     ListQueues,
-    LockInfo,
     MessageInfo,
     OptionValue,
     PauseQueue,
     PeekMessages,
     PendingDeletion,
+    QueueExpanded,
     QueueInfo,
     QueueRoute,
     QueueSummary,
     ReplayDeadLetters,
     ResumeQueue,
 )
+from dep2p.protocols.queues.attributes import encode_options
 from dep2p.protocols.queues.clients.producer import Order
 from dep2p.protocols.queues.clients.push_consumer import Mode
-from dep2p.protocols.queues.options import MessageOptions, QueueOptions, options_as_dict
+from dep2p.protocols.queues.clients.settings import ConsumerOptions, ConsumerSettings, ProducerOptions, ProducerSettings
+from dep2p.protocols.queues.names import message_id
+from dep2p.protocols.queues.options import (
+    DEFAULT_IN_FLIGHT,
+    Access,
+    ConsumeOptions,
+    MessageOptions,
+    QueueOptions,
+    options_as_dict,
+)
 from dep2p.protocols.queues.wire.frames import WireMessage
 from dep2p.queues.api.broker import QueueBroker
-from dep2p.queues.api.outbox import DEFAULT_TABLE, OutboxRelay, SqlConnection, publish_in
-from dep2p.queues.api.producer import Producer, ProducerOptions, ProducerSettings
-from dep2p.queues.api.push_consumer import ConsumerOptions, ConsumerSettings, Handler, PushConsumer
+from dep2p.queues.api.outbox import OutboxRelay
+from dep2p.queues.api.producer import Producer
+from dep2p.queues.api.push_consumer import Handler, PushConsumer
 from dep2p.queues.api.simple_consumer import SimpleConsumer
 from dep2p.queues.consumer import Messages
-from dep2p.queues.types import SubscribeOptions, encode_options, message_id, node_names
+from dep2p.queues.types import SubscribeOptions, node_names
+from dep2p.storage.app_outbox import DEFAULT_TABLE, SqlConnection, publish_in
 
-DEFAULT_IN_FLIGHT: Final = 1
 EXPORT_ITEMS: Final = 256
-
-Access = Mapping[str, str | Sequence[str]]
-"""``publish``, ``consume`` and ``administer``: "members", "owner" (this node alone), or a list of peer ids."""
 
 
 @checks_arguments
@@ -84,7 +92,7 @@ class Queues(QueueBroker):
         StoreFullError, StoreError. When it is cancelled or times out for another reason, whether the message was taken
         is not known.
         """
-        attributes = encode_options(**options)
+        attributes = encode_options(**options) if options else b""
         ((partition, seq),) = await self.publish_batch(name, [WireMessage(attributes, body)], timeout_s)
         return message_id(partition, seq)
 
@@ -99,7 +107,7 @@ class Queues(QueueBroker):
         """Publish some messages, all or none; as :meth:`publish` for the rest."""
         if not bodies:
             return []
-        attributes = encode_options(**options)
+        attributes = encode_options(**options) if options else b""
         points = await self.publish_batch(name, [WireMessage(attributes, body) for body in bodies], timeout_s)
         return [message_id(partition, seq) for partition, seq in points]
 
@@ -125,7 +133,7 @@ class Queues(QueueBroker):
     def relay(
         self, address: str | Path, *, table: str = DEFAULT_TABLE, poll_s: float = 0.2
     ) -> AbstractAsyncContextManager[OutboxRelay]:
-        """Put what apps published in their own transactions (`dep2p.queues.api.outbox.publish_in`) into the queues
+        """Put what apps published in their own transactions (`dep2p.storage.app_outbox.publish_in`) into the queues
         of this broker, exactly once, while the block runs.
 
         ``address``: the app's database, a file of SQLite or ``postgresql://…``; ``table``: its outbox, which is made if
@@ -140,19 +148,15 @@ class Queues(QueueBroker):
         self,
         name: str,
         channel: str,
-        *,
-        max_in_flight: int = DEFAULT_IN_FLIGHT,
-        from_start: bool = False,
-        bytes_max: int | None = None,
-        filter: str = "",
-        exclusive: bool = False,
+        **options: Unpack[ConsumeOptions],
     ) -> AbstractAsyncContextManager[Messages]:
         """Take messages: ``async with queues.consume("jobs", "workers") as messages: async for m in messages: …``.
 
         The channel is made when it is new; then it gets what is published from now on, or everything that is there
         (``from_start``). The first channel of a queue always gets everything. At most ``max_in_flight`` messages, and
-        about ``bytes_max`` bytes, are held without a result. What is held when the block ends goes to others at once.
-        A new channel gets only what its ``filter`` lets through: ``tag in (a, b) and header.size != 3``.
+        about ``bytes_max`` bytes, are held without a result. After ``count`` messages the loop ends, and no more are
+        taken. What is held when the block ends goes to others at once. A new channel gets only what its ``filter`` lets
+        through: ``tag in (a, b) and header.size != 3``.
 
         ``exclusive``: the channel gives each partition to one consumer at a time, and of each key one message at a
         time, in their order (docs/howto/consumers.md); work on a message in its ``scope()``. Whether a channel is
@@ -162,20 +166,15 @@ class Queues(QueueBroker):
         QueueExistsError when the channel is there with another one, or is (not) exclusive; later, while iterating,
         QueueConsumerClosedError when queue or channel is deleted.
         """
-        options = SubscribeOptions(
-            max_in_flight=max_in_flight,
-            from_start=from_start,
-            bytes_max=bytes_max,
-            filter=filter,
-            exclusive=exclusive,
-        )
-        return self._consume(name, channel, options)
+        return self._consume(name, channel, options.get("count"), _subscribe_options(**options))
 
     @asynccontextmanager
-    async def _consume(self, name: str, channel: str, options: SubscribeOptions) -> AsyncGenerator[Messages, None]:
+    async def _consume(
+        self, name: str, channel: str, count: int | None, options: SubscribeOptions
+    ) -> AsyncGenerator[Messages, None]:
         consumer = await self.open_consumer(name, channel, options)
         async with consumer:
-            yield Messages(consumer)
+            yield Messages(consumer, count)
 
     def consumer(
         self, name: str, group: str, handler: Handler, *, mode: Mode = "normal", **settings: Unpack[ConsumerOptions]
@@ -287,27 +286,28 @@ class Queues(QueueBroker):
 
     # Order
 
-    async def expand(self, name: str, partitions: int, *, nodes: Sequence[str] = ()) -> list[int]:
-        """Expand the queue to this number of partitions in all; return the new ones. The order of each key holds.
+    async def expand(self, name: str, partitions: int, *, nodes: Sequence[str] = ()) -> QueueExpanded:
+        """Expand the queue to this number of partitions in all; return the route table with the ``added`` ones. The
+        order of each key holds.
 
         ``nodes``: the nodes of the new partitions of a queue on several nodes; by default those that it has.
 
         Raises QueueNotFoundError, ``ValueError`` (ProtocolError from another member) for fewer than there are.
         """
         request = ExpandQueue(queue=name, partitions=partitions, nodes=tuple(node_names(nodes)))
-        return list((await self.ask(request)).added)
+        return await self.ask(request)
 
     async def route(self, name: str) -> QueueRoute:
         """The route table: which partition has which keys."""
         return await self.ask(DescribeRoute(queue=name))
 
-    async def consumers(self, name: str, channel: str) -> list[ConsumerInfo]:
+    async def consumers(self, name: str, channel: str) -> ChannelConsumers:
         """List the consumers of a channel, each with its ``partitions``: in an exclusive channel, its own ones."""
-        return list((await self.ask(ListConsumers(queue=name, channel=channel))).consumers)
+        return await self.ask(ListConsumers(queue=name, channel=channel))
 
-    async def locks(self, name: str, channel: str) -> list[LockInfo]:
+    async def locks(self, name: str, channel: str) -> ChannelLocks:
         """The holders of the partitions of an exclusive channel."""
-        return list((await self.ask(ListLocks(queue=name, channel=channel))).locks)
+        return await self.ask(ListLocks(queue=name, channel=channel))
 
     # Messages
 
@@ -315,8 +315,12 @@ class Queues(QueueBroker):
         """The oldest messages, without taking them: of the log, or those that a channel has not done."""
         return list((await self.ask(PeekMessages(queue=name, channel=channel, count=count))).messages)
 
-    async def export(self, name: str) -> AsyncIterator[MessageInfo]:
-        """Every message of the log, oldest first."""
+    def export(self, name: str) -> AbstractAsyncContextManager[AsyncIterator[MessageInfo]]:
+        """Every message of the log, oldest first: ``async with queues.export("jobs") as messages: async for …``. Raises
+        QueueNotFoundError."""
+        return aclosing(self._export(name))
+
+    async def _export(self, name: str) -> AsyncGenerator[MessageInfo, None]:
         after = ""
         while True:
             page = await self.ask(ExportMessages(queue=name, after=after, count=EXPORT_ITEMS))
@@ -365,6 +369,8 @@ class QueueHandle:
         **options: Unpack[MessageOptions],
     ) -> str:
         """As :meth:`Queues.publish`."""
+        if timeout_s is None and not options:  # by name, each argument is looked up and checked
+            return await self._queues.publish(self.name, body)
         return await self._queues.publish(self.name, body, timeout_s=timeout_s, **options)
 
     @unchecked
@@ -391,7 +397,7 @@ class QueueHandle:
         table: str = DEFAULT_TABLE,
         **options: Unpack[MessageOptions],
     ) -> None:
-        """Publish when the connection's transaction commits: `dep2p.queues.api.outbox.publish_in`."""
+        """Publish when the connection's transaction commits: `dep2p.storage.app_outbox.publish_in`."""
         publish_in(
             connection,
             self.name,
@@ -409,23 +415,10 @@ class QueueHandle:
     def consume(
         self,
         channel: str,
-        *,
-        max_in_flight: int = DEFAULT_IN_FLIGHT,
-        from_start: bool = False,
-        bytes_max: int | None = None,
-        filter: str = "",
-        exclusive: bool = False,
+        **options: Unpack[ConsumeOptions],
     ) -> AbstractAsyncContextManager[Messages]:
         """As :meth:`Queues.consume`."""
-        return self._queues.consume(
-            self.name,
-            channel,
-            max_in_flight=max_in_flight,
-            from_start=from_start,
-            bytes_max=bytes_max,
-            filter=filter,
-            exclusive=exclusive,
-        )
+        return self._queues.consume(self.name, channel, **options)
 
     def consumer(
         self, group: str, handler: Handler, *, mode: Mode = "normal", **settings: Unpack[ConsumerOptions]
@@ -468,3 +461,23 @@ class QueueHandle:
     async def delete(self, *, force: bool = False) -> list[PendingDeletion]:
         """As :meth:`Queues.delete`."""
         return await self._queues.delete(self.name, force=force)
+
+
+def _subscribe_options(
+    *,
+    max_in_flight: int = DEFAULT_IN_FLIGHT,
+    from_start: bool = False,
+    bytes_max: int | None = None,
+    count: int | None = None,
+    filter: str = "",
+    exclusive: bool = False,
+) -> SubscribeOptions:
+    if count is not None:
+        max_in_flight = min(max_in_flight, max(1, count))
+    return SubscribeOptions(
+        max_in_flight=max_in_flight,
+        from_start=from_start,
+        bytes_max=bytes_max,
+        filter=filter,
+        exclusive=exclusive,
+    )

@@ -53,13 +53,14 @@ class SimpleConsumer:
 
     async def ack(self, *messages: ReceivedMessage | str) -> None:
         """Acknowledge messages (or handles); durable on return. Raises NotInFlightError that names those whose time was
-        over, and for a queue on several nodes the error of a request, with the handles whose node is away. All others
-        are acknowledged all the same."""
+        over (also in its ``handles``), and for a queue on several nodes the error of a request, with the handles whose
+        node is away. All others are acknowledged all the same."""
         handles = tuple(_handle(each) for each in messages)
         reply = await self._broker.ask(AckMessages(queue=self.queue, channel=self.channel, handles=handles))
         if reply.refused:
             raise NotInFlightError(
-                f"not held here any more, since their time was over or they are done: {', '.join(reply.refused)}"
+                f"not held here any more, since their time was over or they are done: {', '.join(reply.refused)}",
+                reply.refused,
             )
 
     async def change_invisible(self, message: ReceivedMessage | str, invisible_s: float) -> float:

@@ -7,12 +7,13 @@ from dep2p.control_api.encoding import encode_headers
 from dep2p.errors import NotInFlightError
 from dep2p.protocols.queues import admin
 from dep2p.protocols.queues.admin import AdminReply, AdminRequest, R
+from dep2p.protocols.queues.attributes import readable_attributes
+from dep2p.protocols.queues.names import message_id, parse_message_id
 from dep2p.queues.access import Right, Rights, parse_access
 from dep2p.queues.broker.dead_letters import DeadLetter
 from dep2p.queues.broker.engine import QueueEngine
 from dep2p.queues.broker.inspector import StoredMessage
 from dep2p.queues.broker.receive import ReceivedDelivery, parse_handle
-from dep2p.queues.types import message_id, parse_message_id, readable_attributes
 
 RIGHTS: Final[Mapping[type[AdminRequest[AdminReply]], Right]] = {
     admin.ListQueues: Right.DESCRIBE,

@@ -26,6 +26,7 @@ from dep2p.limits import Limits
 from dep2p.links.fairness import Fairness
 from dep2p.links.link import Link
 from dep2p.protocols.queues.admin import AdminRequest, R, ReceiveMessages, operation_of
+from dep2p.protocols.queues.names import message_id
 from dep2p.protocols.queues.ordering.consumer_group import Lease
 from dep2p.protocols.queues.wire import exclusive as fenced
 from dep2p.protocols.queues.wire import frames as wire
@@ -35,7 +36,7 @@ from dep2p.protocols.wire.cbor import decode_bounded
 from dep2p.protocols.wire.frame import Frame, encode_frame
 from dep2p.queues.broker.exclusive_consumer import BrokerGroupMember
 from dep2p.queues.broker.local_consumer import LocalConsumer
-from dep2p.queues.types import SubscribeOptions, message_id
+from dep2p.queues.types import SubscribeOptions
 from dep2p.queues.wire_errors import code_of, payload_bytes_max, text_of
 from dep2p.realm.interface import RealmGate
 from dep2p.types import PeerId

@@ -6,7 +6,6 @@ from typing import Final, cast
 import trio
 from outcome import Value
 
-from dep2p.concurrency.wait_queue import suspend
 from dep2p.protocols.queues.deduplication import PendingPublish
 from dep2p.protocols.queues.records import Run
 
@@ -71,15 +70,17 @@ class WaitedPublish(PendingPublish):
             self.error: Exception | None = publish.error
             _notify(self)
 
-    def _leave(self) -> None:
+    def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
         self.task = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
     async def wait(self) -> list[tuple[int, int]]:
         """Wait for the outcome: return the ids, or raise the error. When the wait is cancelled, the publish goes on:
         its outcome is unknown then."""
         if not self.is_notified:
             self.task = trio.lowlevel.current_task()
-            await suspend(self._leave)
+            # Not by `suspend`, which makes a function for each wait: every publish passes here.
+            await trio.lowlevel.wait_task_rescheduled(self._abort)
         else:
             await trio.lowlevel.checkpoint()
         if self.error is not None:

@@ -14,9 +14,8 @@ from dep2p.errors import NotInFlightError, QueueConsumerClosedError, QueueFullEr
 from dep2p.protocols.queues import consumer as core
 from dep2p.protocols.queues.channel import Channel
 from dep2p.protocols.queues.consumer import HeldMessage
-from dep2p.protocols.queues.names import is_ephemeral
+from dep2p.protocols.queues.names import is_ephemeral, message_id, parse_message_id
 from dep2p.queues.broker.interfaces import EngineCore, ReceivingEngine
-from dep2p.queues.types import message_id, parse_message_id
 
 ITEMS_MAX: Final = 32
 """Messages of one receive, as RocketMQ's."""

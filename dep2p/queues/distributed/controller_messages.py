@@ -30,10 +30,11 @@ from dep2p.protocols.queues.admin import (
     R,
     ReplayDeadLetters,
 )
+from dep2p.protocols.queues.names import message_id, parse_message_id
 from dep2p.protocols.queues.ordering.placement import ShardLocation
 from dep2p.protocols.queues.queue import Queue
 from dep2p.queues.distributed.shard_client import ShardClient
-from dep2p.queues.types import UNREACHABLE_ERRORS, message_id, parse_message_id
+from dep2p.queues.types import UNREACHABLE_ERRORS
 
 _ASKS: Final = 16
 """Partitions that are asked at once: the controller holds so many of their replies besides its own."""

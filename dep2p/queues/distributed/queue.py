@@ -22,6 +22,7 @@ from dep2p.errors import (
     RequestTimeoutError,
 )
 from dep2p.protocols.queues.admin import AdminRequest, CreateChannel, DescribeRoute, R
+from dep2p.protocols.queues.names import message_id
 from dep2p.protocols.queues.ordering.key_queues import key_of
 from dep2p.protocols.queues.ordering.placement import Placement, ShardLocation
 from dep2p.protocols.queues.wire.frames import WireMessage
@@ -32,7 +33,7 @@ from dep2p.queues.distributed.interfaces import MemberQueues
 from dep2p.queues.distributed.shard_client import away
 from dep2p.queues.distributed.simple_consumer import DistributedSimpleConsumer
 from dep2p.queues.remote.abandoned_receives import Receivings, Start
-from dep2p.queues.types import UNREACHABLE_ERRORS, SubscribeOptions, message_id
+from dep2p.queues.types import UNREACHABLE_ERRORS, SubscribeOptions
 
 logger: logging.Logger = logging.getLogger("dep2p.queues")
 

@@ -22,12 +22,13 @@ from dep2p.errors import (
     QueueNotFoundError,
 )
 from dep2p.protocols.queues.admin import ReceivedMessage, ReceivedMessages, ReceiveMessages
+from dep2p.protocols.queues.names import message_id
 from dep2p.protocols.queues.ordering.placement import Placement, ShardLocation
 from dep2p.queues.broker.receive import BODIES_BYTES, parse_handle
 from dep2p.queues.distributed.interfaces import ReceiveOwner
 from dep2p.queues.distributed.shard_client import away
 from dep2p.queues.remote.abandoned_receives import Ask
-from dep2p.queues.types import UNREACHABLE_ERRORS, message_id
+from dep2p.queues.types import UNREACHABLE_ERRORS
 
 _FIRST_S: Final = 0.5
 """The time for which partitions are asked in turn; then all are asked at once, and surplus messages are released."""

@@ -33,13 +33,14 @@ from dep2p.protocols.queues.admin import (
     ReceiveMessages,
     RefusedHandles,
 )
+from dep2p.protocols.queues.names import message_id
 from dep2p.protocols.queues.ordering.placement import Placement, ShardLocation
 from dep2p.queues.broker.receive import parse_handle, require_lasting
 from dep2p.queues.distributed.interfaces import MemberQueues, PlacementSource
 from dep2p.queues.distributed.receive import INSPECT_S, ShardAnswer, ShardReceive, renumbered
 from dep2p.queues.distributed.shard_client import away
 from dep2p.queues.remote.abandoned_receives import Ask, Receivings, Start
-from dep2p.queues.types import UNREACHABLE_ERRORS, message_id
+from dep2p.queues.types import UNREACHABLE_ERRORS
 
 logger: logging.Logger = logging.getLogger("dep2p.queues")
 

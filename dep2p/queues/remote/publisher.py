@@ -48,7 +48,7 @@ class _Part:
     def __init__(self, messages: Sequence[WireMessage], size: int) -> None:
         self.encoded = wire.encode_publish_items(messages)
         self.items = len(messages)
-        self.has_keys = any(key_of(attributes) for attributes, _body in messages)
+        self.has_keys = any([key_of(attributes) for attributes, _body in messages if attributes])
         self.bytes = size
         self.start = 0
         """The index of its first message in the batch, set when the batch is sent."""
@@ -116,8 +116,9 @@ class PeerPublisher:
 
     async def publish(self, queue: str, messages: Sequence[WireMessage], timeout_s: float) -> list[Point]:
         """Publish messages; return the ids when they are durable there. See `RemoteQueues.publish`."""
-        size = sum(len(attributes) + len(body) for attributes, body in messages)
-        for _, body in messages:
+        size = 0
+        for attributes, body in messages:
+            size += len(attributes) + len(body)
             if len(body) > self._limits.message_bytes_max:
                 raise MessageTooLargeError(
                     f"a message of {len(body)} bytes: at most {self._limits.message_bytes_max} go into a queue"

@@ -17,7 +17,7 @@ from dep2p.protocols.queues.admin import (
     ReceiveMessages,
     operation_of,
 )
-from dep2p.protocols.queues.names import check_name
+from dep2p.protocols.queues.names import check_name, parse_message_id
 from dep2p.protocols.queues.wire.admin import checked
 from dep2p.protocols.queues.wire.frames import WireMessage
 from dep2p.queues.access import Right, Rights
@@ -32,7 +32,7 @@ from dep2p.queues.distributed.queue import DistributedQueue
 from dep2p.queues.distributed.simple_consumer import SIMPLE_REQUESTS, SimpleRequest
 from dep2p.queues.ordered_consumer import ExclusiveConsumer
 from dep2p.queues.remote.abandoned_receives import Receivings
-from dep2p.queues.types import SubscribeOptions, check_messages, new_messages, parse_message_id
+from dep2p.queues.types import SubscribeOptions, check_messages, new_messages
 from dep2p.types import PeerId, RealmId
 
 

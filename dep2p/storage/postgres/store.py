@@ -28,13 +28,16 @@ from dep2p.protocols.queues.records import (
     StoreBatch,
     StoreStatistics,
 )
+from dep2p.storage.postgres.connect import ServerPatience, connect
 from dep2p.storage.postgres.schema import SCHEMA_BEFORE, SCHEMA_VERSION, TABLES, TURNS
 from dep2p.storage.queue_store import no_wait
 from dep2p.storage.sequence_check import check_numbers
 
 RECONNECT_S: Final = 15.0
 """Seconds for which a call waits for a server that went away."""
-_CONNECT_TIMEOUT_S: Final = 5
+_PATIENCE: Final = ServerPatience(
+    connect_timeout=5, keepalives_idle=5, keepalives_interval=2, keepalives_count=3, tcp_user_timeout=10_000
+)
 _LOCK_WAIT_S: Final = 2.0
 _SIZE_S: Final = 60.0
 """Seconds between two looks at the size of the tables."""
@@ -152,17 +155,7 @@ class PostgresStore:
         self._trims = {partition: trimmed for partition, _last, trimmed, rest in rows if rest}
 
     def _connect(self) -> Db:
-        db = psycopg.connect(
-            self._url,
-            autocommit=True,
-            connect_timeout=_CONNECT_TIMEOUT_S,
-            application_name="dep2p queues",
-            # Notices a machine that vanished: otherwise a commit would wait for its answer for a quarter of an hour.
-            keepalives_idle=5,
-            keepalives_interval=2,
-            keepalives_count=3,
-            tcp_user_timeout=10_000,
-        )
+        db = connect(self._url, application_name="dep2p queues", patience=_PATIENCE)
         try:
             db.execute("select set_config('search_path', quote_ident(%s), false)", (self._schema,))
             db.execute("select set_config('synchronous_commit', %s, false)", ("on" if self._is_synced else "off",))

@@ -22,6 +22,9 @@ from dep2p.gossipsub.effects import (
     PublishExpired,
     ResetStream,
     Send,
+    TopicMatched,
+    TopicsNotJoined,
+    TopicUnmatched,
     Validate,
 )
 from dep2p.gossipsub.events import Event, Malformed, PeerDown, PeerUp, StreamUp, Validated, Verdict, Version
@@ -317,6 +320,8 @@ class World:
                 self.dial(number, other)
         elif isinstance(effect, PublishExpired | ResetStream | HoldPeer | Send | Deliver):
             return
+        elif isinstance(effect, TopicMatched | TopicUnmatched | TopicsNotJoined):
+            return  # scenarios have no patterns
         elif self._trace is not None:
             self._trace.write(effect, self.peers[number], now)
 

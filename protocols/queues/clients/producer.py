@@ -18,6 +18,15 @@ from enum import Enum, auto
 from itertools import count
 from typing import Final, Literal, NamedTuple
 
+from dep2p.errors import (
+    ChannelNotFoundError,
+    MessageTooLargeError,
+    OverloadedError,
+    ProtocolError,
+    QueueAccessError,
+    QueueFullError,
+    QueueNotFoundError,
+)
 from dep2p.protocols.queues.clients.destinations import Candidate, Kind, RouteCache
 from dep2p.protocols.queues.ordering.route_table import RouteTable
 from dep2p.protocols.timing.backoff import Backoff
@@ -29,6 +38,9 @@ BATCH_BYTES: Final = 262_144
 """Bytes of one key's queue that go together."""
 FLOW_CONTROL_MIN_S: Final = 0.01
 """The wait for a broker that says 'flow control' and no time."""
+UNSETTLED_MAX: Final = 128
+"""Strict messages with a key that may have been taken, or that are on their way. Each has a publisher of its own, and a
+queue remembers 1,024 publishers: of one that it has forgotten, it takes a message again."""
 
 
 class PendingMessage:
@@ -74,6 +86,24 @@ class SendFailure(Enum):
     """The broker does not have this partition any more."""
     REFUSED = auto()
     """Another try would meet the same: too large, not allowed, no such queue."""
+
+
+_REFUSED: Final = (
+    ChannelNotFoundError,
+    MessageTooLargeError,
+    ProtocolError,
+    QueueAccessError,
+    QueueNotFoundError,
+    ValueError,
+)
+"""Errors that another try would meet again."""
+
+
+def send_failure_of(error: Exception) -> SendFailure:
+    """Return the kind of failure that an error of a publish means."""
+    if isinstance(error, OverloadedError | QueueFullError):
+        return SendFailure.FLOW_CONTROL
+    return SendFailure.REFUSED if isinstance(error, _REFUSED) else SendFailure.RETRY
 
 
 class FetchRoute(NamedTuple):
@@ -144,6 +174,12 @@ class ProducerCore:
         self._open: dict[PendingMessage, None] = {}
         self._queues: dict[str, SendQueue] = {}
         self._ready: deque[SendQueue] = deque()
+        self._unsettled: dict[PendingMessage, None] = {}
+        """Strict messages with a key that may have been taken although a try failed."""
+        self._fresh = 0
+        """Others of them that are on their way."""
+        self._held: deque[SendQueue] = deque()
+        """Key queues whose head waits until fewer are unsettled."""
         self._routeless: deque[SendQueue] = deque()
         """Key queues that wait for the first route table."""
         self._timers: list[tuple[float, int, SendQueue]] = []
@@ -168,6 +204,11 @@ class ProducerCore:
         return sum(
             bool(queue.sends and queue.sends[0].tries and not queue.in_flight) for queue in self._queues.values()
         )
+
+    @property
+    def unsettled(self) -> int:
+        """The number of strict messages with a key that may have been taken although a try failed."""
+        return len(self._unsettled)
 
     def open_sends(self) -> list[PendingMessage]:
         """Return the messages that no broker has taken and that are not given up or withdrawn, in the order of
@@ -234,12 +275,22 @@ class ProducerCore:
         return self._go_on(now, effects)
 
     def failed(
-        self, dispatch: Dispatch, failure: SendFailure, now: float, *, error: Exception, retry_after_s: float = 0.0
+        self,
+        dispatch: Dispatch,
+        failure: SendFailure,
+        now: float,
+        *,
+        error: Exception,
+        retry_after_s: float = 0.0,
+        may_be_taken: bool = False,
     ) -> list[ProducerEffect]:
         """Take the failure of a dispatch: it was not taken, or that is not known. ``retry_after_s``: the broker's wait
-        (flow control)."""
+        (flow control). ``may_be_taken``: the next try of a strict message says that it is the same one, and its queue
+        has to remember that: no more than `UNSETTLED_MAX` are unsettled at once, and further keys wait."""
         effects: list[ProducerEffect] = []
         queue = self._landed(dispatch)
+        if may_be_taken and self._has_number(dispatch.sends[0]):
+            self._unsettled[dispatch.sends[0]] = None
         candidate = self.routes.candidates.get(dispatch.candidate)
         self.counts[f"failed_{failure.name.lower()}"] += 1
         if failure is SendFailure.FLOW_CONTROL and candidate is not None:
@@ -292,8 +343,17 @@ class ProducerCore:
             self.counts["given_up"] += 1
             effects.append(GivenUp(send, error))
 
+    def _has_number(self, send: PendingMessage) -> bool:
+        """Whether a try of the message has a number, by which the queue recognizes it when it comes again."""
+        return self.is_strict and bool(send.key) and send.kind is not Kind.TRANSACTIONAL
+
+    def _is_fresh(self, send: PendingMessage) -> bool:
+        """Whether a try of it takes a publisher that no message has."""
+        return self._has_number(send) and send not in self._unsettled
+
     def _landed(self, dispatch: Dispatch) -> SendQueue:
         self._in_flight -= 1
+        self._fresh -= self._is_fresh(dispatch.sends[0])
         dispatch.queue.in_flight = False
         for send in dispatch.sends:
             send.in_flight = False
@@ -303,6 +363,7 @@ class ProducerCore:
         queue = _queue_of(send)
         queue.sends.remove(send)
         self._open.pop(send, None)
+        self._unsettled.pop(send, None)
         send.is_over = True
         self.items -= 1
         self.bytes -= send.size
@@ -375,9 +436,10 @@ class ProducerCore:
 
     def _go_on(self, now: float, effects: list[ProducerEffect] | None = None) -> list[ProducerEffect]:
         effects = [] if effects is None else effects
-        ready = self._ready
-        while ready and self._in_flight < self._in_flight_max:
-            queue = ready.popleft()
+        while self._in_flight < self._in_flight_max:
+            queue = self._next_queue()
+            if queue is None:
+                break
             queue.is_queued = False
             if not queue.sends or queue.in_flight or queue.not_before > now:
                 continue
@@ -388,6 +450,19 @@ class ProducerCore:
                 continue
             self._dispatch(queue, now, effects)
         return effects
+
+    def _next_queue(self) -> SendQueue | None:
+        """Return the next key queue that may send. One with a fresh strict message goes behind those that are held."""
+        ready, held = self._ready, self._held
+        has_room = len(self._unsettled) + self._fresh < UNSETTLED_MAX
+        while ready:
+            queue = ready.popleft()
+            if not queue.sends or not self._is_fresh(queue.sends[0]):
+                return queue
+            held.append(queue)
+            if has_room:
+                break
+        return held.popleft() if held and has_room else None
 
     def _dispatch(self, queue: SendQueue, now: float, effects: list[ProducerEffect]) -> None:
         head = queue.sends[0]
@@ -404,6 +479,7 @@ class ProducerCore:
         sends = self._batch(queue, head)
         queue.in_flight = True
         self._in_flight += 1
+        self._fresh += self._is_fresh(head)
         for send in sends:
             send.in_flight = True
         effects.append(Dispatch(queue, sends, candidate.id))

@@ -13,14 +13,16 @@ remembered: delivered again it is settled, not handled again.
 """
 
 import heapq
+import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from enum import Enum
 from itertools import count
 from typing import Final, Literal, NamedTuple
 
+from dep2p.errors import RejectMessage, RetryMessage
 from dep2p.protocols.queues.clients.process_queue import KeyQueue, Phase, ProcessQueue, ProcessQueueEntry
-from dep2p.protocols.queues.wire.frames import Settle
+from dep2p.protocols.queues.wire.frames import REASON_BYTES_MAX, Settle
 from dep2p.protocols.timing.backoff import Backoff
 
 Mode = Literal["normal", "fifo"]
@@ -84,6 +86,42 @@ class Outcome(Enum):
     REJECTED = "rejected"
     """The message can never work."""
     CANCELLED = "cancelled"
+
+
+class HandlerFailure(NamedTuple):
+    """The meaning of a handler's error for its message."""
+
+    outcome: Outcome
+    reason: str
+    delay_s: float | None
+    """Until the next try; None: as the back-off says."""
+    was_meant: bool
+    """Whether the handler raised it to say so (RejectMessage, RetryMessage); any other error belongs into the log."""
+
+
+def failure_of(error: BaseException) -> HandlerFailure:
+    """Return the meaning of a handler's error. A delay that is no number of seconds counts as none."""
+    if isinstance(error, RejectMessage):
+        return HandlerFailure(Outcome.REJECTED, _cut(str(error) or "rejected by its handler"), None, True)
+    if isinstance(error, RetryMessage):
+        reason = _cut(str(error) or "its handler asked for another try")
+        return HandlerFailure(Outcome.FAILED, reason, _delay_of(error.delay_s), True)
+    return HandlerFailure(Outcome.FAILED, _cut(f"{type(error).__name__}: {error}"), None, False)
+
+
+def _delay_of(delay_s: object) -> float | None:
+    """Return the handler's own value, of any type, as seconds; None when it is no number of seconds."""
+    if not isinstance(delay_s, int | float) or isinstance(delay_s, bool):
+        return None
+    try:
+        seconds = float(delay_s)
+    except OverflowError:
+        return None
+    return seconds if 0 <= seconds < math.inf else None
+
+
+def _cut(text: str) -> str:
+    return text.encode("utf-8", "replace")[:REASON_BYTES_MAX].decode("utf-8", "ignore")
 
 
 class ResultOutcome(Enum):

@@ -3,17 +3,25 @@
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 import trio
 
+from dep2p.control_api.replies import (
+    ConnectedPeer,
+    MemberSummary,
+    PeerSummary,
+    RealmSummary,
+    TopicPeers,
+    TopicSummary,
+)
 from dep2p.daemon.node_interface import (
     IncomingCall,
-    IncomingMessage,
+    IncomingNotify,
     MessagingInterface,
     NodeInterface,
     StreamInterface,
 )
-from dep2p.delivery.receipts import TopicPublish
 from dep2p.delivery.service import ReliableDelivery
 from dep2p.errors import (
     Dep2pError,
@@ -30,17 +38,22 @@ from dep2p.errors import (
     RequestTimeoutError,
     StreamClosedError,
     TooManyTopicsError,
+    TopicNotFoundError,
 )
-from dep2p.host.interface import ByteStream, CircuitUse, Connection, Direction, HostEvent, PeerConnected
+from dep2p.gossipsub.topic_types import OnFull
+from dep2p.host.interface import ByteStream, CircuitUse, Direction, HostEvent, PeerConnected
 from dep2p.identity import Identity
 from dep2p.limits import Limits
-from dep2p.node.joined_realm import RealmChoice
+from dep2p.messaging.offered_services import OfferedService
+from dep2p.node.outbox import Outbox
 from dep2p.node.services import RealmServices
 from dep2p.node.sessions import Sessions
+from dep2p.node.summaries import connected_peer, connection_summary, offered
 from dep2p.node.tracer import Tracer, TraceSources
 from dep2p.protocols.fairness.ledger import MemberUsage
-from dep2p.pubsub.types import TopicStatus
-from dep2p.realm.credentials import Realm
+from dep2p.protocols.realm.statement import ServiceOffer, check_fields
+from dep2p.pubsub.subscription import Subscription
+from dep2p.realm.credentials import Realm, RealmChoice
 from dep2p.realm.interface import MemberEvent
 from dep2p.sessions.service import SessionHandlers
 from dep2p.types import Headers, PeerId, RealmId, parse_peer_id
@@ -75,6 +88,8 @@ class Message:
     peer: PeerId = ANN
     headers: Headers = field(default_factory=dict[str, object])
     deadline_s: float = float("inf")
+    idempotent: bool = False
+    is_reliable: bool = False
 
 
 class FakeConnection:
@@ -152,19 +167,25 @@ class FakeMessaging:
         self.realm_id = realm_id
         self._node = node
         self.requests: dict[str, Callable[[IncomingCall], Awaitable[bytes]]] = {}
-        self.notifies: dict[str, Callable[[IncomingMessage], Awaitable[None]]] = {}
+        self.notifies: dict[str, Callable[[IncomingNotify], Awaitable[None]]] = {}
         self.streams: dict[str, Callable[[StreamInterface], Awaitable[None]]] = {}
         self.notified: list[tuple[PeerId, str, bytes, Headers | None]] = []
         self.broadcast_idempotent: list[bool] = []
 
     def on_request(
-        self, name: str, handler: Callable[[IncomingCall], Awaitable[bytes]], *, concurrency: int
+        self,
+        name: str,
+        handler: Callable[[IncomingCall], Awaitable[bytes]],
+        *,
+        concurrency: int,
+        rate_per_s: float,
+        service: OfferedService | None,
     ) -> Callable[[], None]:
         self.requests[name] = handler
         return lambda: self.requests.pop(name, None) and None
 
     def on_notify(
-        self, name: str, handler: Callable[[IncomingMessage], Awaitable[None]], *, concurrency: int
+        self, name: str, handler: Callable[[IncomingNotify], Awaitable[None]], *, concurrency: int, rate_per_s: float
     ) -> Callable[[], None]:
         self.notifies[name] = handler
         return lambda: self.notifies.pop(name, None) and None
@@ -240,6 +261,7 @@ class FakeMessaging:
         name: str,
         body: bytes,
         *,
+        concurrency: int,
         timeout_s: float | None,
         idempotent: bool,
         headers: Headers | None,
@@ -248,7 +270,7 @@ class FakeMessaging:
         return {peer: body[::-1] if peer == ANN else FAILURES["timeout"] for peer in peers}
 
     async def broadcast_notify(
-        self, peers: Sequence[PeerId], name: str, body: bytes, *, headers: Headers | None
+        self, peers: Sequence[PeerId], name: str, body: bytes, *, concurrency: int, headers: Headers | None
     ) -> Mapping[PeerId, Dep2pError | None]:
         return {peer: None if peer == ANN else FAILURES["overloaded"] for peer in peers}
 
@@ -258,33 +280,39 @@ class FakeMember:
     """A member."""
 
     peer: PeerId
-    state: str = "up"
+    state: Literal["up", "down", "left"] = "up"
     addrs: tuple[str, ...] = (ADDR,)
     seq: int = 3
     issued_s: float = 1_700_000_000.0
     expires_s: float = 1_800_000_000.0
     last_seen_s: float | None = None
+    fields: dict[str, str] = field(default_factory=dict[str, str])
+    services: tuple[ServiceOffer, ...] = ()
 
 
 class FakeMembership:
     """Two members are up, one is down."""
 
+    def __init__(self) -> None:
+        self.fields: dict[str, str] = {}
+
+    def member(self, peer: PeerId) -> FakeMember | None:
+        return next((each for each in self.members() if each.peer == peer), None)
+
+    def set_fields(self, fields: Mapping[str, str | None]) -> Mapping[str, str]:
+        merged = {key: value for key, value in {**self.fields, **fields}.items() if value is not None}
+        check_fields(merged)
+        self.fields = merged
+        return merged
+
     def members(self) -> list[FakeMember]:
-        return [FakeMember(ME), FakeMember(ANN), FakeMember(BOB), FakeMember(STRANGER, "down")]
+        offer = ServiceOffer("resize", "workers", "1.2")
+        ann = FakeMember(ANN, fields={"status": "at lunch\x1b[2J"}, services=(offer,))
+        return [FakeMember(ME), ann, FakeMember(BOB), FakeMember(STRANGER, "down")]
 
-    def is_verified(self, connection: Connection) -> bool:
-        return connection.peer == ANN
 
-
-@dataclass
-class FakeRealmStatus:
-    """A joined realm."""
-
-    name: str
-    realm_id: RealmId
-    members_known: int = 4
-    members_up: int = 2
-    problems: tuple[str, ...] = ()
+def _summary(realm: Realm) -> RealmSummary:
+    return RealmSummary(name=realm.name, realm_id=realm.realm_id, members_known=4, members_up=2)
 
 
 @dataclass
@@ -303,10 +331,15 @@ class FakeHost:
 class FakeNode:
     """In the realm "team" from the start. ANN and BOB answer, STRANGER is no member, others are not found."""
 
+    def unreached_bootstrap(self) -> tuple[str, ...]:
+        return self.unreached
+
     def __init__(self) -> None:
         self.peer_id = ME
         self.limits = Limits()
         self.host = FakeHost()
+        self.unreached: tuple[str, ...] = ()
+        self._membership = FakeMembership()
         self._realms: dict[RealmId, tuple[Realm, FakeMessaging]] = {}
         self.pubsubs: dict[RealmId | None, FakePubSub] = {}
         self.topics_max = 100
@@ -318,16 +351,12 @@ class FakeNode:
         self.drained = 0
         self.sessions = Sessions(self, SessionHandlers(), self.limits)
         """A test that wants sessions puts those of a real node here."""
+        self.outbox = Outbox(self)
         self.queues = FakeQueues()
         self.tracer = Tracer(self.peer_id, 1_000, TraceSources(list, list, list, list, list, list))
         self._add(Realm.from_psk(bytes(32), "team"))
 
     def delivery(self, realm: RealmChoice = None) -> ReliableDelivery:
-        raise NotInRealmError("this node has no reliable delivery")
-
-    async def publish_reliably(
-        self, topic: str, body: bytes, critical_peers: object, wait_for: str, realm: RealmChoice = None
-    ) -> TopicPublish:
         raise NotInRealmError("this node has no reliable delivery")
 
     def services(self, realm: RealmChoice = None) -> RealmServices:
@@ -353,15 +382,44 @@ class FakeNode:
     def listen_addrs(self) -> list[str]:
         return [f"/ip4/127.0.0.1/tcp/4001/p2p/{ME}"]
 
-    def realms(self) -> list[FakeRealmStatus]:
-        return [FakeRealmStatus(realm.name, realm.realm_id) for realm, _ in self._realms.values()]
+    def realms(self) -> list[RealmSummary]:
+        return [_summary(realm) for realm, _ in self._realms.values()]
+
+    def peers(self) -> list[PeerSummary]:
+        now = trio.current_time()
+        return [
+            PeerSummary(
+                peer=peer,
+                connections=(connection_summary(connection, now),),
+                addrs=tuple(self.host.addrs(peer)),
+                realms=tuple(realm.name for realm, _ in self._realms.values() if peer == ANN),
+            )
+            for peer, connection in self.host.open.items()
+        ]
 
     def realm(self, realm: RealmChoice = None) -> Realm:
         return self._pick(realm)[0]
 
     def membership(self, realm: str | None) -> FakeMembership:
         self._pick(realm)
-        return FakeMembership()
+        return self._membership
+
+    def members(self, realm: str | None) -> list[MemberSummary]:
+        self._pick(realm)
+        return [
+            MemberSummary(
+                peer=each.peer,
+                addrs=tuple(each.addrs),
+                state=each.state,
+                seq=each.seq,
+                issued_s=each.issued_s,
+                expires_s=each.expires_s,
+                last_seen_s=each.last_seen_s,
+                fields=dict(each.fields),
+                services=offered(each.services),
+            )
+            for each in self._membership.members()
+        ]
 
     def messaging(self, realm: str | None = None) -> FakeMessaging:
         return self._pick(realm)[1]
@@ -379,14 +437,47 @@ class FakeNode:
         pubsub.handles[topic] += 1
         return FakeTopic(pubsub, topic)
 
-    def topics(self) -> list[TopicStatus]:
-        return [status for pubsub in self.pubsubs.values() for status in pubsub.topics()]
+    @asynccontextmanager
+    async def subscribe(
+        self,
+        topic: str,
+        *,
+        realm: str | None,
+        buffer_items: int,
+        buffer_bytes: int,
+        on_full: OnFull,
+        group: str | None = None,
+    ) -> AsyncGenerator[Subscription, None]:
+        pubsub = self.pubsub(realm)
+        async with FakeTopic(pubsub, topic).subscribe(
+            buffer_items=buffer_items, buffer_bytes=buffer_bytes, on_full=on_full, group=group
+        ) as messages:
+            yield messages
 
-    async def join_realm(self, realm: Realm, addrs: Sequence[str] = ()) -> FakeRealmStatus:
+    def topics(self) -> list[TopicSummary]:
+        names: dict[RealmId | None, str] = {realm_id: realm.name for realm_id, (realm, _) in self._realms.items()}
+        return [each for realm, pubsub in self.pubsubs.items() for each in pubsub.topics(names.get(realm))]
+
+    def topic_peers(self, topic: str, *, realm: str | None, public: bool) -> TopicPeers:
+        pubsub = self.pubsub(realm, public=public)
+        peers, joined = pubsub.peers(topic), pubsub.has_joined(topic)
+        if not joined and not peers:
+            raise TopicNotFoundError("neither this node nor a neighbour is in the topic")
+        scores = {peer: score for peer, score in pubsub.scores().items() if peer in peers}
+        return TopicPeers(
+            topic=topic,
+            realm_id=pubsub.realm_id,
+            joined=joined,
+            peers=tuple(peers),
+            mesh=tuple(pubsub.mesh(topic)),
+            scores=scores,
+        )
+
+    async def join_realm(self, realm: Realm, addrs: Sequence[str] = ()) -> RealmSummary:
         await trio.lowlevel.checkpoint()
         if realm.realm_id not in self._realms:
             self._add(realm)
-        return FakeRealmStatus(realm.name, realm.realm_id)
+        return _summary(realm)
 
     async def leave_realm(self, realm: str) -> None:
         realm_id = self._pick(realm)[0].realm_id
@@ -409,7 +500,7 @@ class FakeNode:
 
         return unregister
 
-    async def connect(self, addr: str, *, timeout_s: float | None) -> tuple[Connection, list[str]]:
+    async def connect(self, addr: str, *, timeout_s: float | None) -> ConnectedPeer:
         head, _, peer = addr.rpartition("/p2p/") if addr.startswith("/") else ("/ip4", "", addr)
         if not head:
             raise ValueError(f"{addr!r} is not a full address")
@@ -418,7 +509,7 @@ class FakeNode:
         connection = FakeConnection(PeerId(peer), len(self.host.open) + 1)
         self.host.open[connection.peer] = connection
         self.tell(PeerConnected(connection))
-        return connection, ["team"]
+        return connected_peer(connection, ["team"])
 
     async def disconnect(self, peer: PeerId) -> bool:
         return self.host.open.pop(peer, None) is not None

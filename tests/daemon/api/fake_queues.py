@@ -18,6 +18,9 @@ class FakeQueues:
         self.engine = QueueEngine(MemoryStore(), rights=self.rights)
         self.ownership = StoreOwnership(self.engine)
 
+    def of(self) -> Queues:
+        return LocalQueues(self.ownership, self.rights, "team")
+
     def select(self, realm: str | None, *peers: PeerId) -> Queues:
         if peers:
             raise PeerNotFoundError(f"no address of {' or '.join(peers)} is known")

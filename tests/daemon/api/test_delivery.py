@@ -11,10 +11,9 @@ import trio
 from dep2p.delivery.service import ReliableDelivery
 from dep2p.errors import HandlerError
 from dep2p.identity import Identity
-from dep2p.messaging.handlers import Notification
-from dep2p.node.joined_realm import RealmChoice
 from dep2p.node.node import Node
-from dep2p.realm.credentials import Realm
+from dep2p.protocols.messaging.incoming import Notification
+from dep2p.realm.credentials import Realm, RealmChoice
 from dep2p.testing import MemoryNetwork
 from dep2p.types import PeerId
 from tests.daemon.api.harness import Served
@@ -66,7 +65,6 @@ def pair(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
             monkeypatch.setattr(served.node, "realms", ours.realms)
             monkeypatch.setattr(served.node, "realm", ours.realm)
             monkeypatch.setattr(served.node, "delivery", in_team)
-            monkeypatch.setattr(served.node, "publish_reliably", ours.publish_reliably)
             nodes.extend((ours, other))
             stop.append(trio.Event())
             task_status.started()
@@ -154,4 +152,8 @@ def test_a_reliable_publish_names_who_is_missing(pair: Pair) -> None:
     assert answer["acknowledged_by"] == [] and list(answer["missing"]) == [AWAY]
     assert [item["topic"] for item in pair.waiting()] == ["news"]
     pair.post(topic, 400, **{**options, "wait_for": "some"})
+    for ttl_s in (0, -1, 31 * 86_400, "5"):
+        pair.post(topic, 400, **{**options, "ttl_s": ttl_s})
+    pair.post(topic, 400, data="x", encoding="utf-8", realm="team", ttl_s=5)
+    assert pair.post(topic, 504, **{**options, "ttl_s": 0.1, "wait_s": 10})["code"] == "D5402"
     pair.post(topic, 400, **{**options, "critical_peers": ["nobody"]})

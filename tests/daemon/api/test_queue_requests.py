@@ -124,7 +124,13 @@ def messages() -> Iterator[Refused]:
     for name, given in wrong_values.items():
         yield Refused(f"publish-out of bounds-{name}", "POST", path, {}, valid | {name: given}, name)
     yield Refused("publish-no base64", "POST", path, {}, {"body": "?"}, "body")
-    for name, text in (("max_inflight", "1"), ("max_in_flight", "0"), ("from_start", "yes"), ("count", "x")):
+    for name, text in (
+        ("max_inflight", "1"),
+        ("max_in_flight", "0"),
+        ("from_start", "yes"),
+        ("count", "x"),
+        ("losses", "yes"),
+    ):
         yield Refused(f"consume-{name}={text}", "POST", "/v1/queues/jobs/channels/b/consume", {name: text}, None, name)
     yield Refused("consume-body", "POST", "/v1/queues/jobs/channels/b/consume", {}, {"max_in_flight": 1}, "")
     result: dict[str, object] = {"id": "0" * 16, "do": "finish", "delay_s": 1.0, "reason": "x"}
@@ -140,6 +146,8 @@ def messages() -> Iterator[Refused]:
         rest = {each: given for each, given in result.items() if each != name}
         yield Refused(f"results-missing-{name}", "POST", path, {}, {"results": [rest]}, name)
     yield Refused("results-unknown", "POST", path, {}, {"result": [result]}, "result")
+    for given in (-1, 65_537, "1"):
+        yield Refused(f"results-ready-{given}", "POST", path, {}, {"max_in_flight": given}, "max_in_flight")
 
 
 def _refused(name: str, call: Call, case: Malformed, given: dict[str, object]) -> Refused:

@@ -83,6 +83,66 @@ def test_a_consumer_that_hangs_up_gives_back_what_it_held(queues: Served) -> Non
     assert gone.json()["code"] == "D5208"
 
 
+def test_a_consumer_that_takes_no_more_gives_back_without_an_attempt(queues: Served) -> None:
+    for number in range(3):
+        _put(queues, {"body": str(number), "encoding": "utf-8"})
+    with queues.http.stream("POST", CONSUME, params={"max_in_flight": "3"}) as answer:
+        lines = _lines(answer)
+        results = f"/v1/queue-consumers/{next(lines)['consumer']}/results"
+        taken = [next(lines) for _ in range(3)]
+        released = [_result(each, "release") for each in reversed(taken)]
+        assert _post(queues, results, results=released, max_in_flight=0)["refused"] == {}
+        assert queues.http.get("/v1/queues/jobs").json()["channels"][0]["in_flight"] == 0
+        assert _post(queues, results, max_in_flight=1) == {"refused": {}, "timeouts_s": {}}
+        again = next(lines)
+        assert (again["id"], again["attempts"]) == (taken[0]["id"], 1)
+
+
+def test_a_consumer_that_asks_for_losses_learns_of_a_partition_that_it_hands_over(queues: Served) -> None:
+    _post(queues, "/v1/queues/jobs/expand", partitions=2)
+    params = {"exclusive": "1", "losses": "1"}
+    with queues.http.stream("POST", CONSUME, params=params) as first:
+        lines = _lines(first)
+        next(lines)
+        locks = f"{CHANNEL}/locks"
+        while len(queues.http.get(locks).json()["locks"]) < 2:  # it has both partitions
+            pass
+        with queues.http.stream("POST", CONSUME, params=params) as second:
+            next(_lines(second))
+            loss = next(lines)
+    assert loss["loss"] == "revoked" and loss["partition"] in (1, 2)
+
+
+def test_a_publish_with_a_number_is_taken_once(queues: Served) -> None:
+    path = "/v1/queues/jobs/publishes"
+    batch = [{"body": "a", "encoding": "utf-8", "key": "k"}, {"body": "b", "encoding": "utf-8", "tags": ["t"]}]
+    first = _post(queues, path, messages=batch, publisher="0f" * 16, number=1)
+    assert _post(queues, path, messages=batch, publisher="0f" * 16, number=1) == first
+    assert len(first["ids"]) == 2
+    _post(queues, path, messages=batch, publisher="0f" * 16, number=3)
+    _post(queues, path, messages=batch, timeout_s=1)
+    assert queues.http.get("/v1/queues/jobs").json()["messages"] == 6
+    assert _post(queues, "/v1/queues/jobs/destinations", keys=["k", ""]) == {"destinations": ["", ""]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({"publisher": "0f" * 16}, "number"),
+        ({"number": 1}, "number"),
+        ({"publisher": "xx", "number": 1}, "publisher"),
+        ({"publisher": "0f" * 16, "number": 0}, "number"),
+        ({"destination": "1 a b"}, "destination"),
+        ({"keys": ["k"]}, "keys"),
+    ],
+)
+def test_a_malformed_publish_with_a_number_is_refused(queues: Served, fields: dict[str, object], wrong: str) -> None:
+    body = {"messages": [{"body": "a", "encoding": "utf-8"}], **fields}
+    answer = queues.http.post("/v1/queues/jobs/publishes", json=body).json()
+    assert answer["code"] == "D1005" and wrong in answer["detail"]
+    assert queues.http.get("/v1/queues/jobs").json()["messages"] == 0
+
+
 def test_filters(queues: Served) -> None:
     _put(queues, {"body": "r", "encoding": "utf-8", "tags": ["red"]}, {"body": "b", "encoding": "utf-8", "tags": ["b"]})
     with queues.http.stream("POST", CONSUME, params={"filter": "tag = b", "max_in_flight": "2"}) as answer:
@@ -173,19 +233,21 @@ def test_several_members_that_share_a_store_are_named_with_commas(queues: Served
 
 async def _misspelt_calls(client: Client) -> None:
     with pytest.raises(TypeError, match="relm"):
-        await client.queue_empty_all("jobs", relm="team")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+        await client.queues.empty_all("jobs", relm="team")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     with pytest.raises(TypeError, match="order_key"):
-        await client.queue_put("jobs", b"x", order_key="k")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+        await client.queues.publish("jobs", b"x", order_key="k")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     with pytest.raises(TypeError, match="channel"):
-        await client.queue_empty("jobs")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+        await client.queues.empty("jobs")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
 def test_a_misspelt_option_of_the_client_is_refused(queues: Served) -> None:
     async def run() -> None:
         async with Client.open(queues.socket) as client:
-            message_id = await client.queue_put("jobs", b"x", key="k", tags=["a"], delay_s=0.0, headers={"h": b"\0"})
+            message_id = await client.queues.publish(
+                "jobs", b"x", key="k", tags=["a"], delay_s=0.0, headers={"h": b"\0"}
+            )
             await _misspelt_calls(client)
-            (message,) = await client.queue_peek("jobs")
+            (message,) = await client.queues.peek("jobs")
             assert (message.id, message.body, message.key, message.headers) == (message_id, b"x", "k", {"h": b"\0"})
 
     trio.run(run)
@@ -198,11 +260,11 @@ def test_a_loop_over_a_count_of_messages_ends_and_its_messages_can_be_settled(qu
     async def run() -> list[bytes]:
         async with Client.open(queues.socket) as client:
             with trio.fail_after(10):
-                async with client.queue_consume("jobs", "c", max_in_flight=4, count=3) as consumer:
+                async with client.queues.consume("jobs", "c", max_in_flight=4, count=3) as consumer:
                     taken = [message async for message in consumer]
                     for message in taken:
                         await message.finish(durable=True)
-                async with client.queue_consume("jobs", "c", count=2) as consumer:
+                async with client.queues.consume("jobs", "c", count=2) as consumer:
                     async for message in consumer:  # each is finished before the next one comes
                         await message.finish()
                         taken.append(message)

@@ -15,6 +15,7 @@ from dep2p.daemon.api.routes import peers as routes_peers
 from dep2p.daemon.api.routes import process as routes_process
 from dep2p.daemon.api.routes import queues as routes_queues
 from dep2p.daemon.api.routes import realms as routes_realms
+from dep2p.daemon.api.routes import services as routes_services
 from dep2p.daemon.api.routes import sessions as routes_sessions
 from dep2p.daemon.api.routes import streams as routes_streams
 from dep2p.daemon.api.routes import topics as routes_topics
@@ -68,6 +69,7 @@ def test_every_route_is_documented() -> None:
         routes_messages,
         routes_streams,
         routes_topics,
+        routes_services,
         routes_sessions,
         routes_queues,
     ):
@@ -136,5 +138,6 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
     there = re.sub(r"^ExecStart=\S+", f"ExecStart={shutil.which('true')}", text, flags=re.M)
     copy = tmp_path / "dep2p.service"
     copy.write_text(there)
+    copy.chmod(0o644)  # whatever the umask is: systemd warns of a file that all may write
     done = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "dep2p.service" not in done.stderr, done.stderr

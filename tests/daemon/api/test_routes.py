@@ -62,6 +62,8 @@ def test_peers_and_status_say_which_relay_a_peer_is_reached_through_and_what_is_
         ANN: circuit,
         BOB: {"relay": ME, "limited": False, "data_left_bytes": None, "time_left_s": None},
     }
+    served.node.unreached = ("the bootstrap peer ann cannot be reached: no route",)
+    assert served.http.get("/v1/status").json()["problems"] == ["the bootstrap peer ann cannot be reached: no route"]
     assert served.http.get("/v1/status").json()["limited"] == [{"peer": ANN, "circuit": circuit}]
 
 

@@ -188,6 +188,7 @@ def test_serving_pushing_binding_and_answering(pair: Pair) -> None:
         assert served.call(session.receive) is None
         closed = next(events)
         assert (closed["event"], closed["session"]) == ("closed", session.id)
+        served.wait_until(lambda: not pair.ours.sessions.served(), "the end of the session's task")
         assert pair.code(served.http.post(f"/v1/sessions/{session.id}/end")) == "D5105"
 
 

@@ -3,20 +3,25 @@
 import base64
 import json
 import struct
+from collections import Counter
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
 import pytest
 import trio
+import trio.testing
 
-from dep2p.daemon.api.resources.subscriptions import LineQueue
+from dep2p.daemon.api.resources.feeds import NotifyFeed
+from dep2p.daemon.api.resources.subscriptions import LineQueue, SubscriptionRegistry
 from dep2p.daemon.bounds import ControlBounds
+from dep2p.daemon.problems import Problem
 from dep2p.errors import HandlerError
 from dep2p.host.interface import PeerConnected, PeerDisconnected
+from dep2p.messaging.handlers import HandlerAwayError
 from dep2p.realm.interface import MemberEvent
-from tests.daemon.api.fake_node import ANN, BOB, FakeConnection, FakeStream, Message
+from tests.daemon.api.fake_node import ANN, BOB, FakeConnection, FakeNode, FakeStream, Message
 from tests.daemon.api.harness import Served, serving
 from tests.daemon.api.test_routes import problem
 
@@ -89,6 +94,9 @@ def test_events_of_peers_and_members(served: Served) -> None:
             "peer": ANN,
             "realm": "team",
             "realm_id": served.node.realm("team").realm_id,
+            "state": "up",
+            "fields": {"status": "at lunch\x1b[2J"},
+            "services": [{"name": "resize", "group": "workers", "version": "1.2", "schema": ""}],
         }
 
 
@@ -302,3 +310,237 @@ def test_one_peer_cannot_take_the_places_of_the_others() -> None:
         served.wait_until(lambda: len(served.control.streams) == 3, "gone")
         served.do(served.control.nursery.start_soon, opens, FakeStream("chat", peer=BOB))
         assert next(incoming)["peer"] == BOB
+
+
+def test_a_reliable_message_is_taken_when_a_program_has_it_in_its_socket(served: Served) -> None:
+    taken: list[bytes] = []
+
+    async def deliver(body: bytes) -> None:
+        try:
+            await served.node.messaging().notifies["orders"](Message("orders", body, is_reliable=True))
+            taken.append(body)
+        except HandlerAwayError:
+            taken.append(b"not " + body)
+
+    def start(body: bytes) -> None:
+        served.do(served.control.nursery.start_soon, deliver, body)
+
+    with lines(served, "GET", "/v1/notifies?name=orders") as orders:
+        start(b"one")
+        assert base64.b64decode(next(orders)["data"]) == b"one"
+        served.wait_until(lambda: taken == [b"one"], "taken when it was read")
+    for number in range(20):  # a program that hangs up as soon as it has its message has taken it
+        with lines(served, "GET", "/v1/notifies?name=orders") as orders:
+            start(b"%d" % number)
+            next(orders)
+        served.wait_until(lambda number=number: len(taken) == number + 2, "it is decided")  # type: ignore[misc]
+    assert taken == [b"one", *(b"%d" % number for number in range(20))]
+
+
+class Deliveries:
+    """Reliable messages to the daemon's handler, and how each ended."""
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+        self.ends: dict[str, str] = {}
+
+    def start(self, text: str) -> None:
+        self.served.do(self.served.control.nursery.start_soon, self._deliver, text)
+
+    async def _deliver(self, text: str) -> None:
+        message = Message("orders", text.encode(), is_reliable=True)
+        try:
+            await self.served.node.messaging().notifies["orders"](message)
+            self.ends[text] = "taken"
+        except HandlerAwayError:
+            self.ends[text] = "away"
+        except HandlerError as error:
+            self.ends[text] = str(error)
+
+    def wait(self, text: str, end: str) -> None:
+        self.served.wait_until(lambda: self.ends.get(text) == end, f"{text} is {end}")
+
+
+CONFIRMING = "/v1/notifies?name=orders&confirm=1"
+
+
+def test_a_reliable_message_is_taken_when_a_program_that_confirms_says_so(served: Served) -> None:
+    deliveries = Deliveries(served)
+    with lines(served, "GET", CONFIRMING) as orders, lines(served, "GET", "/v1/notifies?name=orders") as copies:
+        deliveries.start("one")
+        line = next(orders)
+        assert base64.b64decode(line["data"]) == b"one" and "id" not in next(copies)
+        assert served.do(lambda: served.control.notifies.unconfirmed_count) == 1 and not deliveries.ends
+        path = f"/v1/notifies/{line['id']}"
+        assert served.http.post(path, json={}).status_code == 202
+        deliveries.wait("one", "taken")
+        problem(served.http.post(path, json={}), 404, "D5011")
+        assert served.do(lambda: served.control.notifies.unconfirmed_count) == 0
+        deliveries.start("two")
+        rejected = served.http.post(f"/v1/notifies/{next(orders)['id']}", json={"error": "no room"})
+        assert rejected.status_code == 202
+        deliveries.wait("two", "no room")
+        served.call(served.node.messaging().notifies["orders"], Message("orders", b"not reliable"))
+        assert "id" not in next(orders)
+
+
+def test_a_message_that_a_program_had_in_hand_when_it_went_is_the_next_ones(served: Served) -> None:
+    deliveries = Deliveries(served)
+    with lines(served, "GET", "/v1/notifies?name=orders&confirm=0") as before:
+        with lines(served, "GET", CONFIRMING) as second:
+            del second
+        deliveries.start("plain")
+        next(before)
+    deliveries.wait("plain", "taken")
+    with ExitStack() as hanging:
+        first = hanging.enter_context(lines(served, "GET", CONFIRMING))
+        with lines(served, "GET", CONFIRMING) as second:
+            deliveries.start("one")
+            assert "id" in next(first) and "id" not in next(second)
+            hanging.close()
+            line = next(second)
+            assert base64.b64decode(line["data"]) == b"one"
+            assert served.http.post(f"/v1/notifies/{line['id']}", json={}).status_code == 202
+            deliveries.wait("one", "taken")
+            deliveries.start("two")
+            next(second)
+    deliveries.wait("two", "away")
+
+
+@pytest.mark.parametrize("body", [{"error": 7}, {"error": "x" * 1_025}, {"eror": "x"}, []])
+def test_a_wrong_confirmation_is_refused_and_the_message_stays(served: Served, body: object) -> None:
+    deliveries = Deliveries(served)
+    problem(served.http.get("/v1/notifies?name=orders&confirm=yes"), 400, "D1005")
+    with lines(served, "GET", CONFIRMING) as orders:
+        deliveries.start("one")
+        path = f"/v1/notifies/{next(orders)['id']}"
+        problem(served.http.post(path, json=body), 400, "D1005")
+        assert not deliveries.ends
+        assert served.http.post(path, json={"error": None}).status_code == 202
+        deliveries.wait("one", "taken")
+
+
+async def test_a_program_that_never_confirms_is_named_and_then_loses_its_subscription(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = FakeNode()
+    feed = NotifyFeed(node, SubscriptionRegistry(ControlBounds(), Counter()), ControlBounds())
+    hung, _end_hung = feed.subscribe("orders", None, confirms=True)
+    ends: list[str] = []
+
+    async def deliver() -> None:
+        try:
+            await node.messaging().notifies["orders"](Message("orders", b"x", is_reliable=True))
+            ends.append("taken")
+        except HandlerAwayError:
+            ends.append("away")
+
+    async def given(queue: LineQueue) -> dict[str, Any]:
+        line = json.loads(await queue.take())
+        queue.written()
+        return dict(line)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(deliver)
+        first = await given(hung)
+        await trio.sleep(31)
+        assert "has had a reliable message 'orders' in hand for 30 s" in caplog.text and not hung.is_closed
+        next_one, _end_next = feed.subscribe("orders", None, confirms=True)
+        await trio.sleep(270)
+        assert hung.is_closed and json.loads(await hung.take())["error"]["code"] == "D5001" and not ends
+        with pytest.raises(Problem):
+            feed.confirm(first["id"], None)
+        second = await given(next_one)
+        assert second["data"] == first["data"] and feed.unconfirmed_count == 1
+        feed.confirm(second["id"], None)
+        await trio.testing.wait_all_tasks_blocked()
+        assert ends == ["taken"] and feed.unconfirmed_count == 0
+        nursery.start_soon(deliver)
+        await given(next_one)
+        await trio.sleep(301)
+    assert ends == ["taken", "away"], "its sender keeps it"
+
+
+def test_a_reliable_message_that_meets_a_closing_subscription_waits_and_holds_nothing_up(served: Served) -> None:
+    ends: list[str] = []
+
+    async def deliver() -> None:
+        try:
+            await served.node.messaging().notifies["orders"](Message("orders", b"late", is_reliable=True))
+        except HandlerAwayError:
+            ends.append("away")
+
+    with lines(served, "GET", "/v1/notifies?name=orders"):
+
+        def close_and_deliver() -> None:
+            served.control.subscriptions.end_all()  # the reader's own task ends later than this step
+            served.control.nursery.start_soon(deliver)
+
+        served.do(close_and_deliver)
+        served.wait_until(lambda: ends == ["away"], "its sender keeps it")
+        assert served.http.get("/v1/status").status_code == 200, "the daemon's loop goes on"
+
+
+def queue_of(items_max: int) -> LineQueue:
+    return LineQueue(items_max, 1_000, lambda: None)
+
+
+async def test_a_delivered_line_ends_when_it_is_written_or_its_reader_is_gone(autojump_clock: object) -> None:
+    queue = queue_of(8)
+    ends: dict[bytes, bool] = {}
+
+    async def deliver(line: bytes) -> None:
+        ends[line] = await queue.deliver(line)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(deliver, b"1\n")
+        nursery.start_soon(deliver, b"2\n")
+        await trio.testing.wait_all_tasks_blocked()
+        assert sorted((await queue.take()).splitlines()) == [b"1", b"2"]
+        await trio.testing.wait_all_tasks_blocked()
+        assert ends == {}, "they may still be on their way"
+        queue.written()
+        await trio.testing.wait_all_tasks_blocked()
+        assert ends == {b"1\n": True, b"2\n": True}
+        nursery.start_soon(deliver, b"3\n")
+        await trio.testing.wait_all_tasks_blocked()
+        assert await queue.take() == b"3\n", "its write has not ended"
+        nursery.start_soon(deliver, b"4\n")
+        await trio.testing.wait_all_tasks_blocked()
+        queue.end()
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert (ends[b"3\n"], ends[b"4\n"]) == (False, False)
+    assert not await queue.deliver(b"5\n")
+
+
+async def test_a_delivered_line_waits_for_room_and_comes_again_when_it_was_pushed_out(
+    autojump_clock: object,
+) -> None:
+    queue = queue_of(1)
+    done: list[bytes] = []
+
+    async def deliver(line: bytes) -> None:
+        assert await queue.deliver(line)
+        done.append(line)
+
+    async with trio.open_nursery() as nursery:
+        queue.put(b"notify\n")
+        nursery.start_soon(deliver, b"1\n")
+        await trio.testing.wait_all_tasks_blocked()
+        assert await queue.take() == b"notify\n", "the delivered line drops no other"
+        await trio.testing.wait_all_tasks_blocked()
+        queue.put(b"newer\n")  # there is no room: it takes the place of the other
+        await trio.testing.wait_all_tasks_blocked()
+        assert await queue.take() == b"newer\n"
+        await trio.testing.wait_all_tasks_blocked()
+        assert await queue.take() == b"1\n"
+        queue.written()
+        await trio.testing.wait_all_tasks_blocked()
+        assert done == [b"1\n"]
+        nursery.cancel_scope.cancel()
+
+
+def test_a_daemon_that_stops_takes_no_new_subscriptions(served: Served) -> None:
+    served.do(served.control.subscriptions.end_all)
+    problem(served.http.get("/v1/notifies?name=a"), 503, "D3006")

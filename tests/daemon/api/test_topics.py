@@ -10,8 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
+from dep2p.control_api.encoding import encode_item
 from dep2p.daemon.bounds import ControlBounds
-from dep2p.pubsub.types import OnNoPeers
+from dep2p.gossipsub.topic_types import OnNoPeers
+from dep2p.protocols.realm.statement import TopicGroup
 from tests.daemon.api.fake_node import ANN, BOB
 from tests.daemon.api.fake_pubsub import FakePubSub
 from tests.daemon.api.harness import Served, serving
@@ -45,6 +47,7 @@ def test_a_message_is_published_and_the_answer_says_who_took_it(served: Served) 
         "queued": False,
         "dropped": [],
         "local_subscriptions": 0,
+        "seqno": None,
     }
     assert published(served) == [("chat", b"hi", "error")]
 
@@ -190,11 +193,67 @@ def test_messages_reach_every_reader(served: Served) -> None:
                 "seqno": 7,
                 "id": "0007",
                 "received_from": BOB,
+                "received_at_s": 1_700_000_000.5,
                 "data": "/wA=",
                 "encoding": "base64",
             }
         assert served.http.get("/v1/status").json()["subscriptions"]["topics"] == 2
     served.wait_until(lambda: not pubsub.subscriptions, "the subscriptions end with their readers")
+
+
+def test_headers_come_in_and_go_out(served: Served) -> None:
+    pubsub = served.node.pubsub()
+    headers = {"trace": "42", "raw": {"data": "/w==", "encoding": "base64"}, "many": ["a", 3, True]}
+    plain = {"trace": "42", "raw": b"\xff", "many": ["a", 3, True]}
+    assert served.http.post(MESSAGES, json={"data": "eA==", "headers": headers}).status_code == 202
+    lines_in = b'{"data": "eA=="}\n{"data": "eQ==", "headers": {"own": 1}}\n'
+    kind = {"content-type": "application/x-ndjson"}
+    params = {"headers": json.dumps(headers)}
+    assert served.http.post(MESSAGES, content=lines_in, headers=kind, params=params).status_code == 202
+    items = {"content-type": "application/octet-stream"}
+    content = encode_item(b"1") + encode_item(b"2")
+    assert served.http.post(MESSAGES, content=content, headers=items, params=params).status_code == 202
+    assert pubsub.published_headers == [plain, plain, {"own": 1}, plain, plain]
+    with lines(served, "GET", MESSAGES) as reader:
+        served.do(pubsub.deliver, b"x", 1, "chat", plain)
+        line = next(reader)
+        assert (line["headers"], line["received_at_s"]) == (headers, 1_700_000_000.5)
+
+
+@pytest.mark.parametrize(
+    "headers", [{"a": 1.5}, {"a": None}, {"a": {"b": 1}}, {"a": [["b"]]}, {"a": "x" * 20_000}, {"": 1}, "text", [1]]
+)
+def test_headers_that_are_not_allowed_name_their_field(served: Served, headers: object) -> None:
+    answer = served.http.post(MESSAGES, json={"data": "eA==", "headers": headers})
+    assert (answer.status_code, answer.json()["code"], answer.json()["field"]) == (400, "D1005", "headers")
+    assert served.node.pubsub().published == []
+
+
+def test_a_pattern_is_read_and_says_when_more_topics_match(served: Served) -> None:
+    pubsub = served.node.pubsub()
+    with lines(served, "GET", "/v1/topics/sensors.%3E/messages") as reader:
+        served.do(pubsub.deliver, b"x", 1, "sensors.hall")
+        assert next(reader)["topic"] == "sensors.hall"
+        for subscription in list(pubsub.subscriptions):
+            served.do(subscription.put_topics_full, 7, 128)
+        assert next(reader) == {"topics_not_joined": 7, "topics_max": 128}
+
+
+@pytest.mark.parametrize("topic", ["a.*", "%3E", "a.%3E", "a.%3E.b"])
+def test_nothing_is_published_to_a_pattern(served: Served, topic: str) -> None:
+    path = f"/v1/topics/{topic}/messages"
+    for answer in (
+        served.http.post(path, json=text("x")),
+        served.http.post(path, content=encode_item(b"x"), headers=ITEMS),
+        served.http.post(path, json=text("x") | {"reliable": True}),
+    ):
+        assert (answer.status_code, problem(answer)["code"], problem(answer)["field"]) == (400, "D1005", "topic")
+    assert not published(served)
+
+
+def test_a_malformed_pattern_is_refused_to_readers(served: Served) -> None:
+    answer = served.http.get("/v1/topics/a.%3E.b/messages")
+    assert "must be the last token" in problem(answer)["detail"]
 
 
 def flood(pubsub: FakePubSub) -> None:
@@ -240,6 +299,12 @@ def test_readers_hear_of_the_daemons_end(served: Served) -> None:
         assert next(reader)["error"]["code"] == "D3006"
 
 
+def test_a_reader_in_a_group_is_one_of_the_node_s_readers(served: Served) -> None:
+    pubsub = served.node.pubsub()
+    with lines(served, "GET", f"{MESSAGES}?group=workers"):
+        assert [reader.group for reader in pubsub.subscriptions] == [TopicGroup("chat", "workers")]
+
+
 def test_readers_that_cannot_be_served_get_a_proper_answer(served: Served) -> None:
     for query, code in (
         ("realm=nowhere", "D4003"),
@@ -248,6 +313,9 @@ def test_readers_that_cannot_be_served_get_a_proper_answer(served: Served) -> No
         ("buffer=0", "D1005"),
         ("buffer=65537", "D1005"),
         ("on_full=explode", "D1005"),
+        ("group=", "D1005"),
+        (f"group={'x' * 65}", "D1005"),
+        ("group=workers&public=1", "D1005"),
         ("color=red", "D1005"),
     ):
         assert problem(served.http.get(f"{MESSAGES}?{query}"))["code"] == code
@@ -290,6 +358,7 @@ def test_topics_are_listed_with_who_is_in_them(served: Served) -> None:
                 "mesh": 1,
                 "subscriptions": 1,
                 "buffered_items": 0,
+                "by_pattern": False,
             }
         ]
         assert served.http.get("/v1/topics/chat").json() == {

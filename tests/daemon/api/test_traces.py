@@ -92,13 +92,13 @@ def test_a_place_that_cannot_be_written_is_named(tracing: Served, tmp_path: Path
 def test_the_client_raises_what_the_library_does(tracing: Served, tmp_path: Path) -> None:
     async def calls() -> None:
         async with client_of(tracing) as client:
-            assert not (await client.trace_status()).is_on
+            assert not (await client.tracer.status()).is_on
             (tmp_path / "file").touch()
             with pytest.raises(TraceError):
-                await client.trace_start(tmp_path / "file")
-            await client.trace_start(tmp_path / "traces", snapshot_s=1.5)
+                await client.tracer.start(tmp_path / "file")
+            await client.tracer.start(tmp_path / "traces", snapshot_s=1.5)
             with pytest.raises(TraceRunningError):
-                await client.trace_start()
-            assert (await client.trace_stop()).settings.snapshot_s == 1.5
+                await client.tracer.start()
+            assert (await client.tracer.stop()).settings.snapshot_s == 1.5
 
     trio.run(calls)

@@ -16,6 +16,7 @@ from aioquic.quic.connection import QuicConnection
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.stream import QuicStreamSender
 
+from dep2p.errors import StreamClosedError
 from dep2p.host.interface import ByteStream
 from dep2p.host.resources.receiving import CRYPTO_BYTES_MAX, STREAM_WINDOW_UNPROVEN_BYTES, WINDOW_UNPROVEN_BYTES
 from dep2p.host.upstream.quic_internals import aioquic_of, transmit
@@ -240,6 +241,18 @@ async def test_a_slow_reader_holds_its_sender_back(open_host: Any) -> None:
         assert received == size
 
 
+async def identified(*hosts: Any) -> None:
+    """Wait until the hosts have told each other of themselves: only streams of pings are open."""
+    with trio.fail_after(10):
+        while not all(  # noqa: ASYNC110 - identify has no event for it
+            host._peer_store.protocols(connection.peer)
+            and all("/ping/" in repr(stream) for stream in connection._muxer._streams.values())
+            for host in hosts
+            for connection in host.connections()
+        ):
+            await trio.sleep(0.01)
+
+
 @pytest.mark.real
 async def test_a_node_that_was_dialled_gets_no_wider_window_either(open_host: Any) -> None:
     async with open_host(listen=[QUIC]) as listener, open_host(listen=[]) as host:
@@ -248,6 +261,7 @@ async def test_a_node_that_was_dialled_gets_no_wider_window_either(open_host: An
             while not listener.connections():  # noqa: ASYNC110 - the other end learns of it later
                 await trio.sleep(0.01)
         (connection,) = listener.connections()
+        await identified(listener, host)
         muxed = connection._muxer._quic
         quic, granted = aioquic_of(muxed), [0]
         while len(granted) < 12:
@@ -263,3 +277,19 @@ async def test_a_node_that_was_dialled_gets_no_wider_window_either(open_host: An
             assert await host.ping(listener.peer_id) > 0  # it has answered what came before
         assert granted[1:] == [STREAM_WINDOW_UNPROVEN_BYTES] * 11
         assert STREAM_WINDOW_UNPROVEN_BYTES <= host.counters()["memory_bytes_unproven"] <= 2 * WINDOW_UNPROVEN_BYTES
+
+
+@pytest.mark.real
+async def test_a_stream_that_cannot_begin_fails_alone_and_the_host_goes_on(open_host: Any) -> None:
+    async with open_host(listen=[QUIC]) as listener, open_host(listen=[]) as host:
+        await host.dial(listener.peer_id, listener.listen_addrs())
+        (connection,) = host.connections()
+        quic = aioquic_of(connection._muxer._quic)
+        # aioquic takes streams below one that was written to for finished, as at the end of a connection.
+        quic._get_or_create_stream_for_send(80)
+        with pytest.raises(StreamClosedError, match="the connection is ending"):
+            await connection.open_stream("/echo/1", timeout_s=5)
+        await host._identify.push(connection)  # the host does this by itself, and ended by its error
+        async with open_host(listen=[QUIC]) as another:
+            await host.dial(another.peer_id, another.listen_addrs())
+            assert await host.ping(another.peer_id) > 0

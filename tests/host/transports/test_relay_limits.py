@@ -139,6 +139,30 @@ async def test_a_circuit_that_one_end_has_closed_ends(autojump_clock: Clock) -> 
     assert relayed.counters["relay_circuit_ended_half_closed"] == 1
 
 
+async def test_a_circuit_that_one_end_has_closed_is_kept_while_the_other_sends(autojump_clock: Clock) -> None:
+    relayed = Relayed()
+    got = 0
+
+    async def take_all(stream: ByteStream) -> None:
+        nonlocal got
+        await read_length_prefixed(stream, 4_096)
+        status = StopMessage(type=StopMessage.STATUS, status=circuit_pb2.OK)
+        await stream.write(encode_length_prefixed(status.SerializeToString()))
+        await stream.close_write()
+        while data := await stream.read():
+            got += len(data)
+
+    relayed.target.set_stream_handler(STOP, take_all)
+    await relayed.reserve(relayed.target)
+    _, stream = await relayed.connect(relayed.network.host())
+    for _ in range(60):
+        await stream.write(bytes(100_000))
+        await trio.sleep(1)
+    assert got == 6_000_000
+    await trio.sleep(2 * relay.CIRCUIT_HALF_CLOSED_S + 1)
+    assert relayed.counters["relay_circuit_ended_half_closed"] == 1
+
+
 async def test_circuits_of_one_address_block_give_way_to_those_of_another(
     autojump_clock: Clock, blocks: dict[str, str]
 ) -> None:

@@ -404,6 +404,53 @@ async def test_streams_closed_here_are_reset_when_the_peer_keeps_them_open(
             theirs.write_nowait(b"x")
 
 
+async def test_a_stream_closed_here_is_kept_while_its_bytes_go(
+    open_pair: Any, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_pair("memory", limits=Limits()) as (one, other):
+        mine, theirs = await open_streams(one, other)
+        mine.write_nowait(bytes(2_000_000))
+        await mine.close()
+        got = 0
+        while data := await theirs.read(5_000):  # 400 s for all
+            got += len(data)
+            await trio.sleep(1)
+        assert got == 2_000_000
+        await theirs.close()
+        assert one.counters()["resets_lingering"] == 0
+
+
+async def test_a_ping_behind_bytes_that_go_slowly_is_waited_for(
+    open_pair: Any, autojump_clock: trio.testing.MockClock
+) -> None:
+    limits = Limits(liveness_interval_s=5, liveness_timeout_s=2)
+    async with open_pair("memory", limits=limits, other_limits=Limits(liveness_interval_s=0)) as (one, other):
+        mute: Any = other
+        mute._core.send_control = unittest.mock.Mock()
+        began = trio.current_time()
+
+        class SlowWayUp:
+            """The connection, with the kernel's word on what has arrived: after 100 s the ping."""
+
+            offered_bytes = 1_000_000
+
+            def __init__(self, pipe: Any) -> None:
+                self._pipe = pipe
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self._pipe, name)
+
+            def arrived_bytes(self) -> int:
+                return int((trio.current_time() - began) * 10_000)
+
+        slow: Any = one
+        slow._pipe = SlowWayUp(slow._pipe)
+        await trio.sleep(98)
+        assert not one.is_closed
+        await trio.sleep(8)
+        assert one.close_reason == "liveness"
+
+
 # Closing
 
 

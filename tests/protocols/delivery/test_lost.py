@@ -20,6 +20,7 @@ def lost_message(number: int, *, peer: str = "bob", body: bytes = b"", ended_us:
         ttl_ms=0,
         state="failed",
         reason="",
+        may_have_been_taken=True,
     )
 
 

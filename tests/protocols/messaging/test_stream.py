@@ -218,15 +218,28 @@ def test_the_first_and_the_later_items_have_their_own_time_limits() -> None:
     a, b = opened()
     assert b.next_deadline() is None
     b.expect_item(100.0)
+    assert b.next_deadline() == 105.0  # a look at what has moved
+    assert b.on_deadline(105.0) == []
     assert b.next_deadline() == 110.0
     feed(b, item_bytes(a, b"1"), 105.0)
     assert b.next_deadline() is None
     b.expect_item(106.0)
-    assert b.next_deadline() == 166.0
     assert b.on_deadline(165.9) == []
     effect = aborted(b.on_deadline(166.0))
     assert type(effect.error) is RequestTimeoutError
     assert isinstance(aborted(feed(a, effect.frame)).error, RequestTimeoutError)
+
+
+def test_what_moves_in_either_direction_begins_the_time_limit_anew() -> None:
+    _, b = opened()
+    b.expect_item(0.0, 0)
+    at = 0.0
+    for progress in range(1, 100):
+        at = b.next_deadline() or at
+        assert b.on_deadline(at, progress) == []
+    assert at > 400.0
+    assert b.on_deadline(at + 9.9, 99) == []
+    assert isinstance(aborted(b.on_deadline(at + 10.0, 99)).error, RequestTimeoutError)
 
 
 def test_a_stream_that_is_not_answered_or_not_asked_for_in_time_is_over() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dep2p.identity import Identity
+from dep2p.protocols.addresses.dialable import AddressScope
 from dep2p.protocols.realm.anti_entropy import (
     INVALID_PER_LINK_MAX,
     NEXT_CLAIMANT_S,
@@ -15,7 +16,6 @@ from dep2p.protocols.realm.anti_entropy import (
     SUMMARY_DELAY_S,
     SendFrames,
 )
-from dep2p.protocols.realm.dialable import AddressScope
 from dep2p.protocols.realm.keys import derive_keys
 from dep2p.protocols.realm.member_record import LIFE_MS, SKEW_MS, MemberRecord, State, seal_record
 from dep2p.protocols.realm.member_table import (

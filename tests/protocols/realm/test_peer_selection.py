@@ -1,7 +1,7 @@
 """The members that a node stays connected to, and how many that it never met it dials."""
 
 from dep2p.identity import Identity
-from dep2p.protocols.realm.dialable import DialTarget, dial_target
+from dep2p.protocols.addresses.dialable import DialTarget, dial_target
 from dep2p.protocols.realm.peer_selection import (
     GOOD_TARGET_FAILURES_MAX,
     PROBE_ADDRS_MAX,

@@ -1,6 +1,7 @@
 """The vectors in docs/spec/realm.md are what this implementation says."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import cbor2
@@ -19,6 +20,7 @@ from dep2p.protocols.realm.keys import ProofContext, derive_keys, handshake_proo
 from dep2p.protocols.realm.member_record import LIFE_MS, MemberRecord, seal_record
 from dep2p.protocols.realm.messages import encode_digest, encode_summary, encode_want
 from dep2p.protocols.realm.record_store import Applied, RecordStore
+from dep2p.protocols.realm.statement import MemberStatement, ServiceOffer, TopicGroup
 from dep2p.realm.credentials import Realm
 
 SPEC = Path(__file__).resolve().parents[3] / "docs" / "spec" / "realm.md"
@@ -52,7 +54,14 @@ def test_every_vector_of_the_specification_is_ours() -> None:
     context = ProofContext(b"initiator-peer", b"responder-peer", KEYS.realm_id, CHANNEL, b"\x11" * 32, b"\x22" * 32)
     address = f"/ip4/192.0.2.1/tcp/4001/p2p/{A.peer_id}"
     body, signature, mac = cbor2.loads(sealed.envelope)
+    statement = MemberStatement(
+        {"app": "mailer", "load": "0.5"},
+        (ServiceOffer("resize", "workers", "1.2"),),
+        (TopicGroup("jobs", "workers"),),
+    )
+    saying = b"".join(cbor2.loads(seal_record(replace(record, statement=statement), KEYS, A.sign).envelope))
     ours = [
+        saying.hex(),
         KEYS.realm_id + KEYS.auth_key.hex() + KEYS.member_key.hex() + KEYS.hello_key.hex(),
         stretch_passphrase("correct horse battery staple", "team").hex(),
         hello_tag(KEYS.hello_key, b"initiator-peer", b"responder-peer", CHANNEL, b"\x11" * 32).hex()

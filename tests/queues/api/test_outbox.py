@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 import trio
 
-from dep2p.errors import QueueFullError, StoreError, StreamClosedError
+from dep2p.errors import QueueFullError, StoreError, StoreLockedError, StreamClosedError
 from dep2p.protocols.queues.wire.frames import WireMessage
 from dep2p.queues.access import Rights
-from dep2p.queues.api.outbox import create_outbox, publish_in
+from dep2p.queues.api.outbox import OutboxRelay
 from dep2p.queues.api.queues import Queues
 from dep2p.queues.broker.engine import QueueEngine
 from dep2p.queues.broker.ownership import StoreOwnership
 from dep2p.queues.service.realm_queues import LocalQueues
+from dep2p.storage.app_outbox import OutboxDatabase, create_outbox, publish_in
 from tests.messaging.nodes import REALM
-from tests.queues.nodes import queue_sides, running_engine
+from tests.queues.nodes import exported, queue_sides, running_engine
 
 
 class Shaky(LocalQueues):
@@ -77,7 +78,7 @@ def app(tmp_path: Path) -> Any:
 
 
 async def _bodies(queues: Queues, queue: str = "jobs") -> list[int]:
-    return [int(message.body) async for message in queues.export(queue)]
+    return [int(message.body) for message in await exported(queues, queue)]
 
 
 async def test_what_commits_becomes_a_message_and_what_is_rolled_back_does_not(app: App) -> None:
@@ -185,6 +186,65 @@ async def test_only_one_relay_at_a_time_publishes(app: App) -> None:
         bodies = await _bodies(broker.queues)
         assert len(bodies) == len(set(bodies))
         assert [number for number in bodies if number < 1_000] == list(range(1, 40))
+
+
+async def test_each_flush_ends_also_when_another_relay_has_the_outbox(app: App) -> None:
+    async with queue_sides(1) as (broker,):
+        await broker.queues.create("jobs")
+        with trio.fail_after(30):
+            async with (
+                broker.queues.relay(app.path, poll_s=0.01) as old,
+                broker.queues.relay(app.path, poll_s=3_600) as new,
+            ):
+                await new.flush()  # it has found the outbox empty, and looks again when it is told to
+                app.order(1)
+                with pytest.raises(StoreLockedError):
+                    await old.flush()
+                with pytest.raises(StoreLockedError):
+                    await old.flush()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(new.flush)
+                    nursery.start_soon(new.flush)
+        assert await _bodies(broker.queues) == [1]
+
+
+async def test_a_flush_ends_with_the_block_of_its_relay(app: App) -> None:
+    async with queue_sides(1) as (broker,):
+        queues = Shaky(broker.engine, broker.rights)
+        await queues.create("jobs")
+        queues.before = [QueueFullError("full") for _ in range(100)]
+
+        async def flush(relay: OutboxRelay) -> None:
+            with pytest.raises(StreamClosedError, match="left in the outbox"):
+                await relay.flush()
+
+        app.order(1)
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                async with queues.relay(app.path, poll_s=0.01) as relay:
+                    nursery.start_soon(flush, relay)
+                    while not relay.problem:  # noqa: ASYNC110  (there is no event for it)
+                        await trio.sleep(0.01)
+            await flush(relay)
+        assert [number for number, *_ in app.left()] == [1]
+
+
+async def test_a_relay_that_was_replaced_does_not_take_the_outbox_back_when_it_connects_anew(app: App) -> None:
+    old, new = OutboxDatabase(app.path, "dep2p_outbox"), OutboxDatabase(app.path, "dep2p_outbox")
+    old.open()
+    new.open()
+    old.close()
+    old.open()
+    app.order(1)
+    with pytest.raises(StoreLockedError):
+        old.step(None)
+    batch = new.step(None)
+    assert batch is not None and len(batch.ids) == 1
+    old.close()
+    new.close()
+    new.open()  # also the relay that has the outbox may connect anew
+    assert new.step(batch) is None
+    new.close()
 
 
 async def test_an_outbox_of_another_name(app: App) -> None:

@@ -14,11 +14,12 @@ import pytest
 import trio
 
 from dep2p.queues.access import Access, Rights
-from dep2p.queues.api.outbox import create_outbox, publish_in
 from dep2p.queues.broker.engine import QueueEngine
 from dep2p.queues.broker.ownership import StoreOwnership
 from dep2p.queues.service.realm_queues import LocalQueues
+from dep2p.storage.app_outbox import create_outbox, publish_in
 from dep2p.storage.sqlite.store import SqliteStore
+from tests.queues.nodes import exported
 from tests.services import servers
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
@@ -30,7 +31,7 @@ import random, sqlite3, sys
 import trio
 from dep2p.queues.access import Access, Rights
 from dep2p.queues.broker.engine import QueueEngine
-from dep2p.queues.api.outbox import publish_in
+from dep2p.storage.app_outbox import publish_in
 from dep2p.queues.broker.ownership import StoreOwnership
 from dep2p.queues.service.realm_queues import LocalQueues
 from dep2p.storage.sqlite.store import SqliteStore
@@ -92,7 +93,7 @@ async def _drained(address: str, store: Path) -> list[int]:
                 with trio.fail_after(120):
                     await relay.flush()
                 assert relay.counts["refused"] == 0
-            found = [int(message.body) async for message in queues.export("jobs")]
+            found = [int(message.body) for message in await exported(queues, "jobs")]
             nursery.cancel_scope.cancel()
     finally:
         await engine.aclose()
@@ -163,7 +164,7 @@ def test_a_transaction_of_postgresql_that_is_rolled_back_publishes_nothing(postg
                 async with queues.relay(postgres, table="other", poll_s=0.01) as relay:
                     with trio.fail_after(60):
                         await relay.flush()
-                found = [int(message.body) async for message in queues.export("jobs")]
+                found = [int(message.body) for message in await exported(queues, "jobs")]
                 nursery.cancel_scope.cancel()
         finally:
             await engine.aclose()

@@ -11,13 +11,14 @@ import pytest
 import trio
 
 from dep2p.errors import Dep2pError, QueueIsDistributedError, StreamClosedError
+from dep2p.protocols.queues.names import parse_message_id
 from dep2p.protocols.queues.wire.frames import WireMessage
-from dep2p.queues.api.outbox import OutboxRelay, create_outbox, publish_in
+from dep2p.queues.api.outbox import OutboxRelay
 from dep2p.queues.api.queues import Queues
 from dep2p.queues.service.realm_queues import RemoteQueues
-from dep2p.queues.types import parse_message_id
+from dep2p.storage.app_outbox import create_outbox, publish_in
 from tests.queues.distributed.test_distributed import cluster, key_at, make
-from tests.queues.nodes import QueueSide, queue_sides
+from tests.queues.nodes import QueueSide, exported, queue_sides
 
 KEYS = 12
 
@@ -103,7 +104,7 @@ async def problem(relay: OutboxRelay, text: str) -> None:
 async def by_key(queues: Queues) -> dict[str, list[int]]:
     """The numbers of each key, as they are in its partitions, the older partition first."""
     found: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
-    async for message in queues.export("jobs"):
+    for message in await exported(queues, "jobs"):
         found[message.key].append((*parse_message_id(message.id), int(message.body)))
     return {key: [number for _partition, _seq, number in sorted(each)] for key, each in found.items()}
 

@@ -17,16 +17,17 @@ from dep2p.errors import (
     StoreError,
     StreamClosedError,
 )
+from dep2p.protocols.queues.clients.settings import ProducerSettings
 from dep2p.protocols.queues.wire.frames import WireMessage
 from dep2p.protocols.timing.backoff import Backoff
 from dep2p.queues.access import Rights
-from dep2p.queues.api.producer import Producer, ProducerSettings
+from dep2p.queues.api.producer import Producer
 from dep2p.queues.api.queues import Queues
 from dep2p.queues.broker.engine import QueueEngine
 from dep2p.queues.broker.ownership import StoreOwnership
 from dep2p.queues.service.realm_queues import LocalQueues
 from tests.messaging.nodes import REALM
-from tests.queues.nodes import queue_sides
+from tests.queues.nodes import exported, queue_sides
 
 Clock = trio.testing.MockClock
 
@@ -61,7 +62,7 @@ async def shaky_brokers(count: int) -> AsyncGenerator[list[Shaky], None]:
 
 
 async def _bodies(broker: Queues) -> list[bytes]:
-    return [message.body async for message in broker.export("jobs")]
+    return [message.body for message in await exported(broker, "jobs")]
 
 
 async def test_a_publish_is_durable_when_it_returns(autojump_clock: Clock) -> None:

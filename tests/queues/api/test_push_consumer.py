@@ -12,8 +12,9 @@ import trio.testing
 
 from dep2p.errors import QueueConsumerClosedError, QueueNotFoundError, RejectMessage, RetryMessage
 from dep2p.protocols.queues.admin import OptionValue
+from dep2p.protocols.queues.clients.settings import ConsumerSettings
 from dep2p.protocols.timing.backoff import Backoff
-from dep2p.queues.api.push_consumer import ConsumerSettings, PushedMessage
+from dep2p.queues.api.push_consumer import PushedMessage
 from dep2p.queues.api.queues import QueueHandle, Queues
 from tests.queues.nodes import QueueSide, queue_sides
 

@@ -18,6 +18,8 @@ from dep2p.errors import (
     StreamClosedError,
 )
 from dep2p.protocols.queues.admin import OptionValue
+from dep2p.protocols.queues.attributes import Attributes, encode_attributes
+from dep2p.protocols.queues.names import parse_message_id
 from dep2p.protocols.queues.wire import frames as wire
 from dep2p.protocols.queues.wire.admin import parse_request
 from dep2p.protocols.queues.wire.frames import DeliveryResult, Settle, Settled, WireMessage
@@ -26,7 +28,7 @@ from dep2p.protocols.wire.frame import encode_frame
 from dep2p.queues.api.queues import Queues
 from dep2p.queues.consumer import Messages, QueueMessage
 from dep2p.queues.ordered_consumer import ExclusiveConsumer
-from dep2p.queues.types import Attributes, SubscribeOptions, encode_attributes, parse_message_id
+from dep2p.queues.types import SubscribeOptions
 from dep2p.storage.sqlite.store import SqliteStore
 from tests.queues.nodes import QueueSide, queue_sides, running_engine
 
@@ -142,7 +144,7 @@ async def test_order_per_key_over_consumers_that_come_and_go_and_expansion(
             nursery.start_soon(lambda: consume_all(two.at(broker), seen, "two", ending=ending))
             nursery.start_soon(consume_all, broker.queues, seen, "here")
             await put(publisher.at(broker), 40, 6, 10)
-            assert len(await publisher.at(broker).expand("jobs", 6)) == 4
+            assert len((await publisher.at(broker).expand("jobs", 6)).added) == 4
             await put(publisher.at(broker), 40, 11, 15)
             await seen.until(450)
             ending.set()
@@ -217,9 +219,9 @@ async def test_surplus_consumers_wait_with_nothing(autojump_clock: trio.testing.
                 await trio.sleep(20)
                 assert exclusive(surplus).partitions() == {}
                 assert exclusive(surplus).lease_s_left() > 20
-                consumers = await one.at(broker).consumers("jobs", "c")
+                consumers = (await one.at(broker).consumers("jobs", "c")).consumers
                 assert sorted(len(each.partitions) for each in consumers) == [0, 1]
-                [lock] = await one.at(broker).locks("jobs", "c")
+                [lock] = (await one.at(broker).locks("jobs", "c")).locks
                 assert (lock.epoch, str(two.peer) in lock.consumer) == (1, True)
                 assert lock.member == exclusive(waiting).member.hex()[:8]  # all of it would let others speak for it
 

@@ -39,7 +39,7 @@ def test_every_key_keeps_its_order_whatever_happens_to_its_consumers() -> None:
 def test_every_key_keeps_its_order_over_partitions_on_two_nodes_of_which_one_is_killed(check_s: float) -> None:
     """Everything happens, also when this process is slow to look how far the others are."""
     report = run(replace(SMALL, nodes=2, check_s=check_s))
-    assert report["out_of_order"] == []
+    assert report["out_of_order"] == [], report
     assert report["is_complete"], report
     assert len(report["events"]) == 6, report["events"]
 

@@ -21,12 +21,11 @@ from dep2p.errors import (
 from dep2p.identity import Identity
 from dep2p.limits import Limits
 from dep2p.protocols.queues.admin import CreateQueue, OptionValue, QueueInfo, QueueRoute
-from dep2p.protocols.queues.names import logical_partition
+from dep2p.protocols.queues.names import logical_partition, parse_message_id
 from dep2p.protocols.queues.wire.admin import parse_request
 from dep2p.protocols.queues.wire.frames import WireMessage
 from dep2p.queues.api.queues import Queues
 from dep2p.queues.distributed.consumer import DistributedConsumer
-from dep2p.queues.types import parse_message_id
 from dep2p.storage.memory import MemoryStore
 from dep2p.testing.memory import MemoryNetwork
 from tests.messaging.nodes import REALM
@@ -185,11 +184,11 @@ async def test_a_consumer_has_what_the_controller_assigns_and_locks_are_those_of
                 await until(lambda: len(theirs.partitions()) == 2 and len(mine.partitions()) == 2)
                 assert trio.current_time() - before_s < 1.0
                 assert not set(mine.partitions()) & set(theirs.partitions())
-                locks = await user.at(controller).locks("jobs", "c")
+                locks = (await user.at(controller).locks("jobs", "c")).locks
                 assert {each.partition: each.node for each in locks} == {
                     each.partition: each.node for each in (await user.at(controller).route("jobs")).partitions
                 }
-                assert len(await user.at(controller).consumers("jobs", "c")) == 2
+                assert len((await user.at(controller).consumers("jobs", "c")).consumers) == 2
             before_s = trio.current_time()
             await until(lambda: len(mine.partitions()) == 4)
             assert trio.current_time() - before_s < 1.0
@@ -295,7 +294,7 @@ async def test_expansion_to_another_node_reorders_nothing(autojump_clock: trio.t
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: consume_all(user.at(controller), seen, "a", work_s=0.05))
             await seen.until(60)
-            assert len(await user.at(controller).expand("jobs", 5, nodes=[two.peer])) == 3
+            assert len((await user.at(controller).expand("jobs", 5, nodes=[two.peer])).added) == 3
             route = await user.at(controller).route("jobs")
             assert any(each.after for each in route.routes)
             nursery.start_soon(lambda: consume_all(controller.queues, seen, "b", work_s=0.02))
@@ -321,7 +320,7 @@ async def test_a_partition_behind_its_barrier_is_nobodys(autojump_clock: trio.te
             mine = messages.consumer
             assert isinstance(mine, DistributedConsumer)
             held = [await messages.__anext__() for _ in range(20)]
-            [added] = await queues.expand("jobs", 2, nodes=[controller.peer])
+            [added] = (await queues.expand("jobs", 2, nodes=[controller.peer])).added
             await put(queues, 20, 2, 2)
             await trio.sleep(5)
             assert added not in mine.partitions()

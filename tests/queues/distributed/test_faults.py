@@ -18,12 +18,13 @@ from dep2p.errors import (
     QueuePartlyPublishedError,
 )
 from dep2p.protocols.queues.admin import QueueInfo, operation_of
+from dep2p.protocols.queues.attributes import Attributes, encode_attributes
+from dep2p.protocols.queues.names import parse_message_id
 from dep2p.protocols.queues.ordering.placement import ShardLocation
 from dep2p.protocols.queues.wire.admin import parse_request
 from dep2p.protocols.queues.wire.frames import WireMessage
 from dep2p.queues.api.queues import Queues
 from dep2p.queues.consumer import Consumer
-from dep2p.queues.types import Attributes, encode_attributes, parse_message_id
 from tests.messaging.nodes import REALM
 from tests.queues.distributed.test_distributed import cluster, key_at, make, shards
 from tests.queues.nodes import queue_sides

@@ -178,7 +178,7 @@ async def test_what_a_member_may_not_do_at_a_node_it_does_not_through_a_controll
         await make(controller.queues, [one], 1)
         with pytest.raises(QueueAccessError, match=f"let {user.peer} make"):
             await user.at(controller).expand("jobs", 2)
-        assert len(await controller.queues.expand("jobs", 2)) == 1
+        assert len((await controller.queues.expand("jobs", 2)).added) == 1
         # At the controller itself, and the controller at a node that does not let it.
         controller.rights.create = (one.peer,)
         with pytest.raises(QueueAccessError):

@@ -9,11 +9,11 @@ import trio.testing
 
 from dep2p.errors import Dep2pError, ProtocolError, QueueAccessError, QueueMessageNotFoundError
 from dep2p.protocols.queues.admin import BrowsedMessage, DeadLetterInfo, ExportPage
+from dep2p.protocols.queues.names import parse_message_id
 from dep2p.protocols.queues.wire.admin import parse_request
 from dep2p.queues.api.queues import Queues
-from dep2p.queues.types import parse_message_id
 from tests.queues.distributed.test_distributed import cluster, key_at, make, shards
-from tests.queues.nodes import queue_sides
+from tests.queues.nodes import exported, queue_sides
 
 
 async def fill(queues: Queues, count: int, size: int = 1) -> list[str]:
@@ -45,9 +45,9 @@ async def test_messages_of_all_partitions_are_told_with_their_node(
         assert all(parse_message_id(row.id)[0] == row.partition for row in rows)
         # Three of some of the oldest: each partition has told its own.
         assert [row.id for row in await queues.peek("jobs", count=3)] == [row.id for row in rows[:3]]
-        exported = [row async for row in queues.export("jobs")]
-        assert [row.id for row in exported] == sorted(ids)
-        assert nodes_of(exported) == {controller.peer, one.peer, two.peer}
+        whole = await exported(queues, "jobs")
+        assert [row.id for row in whole] == sorted(ids)
+        assert nodes_of(whole) == {controller.peer, one.peer, two.peer}
 
 
 async def test_an_export_of_many_pages_has_each_message_once(
@@ -57,7 +57,7 @@ async def test_an_export_of_many_pages_has_each_message_once(
     async with queue_sides(3) as [controller, one, user]:
         await make(controller.queues, [controller, one], 3)
         ids = await fill(user.at(controller), 31)
-        assert [row.id async for row in user.at(controller).export("jobs")] == sorted(ids)
+        assert [row.id for row in await exported(user.at(controller), "jobs")] == sorted(ids)
         for wrong in (f"{(99 << 40) + 1:016x}", "x"):
             with pytest.raises((ProtocolError, ValueError)):
                 await user.at(controller).ask(parse_request({"op": "export", "queue": "jobs", "after": wrong}))
@@ -69,7 +69,7 @@ async def test_what_is_large_is_told_in_parts(autojump_clock: trio.testing.MockC
         ids = await fill(user.at(controller), 24, 200_000)
         rows = await user.at(controller).peek("jobs", count=1_000)
         assert 1 <= len(rows) <= 4
-        assert [row.id async for row in user.at(controller).export("jobs")] == sorted(ids)
+        assert [row.id for row in await exported(user.at(controller), "jobs")] == sorted(ids)
         await controller.queues.create_channel("jobs", "c", from_start=True)
         await make_dead_letters(user.at(controller), 24)
         found: list[DeadLetterInfo] = []

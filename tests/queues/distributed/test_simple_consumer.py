@@ -16,11 +16,10 @@ from dep2p.errors import (
     QueueFullError,
 )
 from dep2p.protocols.queues.admin import Done, QueueRoute, ReceivedMessage
-from dep2p.protocols.queues.names import logical_partition
+from dep2p.protocols.queues.names import logical_partition, message_id, parse_message_id
 from dep2p.protocols.queues.wire.admin import parse_request
 from dep2p.queues.api.queues import Queues
 from dep2p.queues.broker import receive as queue_simple
-from dep2p.queues.types import message_id, parse_message_id
 from tests.messaging.nodes import REALM
 from tests.queues.distributed.test_distributed import cluster, key_at, make, shards
 from tests.queues.nodes import QueueSide, queue_sides
@@ -257,7 +256,7 @@ async def test_an_expansion_in_the_middle_is_seen_and_handles_stay(autojump_cloc
 
             nursery.start_soon(receive)
             await trio.sleep(1)
-            added = await controller.queues.expand("jobs", 4, nodes=[two.peer])
+            added = (await controller.queues.expand("jobs", 4, nodes=[two.peer])).added
             (key,) = key_at(await publisher.at(controller).route("jobs"), two.peer)
             await publisher.at(controller).publish("jobs", b"new", key=key)
         assert [each.body for each in got] == [b"new"]

@@ -14,7 +14,7 @@ from dep2p.errors import (
     QueueNotFoundError,
 )
 from dep2p.protocols.queues.admin import ReceivedMessage, operation_of
-from dep2p.queues.types import message_id, parse_message_id
+from dep2p.protocols.queues.names import message_id, parse_message_id
 from tests.messaging.nodes import REALM
 from tests.queues.distributed.test_distributed import cluster, key_at, make, shards
 from tests.queues.distributed.test_simple_consumer import drain, fill, held, partition_of, until, waiting

@@ -6,8 +6,8 @@ import trio.testing
 
 from dep2p.errors import NotInFlightError, NotOwnerError, QueueAccessError
 from dep2p.limits import Limits
+from dep2p.protocols.queues.names import parse_message_id
 from dep2p.queues.api.push_consumer import PushedMessage
-from dep2p.queues.types import parse_message_id
 from tests.queues.failover.nodes import set_of_nodes
 
 Clock = trio.testing.MockClock
@@ -49,7 +49,9 @@ async def test_a_distributed_queue_has_its_controller_and_its_partitions_at_the_
         for number in range(10, 20):
             for key in range(8):
                 await queues.publish("jobs", b"%d" % number, key=f"k{key}")
-        added = await queues.expand("jobs", 6, nodes=[other.peer, b.peer])  # the old shards obey the new controller
+        added = (
+            await queues.expand("jobs", 6, nodes=[other.peer, b.peer])
+        ).added  # the old shards obey the new controller
         assert len(added) == 2
         for number in range(20, 30):
             for key in range(8):

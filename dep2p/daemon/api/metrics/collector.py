@@ -99,7 +99,6 @@ class _NodeCollector(Collector):
         yield family
 
     def _topics(self) -> Iterator[Metric]:
-        names = {realm.realm_id: realm.name for realm in self._control.node.realms()}
         topics = self._control.node.topics()
         yield _gauge("dep2p_topics", "Joined topics.", len(topics))
         families = {
@@ -111,8 +110,7 @@ class _NodeCollector(Collector):
         for name, help_text in families.items():
             family = GaugeMetricFamily(f"dep2p_topic_{name}", help_text, labels=["realm", "topic"])
             for topic in topics:
-                realm = "" if topic.realm_id is None else names.get(topic.realm_id, "")
-                family.add_metric([realm, topic.name], getattr(topic, name))
+                family.add_metric([topic.realm or "", topic.topic], getattr(topic, name))
             yield family
 
     def _counted(self) -> Iterator[Metric]:
@@ -148,6 +146,11 @@ class _NodeCollector(Collector):
         yield refused
         yield _gauge("dep2p_control_streams", "Streams that control clients drive.", len(control.streams))
         yield _gauge("dep2p_control_in_flight", "Control calls and streams at work.", control.lifecycle.in_flight)
+        yield _gauge(
+            "dep2p_control_notifies_unconfirmed",
+            "Reliable messages that programs have in hand.",
+            control.notifies.unconfirmed_count,
+        )
         yield _gauge("dep2p_control_replies_pending", "Requests that wait for a client.", control.replies.pending_count)
         subscriptions = GaugeMetricFamily("dep2p_control_subscriptions", "Open subscriptions.", labels=["kind"])
         open_now = control.subscriptions.by_kind()

@@ -11,17 +11,21 @@ import trio
 from starlette.types import Receive, Scope, Send
 
 from dep2p.control_api.encoding import encode_headers, encode_line
-from dep2p.control_api.queues import ConsumerOpened, DeliveredMessage, SettledMessages
+from dep2p.control_api.queues import ConsumerLoss, ConsumerOpened, DeliveredMessage, SettledMessages
 from dep2p.daemon.api.resources.subscriptions import LineQueue, SubscriptionRegistry, cancel_on_disconnect
 from dep2p.daemon.problems import Problem, problem_of, problem_response
 from dep2p.errors import Dep2pError, LockLostError, NotInFlightError, StreamClosedError
+from dep2p.protocols.queues.attributes import readable_attributes
+from dep2p.protocols.queues.names import message_id
 from dep2p.protocols.queues.wire.admin import reply_fields
 from dep2p.protocols.queues.wire.frames import DeliveryResult, QueueCode, Settled
 from dep2p.queues.api.queues import Queues
 from dep2p.queues.consumer import Consumer
-from dep2p.queues.types import MessageDelivery, SubscribeOptions, message_id, readable_attributes
+from dep2p.queues.types import MessageDelivery, SubscribeOptions
 
 _BATCH_ITEMS: Final = 256
+_LOSS: Final = b'{"loss"'
+"""The beginning of the line of a loss."""
 _WITHOUT_TIMEOUT_S: Final = 1e9
 """Seconds for which a message of a queue without timeouts belongs to its consumer: JSON has no infinity."""
 
@@ -36,6 +40,8 @@ class Consuming:
     options: SubscribeOptions
     count: int
     """Messages that the consumer takes in all; 0: no end."""
+    gives_losses: bool = False
+    """Whether the client learns by lines of their own (`ConsumerLoss`) what it has lost."""
 
 
 class ConsumerTable:
@@ -105,6 +111,13 @@ class ConsumerLines:
         self._consuming = consuming
         self._started = False
         self._last = b""
+        self._out: list[bytes] = []
+        """Lines that are not sent so far: those of one receive, and losses."""
+        self._has_lines = trio.Event()
+        self._is_out = trio.Event()
+        """Set when the lines that are in `_out` now are out."""
+        self._sending: trio.Event | None = None
+        """The same for those that are on their way."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -140,6 +153,10 @@ class ConsumerLines:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(cancel_on_disconnect, receive, nursery.cancel_scope)
             nursery.start_soon(self._end, ending, nursery.cancel_scope)
+            nursery.start_soon(self._write_all, send)
+            if self._consuming.gives_losses:
+                consumer.on_lost = lambda: self._report_loss(ConsumerLoss(loss="connection"))
+                consumer.on_revoke = lambda each: self._report_loss(ConsumerLoss(loss="revoked", partition=each))
             left = self._consuming.count or sys.maxsize
             try:
                 while True:
@@ -147,14 +164,46 @@ class ConsumerLines:
                     left -= len(taken)
                     lines = [_line(each) for each in taken]
                     self._counts["queue_deliveries"] += len(lines)
-                    await send({"type": "http.response.body", "body": b"".join(lines), "more_body": True})
+                    self._out += lines
+                    self._has_lines.set()
+                    await self._is_out.wait()
                     if not left:
                         consumer.set_ready(0)
                         await trio.sleep_forever()
             except Dep2pError as error:
                 self._last = encode_line({"error": problem_of(error)})
+                await self._all_out()
             nursery.cancel_scope.cancel()
         await send({"type": "http.response.body", "body": self._last, "more_body": False})
+
+    def _report_loss(self, loss: ConsumerLoss) -> None:
+        """Send a loss behind the lines before it, unless the same one waits already behind all messages."""
+        line = encode_line(reply_fields(loss))
+        for waiting in reversed(self._out):
+            if waiting == line:
+                return
+            if not waiting.startswith(_LOSS):
+                break
+        self._out.append(line)
+        self._has_lines.set()
+
+    async def _write_all(self, send: Send) -> None:
+        """Send lines in their order. The next messages are received when all lines are out."""
+        while True:
+            await self._has_lines.wait()
+            out, self._out = self._out, []
+            self._sending, self._is_out = self._is_out, trio.Event()
+            self._has_lines = trio.Event()
+            await send({"type": "http.response.body", "body": b"".join(out), "more_body": True})
+            self._sending.set()
+            self._sending = None
+
+    async def _all_out(self) -> None:
+        """Wait until no line waits or is on its way: cancelled in the middle, a line would be cut."""
+        if self._sending is not None:
+            await self._sending.wait()
+        if self._out:
+            await self._is_out.wait()
 
     async def _end(self, ending: LineQueue, scope: trio.CancelScope) -> None:
         self._last = await ending.take()

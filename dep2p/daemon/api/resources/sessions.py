@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 import trio
 
@@ -14,15 +14,21 @@ from dep2p.daemon.api.resources.subscriptions import LineQueue, SubscriptionRegi
 from dep2p.daemon.bounds import ControlBounds
 from dep2p.daemon.node_interface import NodeInterface
 from dep2p.daemon.problems import Problem
-from dep2p.errors import SessionClosedError, SessionFullError, SessionGapError, SessionNotFoundError, SessionResetError
+from dep2p.errors import (
+    HandlerError,
+    SessionClosedError,
+    SessionFullError,
+    SessionGapError,
+    SessionNotFoundError,
+    SessionResetError,
+)
 from dep2p.protocols.sessions.resume_token import decode_token
-from dep2p.protocols.sessions.wire import AFTER, BEFORE, Push
+from dep2p.protocols.sessions.wire import Push
 from dep2p.sessions.service import OpenSession, Session
 from dep2p.types import PeerId
 
 _logger = logging.getLogger("dep2p.daemon.control")
 _REAP_INTERVAL_S: Final = 5.0
-_PLACES: Final[dict[int, Literal["before", "after"]]] = {BEFORE: "before", AFTER: "after"}
 
 
 class _Opened:
@@ -50,14 +56,23 @@ class SessionRegistry:
 
     # Taking pushes
 
-    async def open(self, peer: PeerId, name: str, data: bytes, token: str | None, realm: str | None) -> OpenSession:
+    async def open(
+        self,
+        peer: PeerId,
+        name: str,
+        data: bytes,
+        token: str | None,
+        realm: str | None,
+        *,
+        timeout_s: float | None = None,
+    ) -> OpenSession:
         """Open a session, or go on with one. Raises what `Sessions.open` raises, and :class:`Problem` D3008."""
         if len(self._opened) >= self._bounds.streams_max:
             raise Problem("D3008", f"{len(self._opened)} sessions of control clients are open, as many as may be")
         if token is not None:
             # The program that had the session is gone, or about to go: the program with the token goes on.
             await self._forget(decode_token(token).session_id.hex(), keep=True)
-        session = await self._node.sessions.start(peer, name, data, token=token, realm=realm)
+        session = await self._node.sessions.start(peer, name, data, token=token, timeout_s=timeout_s, realm=realm)
         self._opened[session.id] = _Opened(session)
         return session
 
@@ -171,7 +186,8 @@ class SessionRegistry:
 
     async def _handle(self, queue: LineQueue, session: Session) -> None:
         line = partial(SessionLine, session=session.id, peer=session.peer, name=session.name)
-        _notify(queue, line(event="opened", data=session.body, encoding="base64"))
+        if not _notify(queue, line(event="opened", data=session.body, encoding="base64")):
+            raise HandlerError("the program that serves is too slow")
         try:
             async for request in session:
                 left_s = max(0.0, request.deadline_s - trio.current_time())
@@ -221,4 +237,4 @@ def _batch(session: OpenSession, pushes: Sequence[Push]) -> TakenPushes:
 def _push_line(push: Push) -> PushLine:
     if not push.request_id:
         return PushLine(seq=push.seq, data=push.body)
-    return PushLine(seq=push.seq, data=push.body, request_id=push.request_id, place=_PLACES.get(push.kind, ""))
+    return PushLine(seq=push.seq, data=push.body, request_id=push.request_id, place=push.place)

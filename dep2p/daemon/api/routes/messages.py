@@ -7,10 +7,11 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from dep2p.control_api.calls import GiveReply, MessageMember, RequestMember, ServeRequests
+from dep2p.control_api.calls import ConfirmNotify, GiveReply, MessageMember, RequestMember, ServeRequests
 from dep2p.control_api.replies import AcceptedReply, BroadcastReply, MemberResult, RequestReply
 from dep2p.daemon.api.context import Control
 from dep2p.daemon.api.fields import (
+    Fields,
     as_peer,
     checked_name,
     headers_of,
@@ -24,20 +25,30 @@ from dep2p.daemon.api.resources.subscriptions import LinesResponse
 from dep2p.daemon.api.routing import path_text, route
 from dep2p.daemon.problems import json_response, problem_of
 from dep2p.errors import Dep2pError
+from dep2p.messaging.offered_services import OfferedService, offered_service
+from dep2p.protocols.services.options import ServiceOptions
 from dep2p.types import PeerId
 
 _EVERY_MEMBER = "*"
 _ERROR_TEXT_BYTES_MAX = 1_024
+_RATE_MAX = 1e9
 
 
 def _target(call: MessageMember) -> PeerId | None:
     """Return the member that a call names; None for every member."""
-    return None if call.peer == _EVERY_MEMBER else as_peer(call.peer)
+    if call.peer == _EVERY_MEMBER:
+        return None
+    if call.peers is not None:
+        raise wrong_field("peers", f"goes with the peer {_EVERY_MEMBER!r}")
+    return as_peer(call.peer)
 
 
-def _members_up(control: Control, realm: str | None) -> list[PeerId]:
+def _targets(control: Control, call: MessageMember) -> list[PeerId]:
+    """Return the peers of a broadcast."""
+    if call.peers is not None:
+        return list(dict.fromkeys(map(as_peer, call.peers)))
     own = control.node.peer_id
-    return [m.peer for m in control.node.membership(realm).members() if m.state == "up" and m.peer != own]
+    return [m.peer for m in control.node.members(call.realm) if m.state == "up" and m.peer != own]
 
 
 async def request(control: Control, incoming: Request) -> ASGIApp:
@@ -51,9 +62,14 @@ async def request(control: Control, incoming: Request) -> ASGIApp:
     started_s = time.perf_counter()
     with control.lifecycle.work():
         if peer is None:
-            members = _members_up(control, call.realm)
             results = await messaging.broadcast_request(
-                members, name, data, timeout_s=timeout_s, idempotent=call.idempotent, headers=headers
+                _targets(control, call),
+                name,
+                data,
+                concurrency=call.concurrency,
+                timeout_s=timeout_s,
+                idempotent=call.idempotent,
+                headers=headers,
             )
             return json_response(_broadcast(results))
         answer = await messaging.request(
@@ -71,7 +87,9 @@ async def notify(control: Control, incoming: Request) -> ASGIApp:
     messaging = control.node.messaging(call.realm)
     with control.lifecycle.work():
         if peer is None:
-            results = await messaging.broadcast_notify(_members_up(control, call.realm), name, data, headers=headers)
+            results = await messaging.broadcast_notify(
+                _targets(control, call), name, data, concurrency=call.concurrency, headers=headers
+            )
             return json_response(_broadcast(results), 202)
         await messaging.notify(peer, name, data, headers=headers)
     return json_response(AcceptedReply(), 202)
@@ -93,8 +111,34 @@ async def listen(control: Control, incoming: Request) -> ASGIApp:
     """Send notifies to the client, from now on."""
     query = query_fields(incoming)
     name, realm = query.name(), query.optional_text("realm")
+    rate_per_s, confirms = _rate(query), query.flag("confirm")
     query.finish()
-    return LinesResponse(*control.notifies.subscribe(name, realm))
+    return LinesResponse(*control.notifies.subscribe(name, realm, rate_per_s, confirms=confirms))
+
+
+async def confirm(control: Control, incoming: Request) -> ASGIApp:
+    """Take the word that a reliable message was handled, or the text of the error that rejects it; also while
+    draining."""
+    call = await read_call(incoming, control.bounds, ConfirmNotify)
+    if call.error is not None:
+        _check_error(call.error)
+    control.notifies.confirm(path_text(incoming, "id"), call.error)
+    return json_response(AcceptedReply(), 202)
+
+
+def _check_error(text: str) -> None:
+    if len(text.encode()) > _ERROR_TEXT_BYTES_MAX:
+        raise wrong_field("error", f"has more than {_ERROR_TEXT_BYTES_MAX} bytes")
+
+
+def _rate(query: Fields) -> float:
+    try:
+        rate_per_s = float(query.text("rate_per_s", "0"))
+    except ValueError:
+        rate_per_s = -1.0
+    if not 0 <= rate_per_s <= _RATE_MAX:
+        raise query.wrong("rate_per_s", f"is no number from 0 to {_RATE_MAX:g}")
+    return rate_per_s
 
 
 async def reply(control: Control, incoming: Request) -> ASGIApp:
@@ -104,7 +148,26 @@ async def reply(control: Control, incoming: Request) -> ASGIApp:
     if call.concurrency > most:
         raise wrong_field("concurrency", f"is out of range: 1 to {most}")
     control.lifecycle.require_running()
-    return LinesResponse(*(await control.replies.subscribe(name, call.realm, call.concurrency)))
+    service = _service(name, call)
+    return LinesResponse(
+        *(await control.replies.subscribe(name, call.realm, call.concurrency, call.rate_per_s, service))
+    )
+
+
+def _service(name: str, call: ServeRequests) -> OfferedService | None:
+    options: ServiceOptions = {}
+    if call.group is not None:
+        options["group"] = call.group
+    if call.version is not None:
+        options["version"] = call.version
+    if call.schema is not None:
+        options["schema"] = call.schema
+    if call.metadata is not None:
+        options["metadata"] = call.metadata
+    try:
+        return offered_service(name, options)
+    except ValueError as error:
+        raise wrong_field("group", str(error)) from None
 
 
 async def answer(control: Control, incoming: Request) -> ASGIApp:
@@ -115,8 +178,8 @@ async def answer(control: Control, incoming: Request) -> ASGIApp:
         data = payload_of(call, control.config.limits.message_bytes_max)
     elif call.data is not None:
         raise wrong_field("data", "an error has none: give one of the two")
-    elif len(call.error.encode()) > _ERROR_TEXT_BYTES_MAX:
-        raise wrong_field("error", f"has more than {_ERROR_TEXT_BYTES_MAX} bytes")
+    else:
+        _check_error(call.error)
     control.replies.answer(path_text(incoming, "id"), data, call.error)
     return json_response(AcceptedReply(), 202)
 
@@ -125,6 +188,7 @@ ROUTES: list[Route] = [
     route("POST", "/v1/requests", request),
     route("POST", "/v1/notifies", notify),
     route("GET", "/v1/notifies", listen),
+    route("POST", "/v1/notifies/{id}", confirm),
     route("POST", "/v1/replies", reply),
     route("POST", "/v1/replies/{id}", answer),
 ]

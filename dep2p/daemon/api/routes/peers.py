@@ -2,20 +2,15 @@
 
 from collections.abc import Sequence
 
-import trio
 from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from dep2p.control_api.calls import ConnectPeer, PingPeer
 from dep2p.control_api.replies import (
-    CircuitSummary,
-    ConnectedPeer,
-    ConnectionSummary,
     LimitedPeer,
     PeerDisconnection,
     PeerList,
-    PeerSummary,
     PingTimes,
 )
 from dep2p.daemon.api.context import Control
@@ -23,51 +18,14 @@ from dep2p.daemon.api.fields import as_peer, read_call, within, wrong_field
 from dep2p.daemon.api.routing import path_text, route
 from dep2p.daemon.problems import Problem, json_response
 from dep2p.errors import RequestTimeoutError, StreamClosedError
-from dep2p.host.interface import CircuitUse, Connection
+from dep2p.host.interface import Connection
+from dep2p.node.summaries import circuit_summary
 from dep2p.types import PeerId
 
 
 async def listing(control: Control, _request: Request) -> ASGIApp:
     """List the connected peers with their connections, known addresses, and the realms in which they are verified."""
-    node = control.node
-    now = trio.current_time()
-    memberships = [(realm.name, node.membership(realm.realm_id)) for realm in node.realms()]
-    by_peer: dict[str, list[Connection]] = {}
-    for connection in node.host.connections():
-        by_peer.setdefault(connection.peer, []).append(connection)
-    peers: list[PeerSummary] = []
-    for connections in by_peer.values():
-        peer = connections[0].peer
-        realms = [name for name, members in memberships if any(map(members.is_verified, connections))]
-        peers.append(
-            PeerSummary(
-                peer=peer,
-                connections=tuple(_summary(connection, now) for connection in connections),
-                addrs=tuple(node.host.addrs(peer)),
-                realms=tuple(realms),
-            )
-        )
-    return json_response(PeerList(peers=tuple(peers)))
-
-
-def _summary(connection: Connection, now: float) -> ConnectionSummary:
-    return ConnectionSummary(
-        id=connection.id,
-        direction=connection.direction,
-        addr=connection.remote_addr,
-        age_s=round(now - connection.opened_at_s, 3),
-        rtt_ms=None if connection.rtt_s is None else round(connection.rtt_s * 1000, 3),
-        circuit=None if connection.circuit is None else _circuit(connection.circuit),
-    )
-
-
-def _circuit(use: CircuitUse) -> CircuitSummary:
-    return CircuitSummary(
-        relay=use.relay,
-        limited=use.is_limited,
-        data_left_bytes=use.data_left_bytes,
-        time_left_s=None if use.time_left_s is None else round(use.time_left_s, 1),
-    )
+    return json_response(PeerList(peers=tuple(control.node.peers())))
 
 
 def limited_peers(connections: Sequence[Connection]) -> list[LimitedPeer]:
@@ -80,7 +38,7 @@ def limited_peers(connections: Sequence[Connection]) -> list[LimitedPeer]:
         elif connection.peer not in found or not connection.is_superseded:
             found[connection.peer] = connection
     uses = {peer: connection.circuit for peer, connection in found.items() if peer not in others}
-    return [LimitedPeer(peer=peer, circuit=_circuit(use)) for peer, use in uses.items() if use is not None]
+    return [LimitedPeer(peer=peer, circuit=circuit_summary(use)) for peer, use in uses.items() if use is not None]
 
 
 async def connect(control: Control, request: Request) -> ASGIApp:
@@ -93,17 +51,9 @@ async def connect(control: Control, request: Request) -> ASGIApp:
     target = call.addr if call.addr is not None else as_peer(call.peer or "")
     with control.lifecycle.work():
         try:
-            connection, realms = await control.node.connect(target, timeout_s=timeout_s)
+            return json_response(await control.node.connect(target, timeout_s=timeout_s))
         except ValueError as error:
             raise Problem("D4004", str(error)) from None
-    return json_response(
-        ConnectedPeer(
-            peer=connection.peer,
-            addr=connection.remote_addr,
-            direction=connection.direction,
-            realms=tuple(realms),
-        )
-    )
 
 
 async def disconnect(control: Control, request: Request) -> ASGIApp:

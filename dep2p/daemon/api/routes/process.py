@@ -22,7 +22,6 @@ from dep2p.control_api.replies import (
     LimitsSummary,
     MemberQuotas,
     Readiness,
-    RealmSummary,
     ShutdownState,
     StoreOwnershipSummary,
     parse_reply,
@@ -33,11 +32,11 @@ from dep2p.daemon.api.resources.feeds import EVENT_KINDS
 from dep2p.daemon.api.resources.subscriptions import LinesResponse
 from dep2p.daemon.api.routes.peers import limited_peers
 from dep2p.daemon.api.routing import route
-from dep2p.daemon.node_interface import RealmInfo
 from dep2p.daemon.problems import json_response
 
 _QUOTAS_SHOWN: Final = 16
 """Members whose quotas `status` shows."""
+_UNREACHED_SHOWN: Final = 8
 _LIMITED_SHOWN: Final = 16
 """Peers over limited relays that `status` shows."""
 
@@ -90,13 +89,13 @@ async def status(control: Control, _request: Request) -> ASGIApp:
             listen=tuple(node.listen_addrs()),
             peers=len(peers),
             connections=ConnectionCounts(inbound=inbound, outbound=len(connections) - inbound),
-            realms=tuple(map(realm_summary, node.realms())),
+            realms=tuple(node.realms()),
             streams=len(control.streams),
             subscriptions=control.subscriptions.by_kind(),
             in_flight=control.lifecycle.in_flight,
             queues=parse_reply(node.queues.ownership.status(), StoreOwnershipSummary),
             nsq=None if control.nsq is None else control.nsq.status(),
-            problems=tuple(control.problems),
+            problems=(*control.problems, *node.unreached_bootstrap()[:_UNREACHED_SHOWN]),
             quotas=tuple(
                 MemberQuotas(peer=each.peer, held=dict(each.held), refused=dict(each.refused))
                 for each in node.quotas()[:_QUOTAS_SHOWN]
@@ -134,13 +133,14 @@ async def limits(control: Control, _request: Request) -> ASGIApp:
 async def events(control: Control, request: Request) -> ASGIApp:
     """Send events, from now on."""
     query = query_fields(request)
-    types = query.text("types", "")
+    types, realm = query.text("types", ""), query.optional_text("realm")
     query.finish()
     kinds = [kind.strip() for kind in types.split(",") if kind.strip()]
     for kind in kinds:
         if kind not in EVENT_KINDS:
             raise query.wrong("types", f"there is no event {kind[:80]!r}; {nearest(kind, EVENT_KINDS)}")
-    return LinesResponse(*control.events.subscribe(frozenset(kinds or EVENT_KINDS)))
+    only = None if realm is None else control.node.realm(realm).realm_id
+    return LinesResponse(*control.events.subscribe(frozenset(kinds or EVENT_KINDS), only))
 
 
 async def drain(control: Control, request: Request) -> ASGIApp:
@@ -158,17 +158,6 @@ async def shutdown(control: Control, request: Request) -> ASGIApp:
     await read_call(request, control.bounds, EmptyCall)
     control.lifecycle.stop_requested.set()
     return json_response(ShutdownState(state="stopping"), 202)
-
-
-def realm_summary(realm: RealmInfo) -> RealmSummary:
-    """Summarize a joined realm."""
-    return RealmSummary(
-        name=realm.name,
-        realm_id=realm.realm_id,
-        members_known=realm.members_known,
-        members_up=realm.members_up,
-        problems=realm.problems,
-    )
 
 
 def plain(value: object) -> object:

@@ -1,7 +1,7 @@
 """Durable queues: publish, consume with results, describe, administer; here, or at another member."""
 
 from collections.abc import Mapping
-from typing import Final, Unpack
+from typing import Final, Literal, Unpack
 
 import trio
 from msgspec import convert
@@ -12,11 +12,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dep2p.control_api.encoding import ItemSplitter, ItemTooLargeError, decode_headers, decode_payload, encode_line
 from dep2p.control_api.queues import (
     DELAY_MAX_S,
+    IN_FLIGHT_MAX,
     PRIORITY_MAX,
+    BatchMessage,
     Do,
+    FindDestinations,
     MessageResult,
+    NewQueueBatch,
     NewQueueMessage,
+    NewQueueMessages,
+    PublishedBatch,
     PublishedMessage,
+    PublishedMessages,
+    QueueDestinations,
     QueuedMany,
     SettledMessages,
     SettleMessages,
@@ -30,17 +38,17 @@ from dep2p.daemon.problems import Problem, json_response, problem_of, problem_re
 from dep2p.errors import Dep2pError, MessageTooLargeError, StreamClosedError
 from dep2p.protocols.queues import admin
 from dep2p.protocols.queues.admin import AdminReply, AdminRequest, operation_of
+from dep2p.protocols.queues.attributes import encode_options
 from dep2p.protocols.queues.failover_group import NODES_MAX
 from dep2p.protocols.queues.filters import Filter
-from dep2p.protocols.queues.names import check_name
+from dep2p.protocols.queues.names import check_name, message_id, parse_message_id
 from dep2p.protocols.queues.options import MessageOptions
 from dep2p.protocols.queues.wire.admin import parse_request, reply_fields
 from dep2p.protocols.queues.wire.frames import DeliveryResult, Settle, WireMessage
 from dep2p.queues.api.queues import Queues
-from dep2p.queues.types import SubscribeOptions, encode_options, message_id, parse_message_id
+from dep2p.queues.types import SubscribeOptions
 
 _ITEMS: Final = "application/octet-stream"
-_IN_FLIGHT_MAX: Final = 65_536
 _BATCH_ITEMS: Final = 512
 _BATCH_BYTES: Final = 262_144
 _KINDS: Final[dict[Do, Settle]] = {
@@ -55,11 +63,11 @@ _KINDS: Final[dict[Do, Settle]] = {
 def _queues(control: Control, query: Fields) -> Queues:
     realm, peer = query.optional_text("realm"), query.optional_text("peer")
     if peer is None:
-        return control.node.queues.select(realm)
+        return control.node.queues.of() if realm == "" else control.node.queues.select(realm)
     peers = peer.split(",", NODES_MAX)
     if len(peers) > NODES_MAX:
         raise Problem("D1005", f"more than {NODES_MAX} peers: a store is shared by at most so many")
-    return control.node.queues.select(realm, *map(as_peer, peers))
+    return control.node.queues.select(realm or None, *map(as_peer, peers))
 
 
 async def _whole(control: Control, request: Request) -> tuple[Queues, Fields]:
@@ -147,6 +155,12 @@ async def delete(control: Control, request: Request) -> ASGIApp:
     return await _ask(queues, admin.DeleteQueue(queue=path_text(request, "queue"), force=force))
 
 
+async def create_channel(control: Control, request: Request) -> ASGIApp:
+    """Make a channel."""
+    control.lifecycle.require_running()
+    return await _act(control, request, admin.CreateChannel, _channel(request), "from_start", "filter", "exclusive")
+
+
 async def delete_channel(control: Control, request: Request) -> ASGIApp:
     """Delete a channel."""
     return await _look(control, request, _request(admin.DeleteChannel, _channel(request)))
@@ -229,12 +243,13 @@ class _ExportLines:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             batch: list[bytes] = []
             size = 0
-            async for message in self._queues.export(self._queue):
-                batch.append(encode_line(reply_fields(message)))
-                size += len(batch[-1])
-                if size >= _BATCH_BYTES:
-                    await send({"type": "http.response.body", "body": b"".join(batch), "more_body": True})
-                    batch, size = [], 0
+            async with self._queues.export(self._queue) as messages:
+                async for message in messages:
+                    batch.append(encode_line(reply_fields(message)))
+                    size += len(batch[-1])
+                    if size >= _BATCH_BYTES:
+                        await send({"type": "http.response.body", "body": b"".join(batch), "more_body": True})
+                        batch, size = [], 0
             last = b"".join(batch)
         except Dep2pError as error:
             if not started:
@@ -311,13 +326,65 @@ async def publish(control: Control, request: Request) -> ASGIApp:
     wire_message = WireMessage(_attributes(message), _body(message, control.config.limits.message_bytes_max))
     queue = path_text(request, "queue")
     with control.lifecycle.work():
-        ((partition, seq),) = await _publish(queues, queue, [wire_message])
+        ((partition, seq),) = await _publish(queues, queue, [wire_message], message.timeout_s)
     new_id = message_id(partition, seq)
     off_partition = bool(message.key) and queues.is_off_partition(queue, message.key, new_id)
     return json_response(reply_fields(PublishedMessage(id=new_id, off_partition=off_partition)), 201)
 
 
-def _attributes(message: NewQueueMessage) -> bytes:
+async def publish_batch(control: Control, request: Request) -> ASGIApp:
+    """Publish some messages, all or none."""
+    queues, fields = await _whole(control, request)
+    given = fields.struct(NewQueueMessages, "messages")
+    attributes = _attributes(given)
+    bytes_max = control.config.limits.message_bytes_max
+    messages = [WireMessage(attributes, _decoded_body(body, given.encoding, bytes_max)) for body in given.bodies]
+    with control.lifecycle.work():
+        points = await _publish(queues, path_text(request, "queue"), messages, given.timeout_s)
+    return json_response(reply_fields(PublishedMessages(ids=tuple(message_id(*point) for point in points))), 201)
+
+
+async def publish_own(control: Control, request: Request) -> ASGIApp:
+    """Publish messages with attributes of their own, all or none; under a publisher's number once."""
+    queues, fields = await _whole(control, request)
+    batch = fields.struct(NewQueueBatch, "messages")
+    if (batch.publisher is None) != (batch.number is None):
+        raise Problem("D1005", "publisher and number go together", field="number")
+    if batch.publisher is None and batch.destination:
+        raise Problem("D1005", "a destination needs a publisher and a number", field="destination")
+    bytes_max = control.config.limits.message_bytes_max
+    messages = [
+        WireMessage(_attributes(each), _decoded_body(each.body, each.encoding, bytes_max)) for each in batch.messages
+    ]
+    queue = path_text(request, "queue")
+    with control.lifecycle.work():
+        if batch.publisher is None or batch.number is None:
+            points = await _publish(queues, queue, messages, batch.timeout_s)
+        else:
+            publisher = (bytes.fromhex(batch.publisher), batch.number)
+            try:
+                points = await queues.publish_sequenced(queue, messages, publisher, batch.destination)
+            except ValueError as error:
+                raise Problem("D1005", str(error)) from None
+    ids = [message_id(*point) for point in points]
+    off = [
+        each
+        for each, message in zip(ids, batch.messages, strict=True)
+        if message.key and queues.is_off_partition(queue, message.key, each)
+    ]
+    return json_response(reply_fields(PublishedBatch(ids=tuple(ids), off_partition=tuple(off))), 201)
+
+
+async def destinations(control: Control, request: Request) -> ASGIApp:
+    """Return the destinations of messages with these keys."""
+    queues, fields = await _whole(control, request)
+    wanted = fields.struct(FindDestinations, "keys")
+    messages = [WireMessage(_encoded(key=key), b"") for key in wanted.keys]
+    found = await queues.destinations(path_text(request, "queue"), messages, is_stale=wanted.is_stale)
+    return json_response(reply_fields(QueueDestinations(destinations=tuple(found))))
+
+
+def _attributes(message: NewQueueMessage | NewQueueMessages | BatchMessage) -> bytes:
     try:
         headers = decode_headers(message.headers)
     except ValueError as error:
@@ -328,8 +395,12 @@ def _attributes(message: NewQueueMessage) -> bytes:
 
 
 def _body(message: NewQueueMessage, bytes_max: int) -> bytes:
+    return _decoded_body(message.body, message.encoding, bytes_max)
+
+
+def _decoded_body(text: str, encoding: Literal["base64", "utf-8"], bytes_max: int) -> bytes:
     try:
-        body = decode_payload(message.body, message.encoding)
+        body = decode_payload(text, encoding)
     except ValueError as error:
         raise Problem("D1005", f"a message: the field 'body': {error}", field="body") from None
     if len(body) > bytes_max:
@@ -344,9 +415,11 @@ def _encoded(**options: Unpack[MessageOptions]) -> bytes:
         raise Problem("D1005", str(error)) from None
 
 
-async def _publish(queues: Queues, queue: str, messages: list[WireMessage]) -> list[tuple[int, int]]:
+async def _publish(
+    queues: Queues, queue: str, messages: list[WireMessage], timeout_s: float | None = None
+) -> list[tuple[int, int]]:
     try:
-        return await queues.publish_batch(queue, messages, None)
+        return await queues.publish_batch(queue, messages, timeout_s)
     except ValueError as error:
         raise Problem("D1005", str(error)) from None
 
@@ -426,12 +499,15 @@ async def consume(control: Control, request: Request) -> ASGIApp:
     """Send deliveries to this client, until it hangs up."""
     query = _query_alone(request)
     queues = _queues(control, query)
-    in_flight = query.integer_text("max_in_flight", 1, low=1, high=_IN_FLIGHT_MAX)
+    in_flight = query.integer_text("max_in_flight", 1, low=1, high=IN_FLIGHT_MAX)
     from_start, exclusive = query.text("from_start", "0"), query.text("exclusive", "0")
-    for name, flag in (("from_start", from_start), ("exclusive", exclusive)):
+    losses = query.text("losses", "0")
+    for name, flag in (("from_start", from_start), ("exclusive", exclusive), ("losses", losses)):
         if flag not in ("0", "1"):
             raise query.wrong(name, "is neither 0 nor 1")
     count = query.integer_text("count", 0, low=0, high=10**15)
+    most = control.bounds.subscription_bytes_max
+    bytes_max = query.integer_text("bytes_max", most, low=1, high=2**53)
     filter_text = query.text("filter", "")
     query.finish()
     queue, channel = path_text(request, "queue"), path_text(request, "channel")
@@ -450,12 +526,13 @@ async def consume(control: Control, request: Request) -> ASGIApp:
             channel,
             SubscribeOptions(
                 max_in_flight=in_flight,
-                bytes_max=control.bounds.subscription_bytes_max,
+                bytes_max=min(bytes_max, most),
                 from_start=from_start == "1",
                 filter=filter_text,
                 exclusive=exclusive == "1",
             ),
             count,
+            gives_losses=losses == "1",
         )
     )
 
@@ -464,6 +541,8 @@ async def results(control: Control, request: Request) -> ASGIApp:
     """Take results of deliveries."""
     given = (await read_json(request, control.bounds)).struct(SettleMessages, "results")
     wanted = [_result(each) for each in given.results]
+    if given.max_in_flight is not None:
+        control.queue_consumers.find(path_text(request, "consumer")).set_ready(given.max_in_flight)
     if not wanted:
         return json_response(reply_fields(SettledMessages(refused={}, timeouts_s={})))
     # The reply to a touch has the time that is left, which only the queue knows.
@@ -493,8 +572,12 @@ ROUTES: list[Route] = [
     route("POST", f"{_QUEUE}/resume", resume),
     route("POST", f"{_QUEUE}/empty", empty),
     route("POST", f"{_QUEUE}/messages", publish),
+    route("POST", f"{_QUEUE}/batches", publish_batch),
+    route("POST", f"{_QUEUE}/publishes", publish_own),
+    route("POST", f"{_QUEUE}/destinations", destinations),
     route("GET", f"{_QUEUE}/messages", peek),
     route("GET", f"{_QUEUE}/export", export),
+    route("POST", _CHANNEL, create_channel),
     route("DELETE", _CHANNEL, delete_channel),
     route("POST", f"{_CHANNEL}/consume", consume),
     route("POST", f"{_QUEUE}/expand", expand),

@@ -6,6 +6,7 @@ from starlette.types import ASGIApp
 
 from dep2p.control_api.calls import (
     AskSession,
+    EndSession,
     OpenSessionCall,
     PushToSession,
     PushToSessions,
@@ -36,7 +37,9 @@ async def open_session(control: Control, request: Request) -> ASGIApp:
     peer, name = as_peer(call.peer), checked_name(call.name)
     data = payload_of(call, control.config.limits.message_bytes_max)
     control.lifecycle.require_running()
-    session = await control.sessions.open(peer, name, data, call.token, call.realm)
+    most_s = control.bounds.timeout_max_s
+    timeout_s = None if call.timeout_s is None else within("timeout_s", call.timeout_s, default=0.0, high=most_s)
+    session = await control.sessions.open(peer, name, data, call.token, call.realm, timeout_s=timeout_s)
     return json_response(SessionOpened(id=session.id, peer=peer, name=name, token=session.token), 201)
 
 
@@ -91,7 +94,8 @@ async def push(control: Control, request: Request) -> ASGIApp:
         if call.request_id:
             await session.bind(call.request_id, data, call.place)
             return json_response(PushReply(request_id=call.request_id), 202)
-        return json_response(PushReply(seq=await session.push(data)), 202)
+        seq = await session.push(data) if call.wait else session.push_nowait(data)
+        return json_response(PushReply(seq=seq), 202)
 
 
 async def push_all(control: Control, request: Request) -> ASGIApp:
@@ -116,9 +120,9 @@ async def respond(control: Control, request: Request) -> ASGIApp:
 
 async def end(control: Control, request: Request) -> ASGIApp:
     """End a session that is served here: its client gets the pushes under way, then the end."""
-    query_fields(request).finish()
+    call = await read_call(request, control.bounds, EndSession)
     session = control.node.sessions.find(path_text(request, "id"))
-    session.end()
+    session.end(call.reason)
     return json_response(SessionEnded(id=session.id))
 
 

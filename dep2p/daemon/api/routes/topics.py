@@ -1,7 +1,6 @@
 """Publish/subscribe: publish one message or a stream of them, read a topic, describe topics."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from urllib.parse import unquote
 
 import trio
@@ -11,31 +10,48 @@ from starlette.types import ASGIApp, Message
 
 from dep2p.control_api.calls import PublishCall, PublishedLine
 from dep2p.control_api.encoding import ItemSplitter, ItemTooLargeError, LineSplitter
-from dep2p.control_api.replies import PublishManyReply, PublishReply, TopicList, TopicPeers, TopicSummary
+from dep2p.control_api.gathers import AnswerCall, AnswerOutcomeReply, GatherCall
+from dep2p.control_api.replies import PublishManyReply, PublishReply, TopicList
 from dep2p.daemon.api.context import Control
 from dep2p.daemon.api.fields import (
     Fields,
+    as_peer,
     body_piece,
+    json_object,
     parse_line,
     payload_of,
     query_fields,
     read_call,
+    topic_headers,
+    within,
     wrong_field,
 )
+from dep2p.daemon.api.resources.gathers import GatherLines
 from dep2p.daemon.api.resources.topics import Reading
 from dep2p.daemon.api.routes.delivery import publish_reliably
 from dep2p.daemon.api.routing import route
-from dep2p.daemon.node_interface import PubSubInterface
 from dep2p.daemon.problems import Problem, json_response, problem_response
-from dep2p.errors import Dep2pError, MessageTooLargeError, StreamClosedError, TopicNotFoundError
-from dep2p.pubsub.types import OnFull, OnNoPeers, TopicStatus
-from dep2p.types import RealmId
+from dep2p.errors import Dep2pError, MessageTooLargeError, StreamClosedError
+from dep2p.gossipsub.headers import MessageHeaders, ReplyWanted
+from dep2p.gossipsub.patterns import has_wildcard
+from dep2p.gossipsub.topic_types import OnFull, OnNoPeers
+from dep2p.protocols.messaging.answers import (
+    GATHER_TIMEOUT_S,
+    GATHER_TIMEOUT_S_MAX,
+    OWN_PREFIX,
+    QUORUM_MAX,
+    GatherOptions,
+)
+from dep2p.protocols.realm.statement import TopicGroup, check_group
+from dep2p.pubsub.publish_all import PublishTally
 
+_Item = tuple[bytes, MessageHeaders | None]
 _ON_NO_PEERS: tuple[OnNoPeers, ...] = ("error", "queue", "ok")
 _ON_FULL: tuple[OnFull, ...] = ("drop_oldest", "drop_newest", "pause")
 _ITEMS = "application/octet-stream"
 _LINES = "application/x-ndjson"
 _NO_REALM = "the public network has no realm: give one of the two"
+_HANDLE_BYTES_MAX = 64
 _DETAIL_SEGMENTS = 4  # "", v1, topics, {topic}
 
 
@@ -59,13 +75,6 @@ def _topic(control: Control, request: Request, segments: int) -> str:
     return topic
 
 
-def _flag(query: Fields, name: str) -> bool:
-    text = query.text(name, "0")
-    if text not in ("0", "1"):
-        raise query.wrong(name, "is neither 0 nor 1")
-    return text == "1"
-
-
 def _place(fields: Fields, public: bool) -> tuple[str | None, bool]:
     realm = fields.optional_text("realm")
     if public and realm is not None:
@@ -81,32 +90,39 @@ async def publish(control: Control, request: Request) -> ASGIApp:
         return await _publish_many(control, request, topic, kind)
     call = await read_call(request, control.bounds, PublishCall)
     data = payload_of(call, control.config.limits.message_bytes_max)
+    headers = topic_headers(call.headers, control.config.limits)
     if call.public and call.realm is not None:
         raise wrong_field("public", _NO_REALM)
+    _check_no_pattern(topic, call.public)
     if call.reliable:
         if call.public:
             raise wrong_field("reliable", "needs a realm: the public network has no acknowledgements")
         return json_response(await publish_reliably(control, topic, data, call), 202)
-    for name in ("critical_peers", "wait_for", "wait_s"):
+    for name in ("critical_peers", "wait_for", "wait_s", "ttl_s"):
         if getattr(call, name) is not None:
             raise wrong_field(name, "goes with reliable")
     with control.lifecycle.work():
         pubsub = control.node.pubsub(call.realm, public=call.public)
-        result = await pubsub.publish(topic, data, wait=True, on_no_peers=call.on_no_peers)
+        origin = control.topics.handle(call.handle)
+        result = await pubsub.publish(
+            topic, data, wait=call.wait, on_no_peers=call.on_no_peers, origin=origin, headers=headers
+        )
     answer = PublishReply(
         id=result.id.hex(),
         sent_to=tuple(result.sent_to),
         queued=result.queued,
         dropped=tuple(result.dropped),
         local_subscriptions=result.local_subscriptions,
+        seqno=result.seqno,
     )
     return json_response(answer, 202)
 
 
 class _Items:
-    """A body of length-prefixed items."""
+    """A body of length-prefixed items, which all have the headers of the query."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: Control, headers: MessageHeaders | None) -> None:
+        self._headers = headers
         self._splitter = ItemSplitter(control.config.limits.message_bytes_max)
 
     @property
@@ -114,7 +130,7 @@ class _Items:
         """Whether a part of a message has come."""
         return self._splitter.is_inside_item
 
-    def feed(self, piece: bytes, last: bool) -> Iterable[bytes]:
+    def feed(self, piece: bytes, last: bool) -> Iterable[_Item]:
         """Take a piece of the body; return the messages that are complete now."""
         try:
             items = self._splitter.feed(piece)
@@ -124,14 +140,15 @@ class _Items:
             raise StreamClosedError("the control client broke off")
         if last and self._splitter.is_inside_item:
             raise Problem("D6003", "the body ended inside an item")
-        return items
+        return [(item, self._headers) for item in items]
 
 
 class _Lines:
-    """A body of JSON lines, each with ``data`` and ``encoding``."""
+    """A body of JSON lines, each with ``data``, ``encoding`` and perhaps ``headers`` in place of those of the query."""
 
-    def __init__(self, control: Control) -> None:
-        self._bytes_max = control.config.limits.message_bytes_max
+    def __init__(self, control: Control, headers: MessageHeaders | None) -> None:
+        self._headers = headers
+        self._limits = control.config.limits
         self._splitter = LineSplitter(control.bounds.json_bytes_max)
 
     @property
@@ -139,79 +156,68 @@ class _Lines:
         """Whether a part of a message has come."""
         return self._splitter.is_inside_line
 
-    def feed(self, piece: bytes, last: bool) -> Iterable[bytes]:
+    def feed(self, piece: bytes, last: bool) -> Iterable[_Item]:
         """Take a piece of the body; return the messages that are complete now, each decoded when its turn comes."""
         try:
             lines = self._splitter.feed(piece + b"\n" if last else piece)
         except ValueError as error:
             raise Problem("D1007", str(error)) from None
-        return map(self._payload, lines)
+        return map(self._message, lines)
 
-    def _payload(self, line: bytes) -> bytes:
-        return payload_of(parse_line(line, PublishedLine), self._bytes_max)
-
-
-@dataclass(slots=True)
-class _PublishTally:
-    """Counts of the messages in one publish request."""
-
-    messages: int = 0
-    bytes: int = 0
-    queued: int = 0
-    """Messages that wait for a first peer."""
-    dropped: int = 0
-    """Times that a neighbour did not get a message because it is too slow."""
-    peers: int = 0
-    """The fewest neighbours that took one of the sent messages."""
-    local_subscriptions: int = 0
-    """The fewest subscriptions of this node's programs that got one of the messages."""
+    def _message(self, line: bytes) -> _Item:
+        call = parse_line(line, PublishedLine)
+        headers = self._headers if call.headers is None else topic_headers(call.headers, self._limits)
+        return payload_of(call, self._limits.message_bytes_max), headers
 
 
 async def _publish_many(control: Control, request: Request, topic: str, kind: str) -> ASGIApp:
     query = query_fields(request)
     on_no_peers: OnNoPeers = query.choice("on_no_peers", _ON_NO_PEERS)
-    realm, public = _place(query, _flag(query, "public"))
+    realm, public = _place(query, query.flag("public"))
+    headers = _query_headers(control, query)
     query.finish()
-    messages = _Items(control) if kind == _ITEMS else _Lines(control)
-    tally = _PublishTally()
+    _check_no_pattern(topic, public)
+    messages = _Items(control, headers) if kind == _ITEMS else _Lines(control, headers)
+    tally = PublishTally()
     try:
         with control.lifecycle.work():
             pubsub = control.node.pubsub(realm, public=public)
             more = True
             while more:
                 piece, more = await _piece(control, request, messages.is_inside)
-                for data in messages.feed(piece, not more):
-                    await _publish_one(pubsub, topic, data, on_no_peers, tally)
+                for data, each in messages.feed(piece, not more):
+                    result = await pubsub.publish(topic, data, wait=True, on_no_peers=on_no_peers, headers=each)
+                    tally.add(data, result)
     except Dep2pError as error:
         # The caller must know how far it came: published messages cannot be taken back.
         before = f"; {tally.messages} messages before it were published" if tally.messages else ""
         return problem_response(error, detail=f"{error}{before}", published=tally.messages)
+    total = tally.total()
     return json_response(
         PublishManyReply(
-            messages=tally.messages,
-            bytes=tally.bytes,
-            queued=tally.queued,
-            dropped=tally.dropped,
-            peers=tally.peers,
-            local_subscriptions=tally.local_subscriptions,
+            messages=total.messages,
+            bytes=total.bytes,
+            queued=total.queued,
+            dropped=total.dropped,
+            peers=total.peers,
+            local_subscriptions=total.local_subscriptions,
         ),
         202,
     )
 
 
-async def _publish_one(
-    pubsub: PubSubInterface, topic: str, data: bytes, on_no_peers: OnNoPeers, tally: _PublishTally
-) -> None:
-    result = await pubsub.publish(topic, data, wait=True, on_no_peers=on_no_peers)
-    tally.messages += 1
-    tally.bytes += len(data)
-    tally.queued += result.queued
-    tally.dropped += len(result.dropped)
-    local = result.local_subscriptions
-    tally.local_subscriptions = local if tally.messages == 1 else min(tally.local_subscriptions, local)
-    if not result.queued:
-        sent_to = len(result.sent_to)
-        tally.peers = sent_to if tally.messages - tally.queued == 1 else min(tally.peers, sent_to)
+def _check_no_pattern(topic: str, public: bool) -> None:
+    """Refuse to publish to a pattern. On the public network names are as they are."""
+    if has_wildcard(topic) and not public:
+        why = f"{topic[:80]!r} is a pattern, not a topic: only subscriptions have patterns"
+        raise Problem("D1005", why, field="topic")
+
+
+def _query_headers(control: Control, query: Fields) -> MessageHeaders | None:
+    text = query.optional_text("headers")
+    if text is None:
+        return None
+    return topic_headers(json_object(text.encode(), "the query parameter 'headers'"), control.config.limits)
 
 
 async def _piece(control: Control, request: Request, is_inside: bool) -> tuple[bytes, bool]:
@@ -236,56 +242,101 @@ async def read(control: Control, request: Request) -> ASGIApp:
     buffer = query.integer_text(
         "buffer", control.bounds.subscription_items_max, low=1, high=control.bounds.topic_buffer_items_max
     )
+    most_bytes = control.bounds.subscription_bytes_max
+    buffer_bytes = query.integer_text("buffer_bytes", most_bytes, low=1, high=2**53)
     on_full: OnFull = query.choice("on_full", _ON_FULL)
-    realm, public = _place(query, _flag(query, "public"))
+    group = query.optional_text("group")
+    handle = query.text("handle", "", bytes_max=_HANDLE_BYTES_MAX) or None
+    realm, public = _place(query, query.flag("public"))
     query.finish()
-    return control.topics.read(Reading(topic, realm, public, buffer, on_full))
+    _check_group(topic, group, public)
+    buffer_bytes = min(buffer_bytes, most_bytes)
+    return control.topics.read(Reading(topic, realm, public, buffer, buffer_bytes, on_full, group, handle))
+
+
+def _check_group(topic: str, group: str | None, public: bool) -> None:
+    if group is None:
+        return
+    if public:
+        raise Problem("D1005", "groups need a realm: the public network has none", field="group")
+    try:
+        check_group(TopicGroup(topic, group))
+    except ValueError as error:
+        raise Problem("D1005", str(error), field="group") from None
+
+
+async def hold(control: Control, request: Request) -> ASGIApp:
+    """Join a topic for a client's handle, and stay in it while the connection is there."""
+    topic = _topic(control, request, _DETAIL_SEGMENTS + 1)
+    query = query_fields(request)
+    handle = query.text("handle", bytes_max=_HANDLE_BYTES_MAX)
+    if not handle:
+        raise query.wrong("handle", "is empty")
+    realm, public = _place(query, query.flag("public"))
+    query.finish()
+    control.lifecycle.require_running()
+    return control.topics.hold(topic, realm, public, handle)
+
+
+async def gather(control: Control, request: Request) -> ASGIApp:
+    """Ask the subscribers of a topic, and send their answers as they come."""
+    topic = _topic(control, request, _DETAIL_SEGMENTS + 1)
+    call = await read_call(request, control.bounds, GatherCall)
+    data = payload_of(call, control.config.limits.message_bytes_max)
+    _check_no_pattern(topic, public=False)
+    if call.quorum is not None and not 1 <= call.quorum <= QUORUM_MAX:
+        raise wrong_field("quorum", f"is {call.quorum}: it is a whole number from 1 to {QUORUM_MAX}")
+    options: GatherOptions = {
+        "quorum": call.quorum,
+        "timeout_s": within("timeout_s", call.timeout_s, default=GATHER_TIMEOUT_S, high=GATHER_TIMEOUT_S_MAX),
+        "headers": topic_headers(call.headers, control.config.limits),
+    }
+    gathers = control.node.services(call.realm).gathers
+    return GatherLines(control.subscriptions, gathers, topic, data, options)
+
+
+async def answer(control: Control, request: Request) -> ASGIApp:
+    """Send an answer to the author of a message of a topic."""
+    call = await read_call(request, control.bounds, AnswerCall)
+    author, data = as_peer(call.author), payload_of(call, control.config.limits.message_bytes_max)
+    headers = topic_headers(call.headers, control.config.limits)
+    for name in headers or ():
+        if name.startswith(OWN_PREFIX):
+            raise wrong_field("headers", f"names that begin with {OWN_PREFIX!r} are dep2p's own")
+    if call.error is not None and data:
+        raise wrong_field("error", "an answer is either data or an error")
+    try:
+        token = bytes.fromhex(call.token)
+    except ValueError:
+        raise wrong_field("token", "is not 32 characters in hex, as in reply_token") from None
+    within_s = within("within_s", call.within_s, default=0.0, high=GATHER_TIMEOUT_S_MAX)
+    gathers = control.node.services(call.realm).gathers
+    with control.lifecycle.work():
+        wanted = ReplyWanted(token, trio.current_time() + within_s)
+        outcome = await gathers.answer(author, wanted, data, headers, call.error)
+    return json_response(AnswerOutcomeReply(outcome=outcome))
 
 
 async def listing(control: Control, _request: Request) -> ASGIApp:
     """List the joined topics."""
-    names = {realm.realm_id: realm.name for realm in control.node.realms()}
-    return json_response(TopicList(topics=tuple(_summary(status, names) for status in control.node.topics())))
-
-
-def _summary(status: TopicStatus, realm_names: Mapping[RealmId, str]) -> TopicSummary:
-    return TopicSummary(
-        topic=status.name,
-        realm=None if status.realm_id is None else realm_names.get(status.realm_id, ""),
-        realm_id=status.realm_id,
-        peers=status.peers,
-        mesh=status.mesh,
-        subscriptions=status.subscriptions,
-        buffered_items=status.buffered_items,
-    )
+    return json_response(TopicList(topics=tuple(control.node.topics())))
 
 
 async def look(control: Control, request: Request) -> ASGIApp:
     """Describe a topic, joined or not: its peers, mesh and scores."""
     topic = _topic(control, request, _DETAIL_SEGMENTS)
     query = query_fields(request)
-    realm, public = _place(query, _flag(query, "public"))
+    realm, public = _place(query, query.flag("public"))
     query.finish()
-    pubsub = control.node.pubsub(realm, public=public)
-    peers, mesh, scores = pubsub.peers(topic), pubsub.mesh(topic), pubsub.scores()
-    joined = pubsub.has_joined(topic)
-    if not joined and not peers:
-        raise TopicNotFoundError(f"neither this node nor a neighbour is in the topic {topic[:80]!r}")
-    return json_response(
-        TopicPeers(
-            topic=topic,
-            realm_id=pubsub.realm_id,
-            joined=joined,
-            peers=tuple(peers),
-            mesh=tuple(mesh),
-            scores={peer: round(scores[peer], 3) for peer in peers if peer in scores},
-        )
-    )
+    return json_response(control.node.topic_peers(topic, realm=realm, public=public))
 
 
 ROUTES: list[Route] = [
     route("GET", "/v1/topics", listing),
     route("POST", "/v1/topics/{topic}/messages", publish, path_names=("topic",)),
     route("GET", "/v1/topics/{topic}/messages", read, path_names=("topic",)),
+    route("GET", "/v1/topics/{topic}/handle", hold, path_names=("topic",)),
+    route("POST", "/v1/topics/{topic}/gathers", gather, path_names=("topic",)),
+    route("POST", "/v1/answers", answer),
     route("GET", "/v1/topics/{topic}", look, path_names=("topic",)),
 ]

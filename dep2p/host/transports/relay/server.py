@@ -41,6 +41,7 @@ from dep2p.host.transports.relay.messages import (
     write_limit,
 )
 from dep2p.limits import Limits
+from dep2p.protocols.addresses.dialable import addrs_for_others
 from dep2p.protocols.relay.bounds import CircuitBounds, RelayAsker, ReservationBounds
 from dep2p.protocols.relay.circuits import Circuit, Circuits
 from dep2p.protocols.relay.reservations import Reservation, ReservationGranted, Reservations
@@ -219,7 +220,7 @@ class RelayServer:
         now_s = trio.current_time()
         made_s, addrs = self._addrs
         if now_s - made_s >= _ADDRS_S:
-            own = [text for text in self._host.listen_addrs() if "/p2p-circuit" not in text]
+            own = [text for text in addrs_for_others(self._host.listen_addrs()) if "/p2p-circuit" not in text]
             addrs = [Multiaddr(text).to_bytes() for text in own]
             self._addrs = now_s, addrs
         return addrs
@@ -337,7 +338,10 @@ class RelayServer:
             seen = circuit.carried_bytes
             with trio.move_on_after(min(CIRCUIT_IDLE_S, max(0.0, end_s - trio.current_time()))):
                 await carried.half_closed.wait()
-                await trio.sleep(CIRCUIT_HALF_CLOSED_S)
+                moved = -1
+                while circuit.carried_bytes != moved:  # the other direction still flows
+                    moved = circuit.carried_bytes
+                    await trio.sleep(CIRCUIT_HALF_CLOSED_S)
                 self._end(circuit, "half_closed")
         self._end(circuit, "time" if trio.current_time() >= end_s else "silent")
 

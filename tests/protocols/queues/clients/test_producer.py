@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dep2p.protocols.queues.clients.destinations import Kind, RouteCache
 from dep2p.protocols.queues.clients.producer import (
+    UNSETTLED_MAX,
     Dispatch,
     FetchRoute,
     GivenUp,
@@ -245,6 +246,52 @@ def test_what_waits_is_bounded() -> None:
     assert make(candidates=0, bytes_max=1).has_room
 
 
+def test_only_so_many_strict_messages_may_have_been_taken_at_once() -> None:
+    core = make("strict", candidates=1)
+    count = 3 * UNSETTLED_MAX
+    waiting = [each for item in range(count) for each in dispatched(core.submit(send(item, f"k{item}"), 0.0))]
+    now = 0.0
+    tried: dict[int, None] = {}
+    taken: list[int] = []
+    while core.unsettled < UNSETTLED_MAX:
+        for dispatch in waiting:
+            tried[_number(dispatch.sends[0])] = None
+        dispatch = waiting.pop(0)
+        waiting += dispatched(
+            core.failed(dispatch, SendFailure.RETRY, now, error=OSError("no answer"), may_be_taken=True)
+        )
+        if not waiting and core.unsettled < UNSETTLED_MAX:
+            raise AssertionError("nothing is on its way, although more may be")
+    assert len(tried) == UNSETTLED_MAX
+    # Those that may have been taken are tried again, and nothing else is, until one of them is settled.
+    while len(taken) < count:
+        if not waiting:
+            at = core.next_deadline()
+            assert at is not None
+            now = max(now, at)
+            waiting += dispatched(core.on_time(now))
+            continue
+        dispatch = waiting.pop(0)
+        tried[_number(dispatch.sends[0])] = None
+        taken.append(_number(dispatch.sends[0]))
+        assert len(tried) <= UNSETTLED_MAX + len(taken) - 1
+        waiting += dispatched(core.sent(dispatch, [""], now))
+    assert sorted(taken) == list(range(count))
+    assert (core.unsettled, core.items) == (0, 0)
+
+
+def test_a_withdrawn_message_that_may_have_been_taken_makes_room_for_another_key() -> None:
+    core = make("strict", candidates=1, in_flight_max=2 * UNSETTLED_MAX)
+    sends = [send(item, f"k{item}") for item in range(UNSETTLED_MAX + 1)]
+    waiting = [each for one in sends for each in dispatched(core.submit(one, 0.0))]
+    assert len(waiting) == UNSETTLED_MAX
+    for dispatch in waiting:
+        failed = core.failed(dispatch, SendFailure.RETRY, 0.0, error=OSError("no answer"), may_be_taken=True)
+        assert not dispatched(failed)
+    (dispatch,) = dispatched(core.withdraw(sends[5], 0.0))
+    assert dispatch.sends == [sends[-1]]
+
+
 @pytest.mark.parametrize("name", ["attempts_max", "in_flight_max", "items_max", "bytes_max"])
 def test_bounds_that_make_no_sense_are_refused(name: str) -> None:
     options: dict[str, Any] = {"attempts_max": 1, name: 0}
@@ -334,7 +381,11 @@ class World:
         if draw < 0.2:
             if self.answers_get_lost and self.rng.random() < 0.5:
                 self.logs[candidate] += [(each.key, _number(each)) for each in dispatch.sends]
-            self._later(lambda: core.failed(dispatch, SendFailure.RETRY, self.now, error=OSError("away")))
+            self._later(
+                lambda: core.failed(
+                    dispatch, SendFailure.RETRY, self.now, error=OSError("away"), may_be_taken=self.answers_get_lost
+                )
+            )
         elif draw < 0.3:
 
             def busy() -> list[ProducerEffect]:
@@ -467,9 +518,16 @@ class _Impatient(ProducerCore):
     """Does not wait when it is told to."""
 
     def failed(
-        self, dispatch: Dispatch, failure: SendFailure, now: float, *, error: Exception, retry_after_s: float = 0.0
+        self,
+        dispatch: Dispatch,
+        failure: SendFailure,
+        now: float,
+        *,
+        error: Exception,
+        retry_after_s: float = 0.0,
+        may_be_taken: bool = False,
     ) -> list[ProducerEffect]:
-        return super().failed(dispatch, failure, now, error=error)
+        return super().failed(dispatch, failure, now, error=error, may_be_taken=may_be_taken)
 
 
 @pytest.mark.parametrize("broken", [_Wandering, _Overtaking, _Impatient])

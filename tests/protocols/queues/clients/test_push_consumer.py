@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dep2p.errors import RejectMessage, RetryMessage
 from dep2p.protocols.queues.clients.process_queue import KeyQueue, Phase, ProcessQueue, ProcessQueueEntry
 from dep2p.protocols.queues.clients.push_consumer import (
     Arrived,
@@ -20,6 +21,7 @@ from dep2p.protocols.queues.clients.push_consumer import (
     ResultOutcome,
     SendResult,
     StartHandler,
+    failure_of,
 )
 from dep2p.protocols.queues.wire.frames import Settle
 from dep2p.protocols.timing.backoff import Backoff
@@ -380,3 +382,16 @@ def test_a_line_keeps_the_order_of_numbers_whatever_comes_first() -> None:
     for entry in entries:
         key_queue.add(entry)
     assert [entry.seq for entry in key_queue.entries] == list(range(50))
+
+
+def test_an_error_of_a_handler_says_what_becomes_of_its_message() -> None:
+    assert failure_of(RejectMessage("bad")) == (Outcome.REJECTED, "bad", None, True)
+    assert failure_of(RetryMessage("later", delay_s=7)) == (Outcome.FAILED, "later", 7, True)
+    assert type(failure_of(RetryMessage("later", delay_s=7)).delay_s) is float
+    assert failure_of(ValueError("x")) == (Outcome.FAILED, "ValueError: x", None, False)
+    assert len(failure_of(ValueError("\udc80é" * 1_000)).reason.encode()) <= 200
+
+
+@pytest.mark.parametrize("delay_s", [float("nan"), float("inf"), -1, "soon", True, 10**400])
+def test_a_delay_that_is_no_number_of_seconds_counts_as_none(delay_s: Any) -> None:
+    assert failure_of(RetryMessage(delay_s=delay_s)).delay_s is None

@@ -1,0 +1,1 @@
+"""Requests to any member that offers a service, and topics whose readers share the messages."""

@@ -1,0 +1,1 @@
+"""Feeds, calls and sessions of a client over restarts of its daemon."""

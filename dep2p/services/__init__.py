@@ -1,0 +1,1 @@
+"""Services: requests that any member that offers them answers."""
