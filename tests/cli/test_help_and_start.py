@@ -87,21 +87,12 @@ def test_a_client_command_does_not_load_the_node(tmp_path: Path) -> None:
     assert done.stdout.decode().splitlines()[-1] == "LOADED"
 
 
-@pytest.mark.real
-def test_help_costs_a_few_times_what_the_import_of_typer_costs() -> None:
-    import resource
-
-    def cpu_s(*args: str) -> float:
-        best = 9.0
-        for _ in range(5):
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            assert run(*args).returncode == 0
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        return best
-
-    # In proportion, since seconds say more of the machine: it is about 3.3 times.
-    assert cpu_s("-m", "dep2p.cli.main", "--help") < 6 * cpu_s("-c", "import typer")
+def test_help_loads_little_more_than_typer_does() -> None:
+    """Modules stand for the time of a start: seconds would say how busy the machine is."""
+    count = "import sys; {}; print(len(sys.modules), file=sys.stderr)"
+    with_typer = run("-c", count.format("import typer"))
+    with_help = run("-c", count.format("from dep2p.cli import main; main.run(['--help'])"))
+    assert int(with_help.stderr) < 2 * int(with_typer.stderr)
 
 
 def test_a_closed_pipe_ends_quietly() -> None:

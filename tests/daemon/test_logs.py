@@ -123,7 +123,7 @@ def test_a_writer_that_stands_still_holds_up_no_one(
     started_s = time.monotonic()
     for number in range(1000):
         logger.info("line %d", number)
-    assert time.monotonic() - started_s < 2
+    assert time.monotonic() - started_s < 15, "the writer stands still for 20 s"
     assert sink.lines_dropped >= 1000 - 100 - 500  # one batch is with the writer, 100 lines wait
     stuck.set()
     close_log(sink)

@@ -174,4 +174,4 @@ def test_any_bytes_end_in_an_answer_or_a_close(fuzz_rounds: FuzzRounds) -> None:
         served.wait_until(lambda: served.server.connection_count == 0, "no connection is left behind")
         started_s = time.monotonic()
         assert served.http.get("/healthz").status_code == 200
-        assert time.monotonic() - started_s < 2
+        assert time.monotonic() - started_s < 8, "what the fuzzer left still holds others up"

@@ -16,6 +16,8 @@ from tests.daemon.api.harness import Served, serving
 from tests.daemon.api.test_routes import DATA, problem
 
 GET = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+# Long for a busy machine, short beside what would have to end before (a body has 30 s).
+WAIT_S = 8.0
 
 
 def connected(served: Served) -> socket.socket:
@@ -45,13 +47,15 @@ def test_a_body_that_turns_out_huge_is_answered_while_the_client_still_sends(ser
 
 def test_a_head_byte_by_byte_is_cut_off() -> None:
     with serving(ControlBounds(head_timeout_s=0.3)) as served, connected(served) as client:
-        started_s = time.monotonic()
+        client.settimeout(0.01)
+        until_s = time.monotonic() + WAIT_S
+        is_cut = False
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            for byte in GET * 100:
-                client.sendall(bytes([byte]))
-                if client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b"":
-                    break
-        assert time.monotonic() - started_s < 3
+            while not is_cut and time.monotonic() < until_s:
+                client.sendall(b"G")
+                with contextlib.suppress(TimeoutError):
+                    is_cut = client.recv(1) == b""
+        assert time.monotonic() < until_s, "each byte gave the head more time"
 
 
 def test_silent_and_idle_connections_are_closed() -> None:
@@ -152,7 +156,7 @@ def test_clients_that_never_read_cost_bounded_memory_and_do_not_stop_the_end() -
         with serving() as served:
             never_read(served, stack)
             started_s = time.monotonic()
-        assert time.monotonic() - started_s < 2, "the server ended while its client still did not read"
+        assert time.monotonic() - started_s < WAIT_S, "the server ended while its client still did not read"
 
 
 def never_read(served: Served, stack: contextlib.ExitStack) -> None:
@@ -182,7 +186,7 @@ def test_other_clients_are_served_while_one_floods(served: Served) -> None:
         client.sendall(b"POST /v1/requests HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n" + b"x" * 50_000)
     started_s = time.monotonic()
     assert served.http.get("/v1/status").status_code == 200
-    assert time.monotonic() - started_s < 1
+    assert time.monotonic() - started_s < WAIT_S, "nobody waits for the body of another one"
     for client in clients:
         client.close()
     served.wait_until(lambda: served.server.connection_count <= 1, "the flooders are forgotten")
