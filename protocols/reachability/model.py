@@ -7,7 +7,7 @@ class Reachability(StrEnum):
     """Whether nodes outside this node's network can open a connection to it."""
 
     UNKNOWN = "unknown"
-    """Nobody has tested it yet."""
+    """No test has ended yet."""
     PUBLIC = "public"
     """A node outside reached at least one of its addresses."""
     PRIVATE = "private"
