@@ -49,6 +49,7 @@ from dep2p.host.interface import (
 from dep2p.host.loop_watch import LoopWatch
 from dep2p.host.loopback.connection import LoopbackConnection
 from dep2p.host.multistream import encode_message
+from dep2p.host.reachability.observations import Observations
 from dep2p.host.scopes import new_scope, shielded
 from dep2p.host.supervisor import Supervisor
 from dep2p.host.transports.registry import Transports
@@ -57,6 +58,8 @@ from dep2p.host.transports.relay.server import RelayServer
 from dep2p.host.transports.tcp import listenable
 from dep2p.identity import Identity
 from dep2p.limits import Limits
+from dep2p.protocols.reachability.model import NatKind
+from dep2p.protocols.reachability.observed import ObservedTransport
 from dep2p.protocols.timing.reconnect import ReconnectPolicy
 from dep2p.types import PeerId
 
@@ -114,6 +117,9 @@ class LibP2PHost:
         self._transports = Transports(self._swarm, self._key_pair, self._supervisor, limits, self._counters)
         self._protocols_changed = trio.Event()
         self._identify_slots = trio.CapacityLimiter(_IDENTIFY_CONCURRENCY)
+        self._observations = Observations(
+            self._counters, is_member=self._is_member, listen_addrs=self._transports.listen_texts
+        )
         self._identify = IdentifyService(
             OwnDescription(
                 key_pair=self._key_pair,
@@ -125,6 +131,7 @@ class LibP2PHost:
             self._counters,
             timeout_s=limits.stream_open_timeout_s,
             on_identified=self._on_identified,
+            on_observed=self._observations.take,
         )
         self._relay_mode = options.relay
         self._relay_client: RelayClient | None = None
@@ -192,6 +199,7 @@ class LibP2PHost:
         self.set_stream_handler(IDENTIFY_PUSH, self._identify.serve_push)
         self.set_stream_handler(PING, PingServer(self._counters).serve)
         self._swarm.subscribe(self._on_event)
+        self._swarm.subscribe(self._observations.on_event)
         self._swarm.subscribe(self._reconnector.on_event)
         nursery.start_soon(self._supervisor.run, "loopback", self._loopback.run)
         for text in listen:
@@ -302,6 +310,18 @@ class LibP2PHost:
         found = dict.fromkeys([*self._transports.listen_texts(), *self._advertise, *relayed])
         return [f"{text}/p2p/{self.peer_id}" for text in found]
 
+    def observed_addrs(self) -> list[str]:
+        """Return the public addresses at which peers see the sockets that this host listens on, without a peer id.
+
+        TCP, WebSocket and QUIC; the surest first: those on which several agree, then those that one member has seen.
+        None of them is tested.
+        """
+        return self._observations.addrs()
+
+    def nat_kind(self, transport: ObservedTransport) -> NatKind:
+        """Return how routers translate the connections of a transport, by what peers see."""
+        return self._observations.nat_kind(transport)
+
     @property
     def loopback(self) -> Connection:
         return self._loopback
@@ -369,6 +389,10 @@ class LibP2PHost:
         """Whether a part of the node protects the connection."""
         return isinstance(connection, PeerConnection) and bool(connection.protected_by)
 
+    def _is_member(self, peer: PeerId) -> bool:
+        """Whether a part of the node has verified the peer on a connection that it has now."""
+        return any(map(self.is_protected, self._swarm.connections(peer)))
+
     def keep_place(self, connection: Connection, *, keeps: bool) -> None:
         """Whether other connections of strangers give way before this one, whose peer uses this host as a relay."""
         if isinstance(connection, PeerConnection):
@@ -411,6 +435,7 @@ class LibP2PHost:
         counts.update(self._swarm.ledger.values())
         for relaying in (self._relay_server, self._relay_client):
             counts.update({} if relaying is None else relaying.values())
+        counts.update(self._observations.values())
         counts["loop_delay_max_ms"] = self._loop_watch.delay_max_ms
         return dict(sorted(counts.items()))
 

@@ -40,6 +40,8 @@ class Upgraded:
     channel_binding: bytes
     meter: CircuitMeter | None = None
     """The relay that it goes through, and its limit."""
+    listening_port: int | None = None
+    """The port that this host listens on, where it has dialed from that one; None where it has dialed from another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,7 @@ class PeerConnection:
         """The names of the parts that need it: `protect`."""
         self.is_superseded: bool = False
         self.is_limited: bool = upgraded.meter is not None and upgraded.meter.limit.is_narrow
+        self.listening_port: int | None = upgraded.listening_port
         self._meter = upgraded.meter
         self._muxer = upgraded.muxer
         self._limits = context.limits

@@ -73,13 +73,16 @@ class IdentifyService:
         *,
         timeout_s: float,
         on_identified: Callable[[PeerId], None],
+        on_observed: Callable[[Connection, bytes], None],
     ) -> None:
+        """``on_observed``: takes the multiaddr, not checked, at which the peer of a connection sees this host."""
         self._own = own
         self._public_key = own.key_pair.public_key.serialize()
         self._peer_store = peer_store
         self._counters = counters
         self._timeout_s = timeout_s
         self._on_identified = on_identified
+        self._on_observed = on_observed
         self._records: dict[tuple[str, ...], bytes] = {}
         """Signed records of the present addresses, for each scope of a link."""
         self._pushes: WeakKeyDictionary[Connection, tuple[float, float]] = WeakKeyDictionary()
@@ -174,6 +177,7 @@ class IdentifyService:
         except (DecodeError, UnicodeDecodeError) as error:
             raise ProtocolError(f"an identify message that cannot be read: {error}") from None
         if not stream.connection.is_closed:
+            self._on_observed(stream.connection, message.observed_addr)
             self._remember(stream.connection.peer, message)
 
     def _checked_record(self, peer: PeerId, envelope: bytes) -> bytes:

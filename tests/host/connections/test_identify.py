@@ -48,6 +48,7 @@ def test_a_peer_is_told_the_addresses_that_it_can_use_over_its_link(remote: str,
         counters,
         timeout_s=1.0,
         on_identified=lambda _peer: None,
+        on_observed=lambda _connection, _addr: None,
     )
     for _ in range(2):  # the signed record of a scope is kept
         framed = service.message(Link(remote))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

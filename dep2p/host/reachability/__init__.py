@@ -1,0 +1,1 @@
+"""How this node is reached from outside: what peers say of its addresses."""
