@@ -14,6 +14,7 @@ from dep2p.host.connections.connection import Upgraded
 from dep2p.host.connections.noise_yamux_upgrade import HardenedUpgrader
 from dep2p.host.counters import Counters
 from dep2p.host.interface import Muxer
+from dep2p.host.noise.handshake import BothDialedError
 from dep2p.host.noise.session import NoiseSession
 from dep2p.host.upstream.muxer import UpstreamMuxer
 from dep2p.host.yamux.connection import YamuxConnection
@@ -32,14 +33,18 @@ class UpgradeError(Exception):
     """The handshake failed; the text says at which step and why."""
 
 
+class SimultaneousOpenError(UpgradeError):
+    """Both sides have dialed from and to the same ports, and one TCP connection without a responder came of it."""
+
+
 async def upgrade_inbound(upgrader: TransportUpgrader, raw: ReadWriteCloser) -> Upgraded:
     """Upgrade an accepted connection. Raises UpgradeError; the caller closes ``raw`` then."""
     return await _upgrade(upgrader, raw, None)
 
 
 async def upgrade_outbound(upgrader: TransportUpgrader, raw: ReadWriteCloser, peer: PeerId) -> Upgraded:
-    """Upgrade a dialled connection. Raises UpgradeError, for another peer than ``peer`` too; the caller closes ``raw``
-    then."""
+    """Upgrade a dialled connection. Raises UpgradeError, for another peer than ``peer`` too, and SimultaneousOpenError;
+    the caller closes ``raw`` then."""
     return await _upgrade(upgrader, raw, peer)
 
 
@@ -56,11 +61,22 @@ async def _upgrade(upgrader: TransportUpgrader, raw: ReadWriteCloser, expected: 
         step = "multiplexing"
         muxed = await upgrader.upgrade_connection(secured, remote)
     except Exception as error:
+        if _is_caused_by(error, BothDialedError):
+            raise SimultaneousOpenError(describe(error)) from error
         other = _other_peer(error)
         if other is not None:
             raise UpgradeError(f"another node answers there: {other}") from error
         raise UpgradeError(f"{step} failed: {describe(error)}") from error
     return Upgraded(muxer_of(muxed), PeerId(str(remote)), secured.channel_binding)
+
+
+def _is_caused_by(error: BaseException, kind: type[BaseException]) -> bool:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, kind):
+            return True
+        cause = cause.__cause__
+    return False
 
 
 def _other_peer(error: BaseException) -> str | None:

@@ -37,6 +37,10 @@ class HandshakeResult:
     receive_key: bytes
 
 
+class BothDialedError(ProtocolError):
+    """The peer has dialed as well, at the same time, from and to the same ports: both are initiators."""
+
+
 class _CipherState(Protocol):
     """This and the next: classes of the noiseprotocol package, which has no types."""
 
@@ -102,12 +106,15 @@ class NoiseHandshake:
     def receive(self, message: bytes) -> bytes | None:
         """Take the peer's next message; return the answer to send, or None when there is none.
 
-        Raises ProtocolError: malformed, forged, too long, or the identity of another peer than the expected one.
+        Raises ProtocolError: malformed, forged, too long, or the identity of another peer than the expected one;
+        BothDialedError: the peer is an initiator, too.
         """
         if self.result is not None:
             raise LocalProtocolError("the handshake is over")
         if len(message) > HANDSHAKE_BYTES_MAX:
             raise ProtocolError(f"a Noise handshake message of {len(message)} bytes is over {HANDSHAKE_BYTES_MAX}")
+        if self.is_initiator and len(message) == KEY_BYTES:  # a responder's answer has its static key besides
+            raise BothDialedError("both sides have dialed, and one connection came of it")
         try:
             payload = bytes(self._state.read_message(message))
         except Exception as error:  # whatever the cipher, curve and state objects raise for hostile bytes

@@ -14,11 +14,12 @@ from dep2p.host.addresses import Address, expand_wildcard
 from dep2p.host.connections.circuit_limit import meter_of
 from dep2p.host.connections.connection import PeerConnection, Upgraded
 from dep2p.host.connections.swarm import Swarm
-from dep2p.host.connections.upgrade import UpgradeError, upgrade_outbound
+from dep2p.host.connections.upgrade import SimultaneousOpenError, UpgradeError, upgrade_outbound
 from dep2p.host.counters import Counters
 from dep2p.host.interface import Direction
 from dep2p.host.scopes import shielded
 from dep2p.host.supervisor import Supervisor
+from dep2p.host.transports.listening_ports import ListeningPorts
 from dep2p.host.transports.tcp import TCPListener, connect_tcp, open_tcp_listener
 from dep2p.host.transports.websocket import WebSocketStream
 from dep2p.limits import Limits
@@ -45,6 +46,7 @@ class Transports:
         self._limits = limits
         self._counters = counters
         self._tcp: list[TCPListener] = []
+        self._ports = ListeningPorts()
         self._quic: QuicEndpoint | None = None
         self._quic_starting = trio.Lock()
         self._quic_addrs: list[Address] = []
@@ -67,6 +69,7 @@ class Transports:
             )
         else:
             listener = await open_tcp_listener(address, self._swarm.accept, self._counters)
+            self._ports.add(listener.socket)
         self._tcp.append(listener)
         nursery.start_soon(self._supervisor.run, f"listener on {listener.address.text}", listener.serve)
 
@@ -110,17 +113,33 @@ class Transports:
                 upgraded = await (await self._quic_endpoint()).dial(address, peer)
                 return await self._admit(upgraded, "outbound", address.text)
             case "tcp":
-                raw: ReadWriteCloser = await connect_tcp(address)
+                return await self._connect_tcp(address, peer)
             case "ws":
-                raw = await WebSocketStream.connect(address)
+                raw: ReadWriteCloser = await WebSocketStream.connect(address)
             case "circuit":
                 if self.dial_relayed is None:
                     raise UpgradeError("this host is no relay client: set relay to client to dial such addresses")
                 raw = await self.dial_relayed(address, peer)
+        return await self._upgrade(raw, address, peer)
+
+    async def _connect_tcp(self, address: Address, peer: PeerId) -> PeerConnection:
+        """From the port of a listener, where that is possible."""
+        found = await self._ports.connect(address)
+        if found is not None:
+            raw, port = found
+            try:
+                return await self._upgrade(raw, address, peer, listening_port=port)
+            except SimultaneousOpenError:  # the peer has found it, too, and dials again as well
+                self._counters.add("dial_simultaneous_open")
+        return await self._upgrade(await connect_tcp(address), address, peer)
+
+    async def _upgrade(
+        self, raw: ReadWriteCloser, address: Address, peer: PeerId, *, listening_port: int | None = None
+    ) -> PeerConnection:
         admitted = False
         try:
             upgraded = await upgrade_outbound(self._swarm.upgrader, raw, peer)
-            upgraded = replace(upgraded, meter=meter_of(raw))
+            upgraded = replace(upgraded, meter=meter_of(raw), listening_port=listening_port)
             connection = await self._admit(upgraded, "outbound", address.text)
             admitted = True
             return connection

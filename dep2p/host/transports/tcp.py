@@ -1,7 +1,8 @@
 """Listening sockets: each address is bound for real or fails with a sentence; nothing listens on after the host ended.
 
 py-libp2p's TCP listener sets SO_REUSEPORT (a second daemon on the same port silently takes half of the connections),
-swallows failures, and lives on in a system task. These sockets are bound without it and belong to the host's nursery.
+swallows failures, and lives on in a system task. These sockets are bound without it and belong to the host's nursery;
+`ListeningPorts` shares their port with dials.
 """
 
 import errno
@@ -110,6 +111,11 @@ class TCPListener:
         self._counters = counters
         host, port = listener.socket.getsockname()[:2]
         self.address: Address = parse_address(socket_address(str(host), int(port), suffix))
+
+    @property
+    def socket(self) -> trio.socket.SocketType:
+        """The socket that listens."""
+        return self._listener.socket
 
     async def serve(self) -> None:
         """Accept until cancelled; closes the socket at the end."""
