@@ -56,6 +56,10 @@ class Side:
     def on_stuck(self, reason: str) -> None:
         self.told.append(reason)
 
+    @property
+    def rtt_s_min(self) -> float:
+        return 1.0  # windows grow
+
     def now_s(self) -> float:
         return 0.0
 

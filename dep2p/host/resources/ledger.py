@@ -7,11 +7,12 @@ address block. After the proof its memory counts for its peer.
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_network
 
 from dep2p.host.resources.control_allowance import ControlRate
 from dep2p.host.resources.scopes import Account, End, OnEvent, Scope
+from dep2p.host.resources.window_budget import WindowBudget
 from dep2p.limits import Limits
 from dep2p.types import PeerId
 
@@ -69,11 +70,14 @@ class ConnectionResources:
     """Its address block; "" for a connection that this host dialled."""
     control_rate: ControlRate
     is_proven: bool = False
+    windows: WindowBudget = field(default_factory=lambda: WindowBudget(0))
+    """The bytes by which windows of distant peers may grow, those of all connections of the host."""
 
 
 def unbounded(memory_bytes_max: int) -> ConnectionResources:
     """Return the resources of a connection that belongs to no host: its own bound, no scopes, any rate."""
-    return ConnectionResources(Account("the connection", memory_bytes_max), PeerId(""), "", ControlRate(0, 1), True)
+    account, windows = Account("the connection", memory_bytes_max), WindowBudget(memory_bytes_max // 2)
+    return ConnectionResources(account, PeerId(""), "", ControlRate(0, 1), True, windows)
 
 
 class Ledger:
@@ -99,6 +103,7 @@ class Ledger:
         self._blocks: dict[str, Scope] = {}
         self._peers: dict[PeerId, Scope] = {}
         self._protocols: Counter[str] = Counter()
+        self._windows = WindowBudget(limits.memory_bytes_max // 2)
 
     # Connections
 
@@ -119,7 +124,7 @@ class Ledger:
             ends_at_limit=True,
         )
         rate = ControlRate(self._limits.control_frames_unproven_per_s, _BURST_S, now_s)
-        return ConnectionResources(account, peer, block, rate)
+        return ConnectionResources(account, peer, block, rate, windows=self._windows)
 
     def _block_with_space(self, block: str) -> Scope:
         scope = self._block(block)
@@ -238,6 +243,7 @@ class Ledger:
         """Return the bytes, connections and streams that are held now, by the name of their scope."""
         return {
             "memory_bytes": self._system.memory_bytes,
+            "memory_bytes_windows": self._windows.taken_bytes,
             "memory_bytes_unproven": self._unproven.memory_bytes,
             "memory_bytes_circuits": self._circuits.memory_bytes,
             "memory_bytes_largest_address_block": max((each.memory_bytes for each in self._blocks.values()), default=0),

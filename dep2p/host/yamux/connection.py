@@ -155,6 +155,7 @@ class YamuxConnection(IMuxedConn):
         self.negotiated_muxer_protocol: str | None = None  # py-libp2p's swarm looks for these two
         self.negotiated_security_protocol: str | None = None
         self.rtt_s: float | None = None
+        self.rtt_s_min: float = 0.0
         self.event_started: trio.Event = trio.Event()
         self.event_closed: trio.Event = trio.Event()
         self._limits = limits
@@ -369,6 +370,7 @@ class YamuxConnection(IMuxedConn):
                 return
             now = trio.current_time()
             self.rtt_s = now - sent_s
+            self.rtt_s_min = min(self.rtt_s_min or self.rtt_s, self.rtt_s)
             self._end_leftovers(now)
             await trio.sleep_until(max(now, sent_s + interval_s))
 

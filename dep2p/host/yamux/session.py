@@ -32,6 +32,7 @@ from dep2p.host.yamux.send_queue import YamuxSendQueue
 from dep2p.host.yamux.stream_state import (
     BUFFERED_BYTES_MAX,
     RECEIVE_WINDOW_MAX_BYTES,
+    RECEIVE_WINDOW_NEAR_BYTES,
     WINDOW_GROWTH_BUDGET_BYTES,
     StreamState,
 )
@@ -99,6 +100,11 @@ class CoreOwner(Protocol):
         """The time, by a clock that never goes back; asked for when the peer has used up its control frames."""
         ...
 
+    @property
+    def rtt_s_min(self) -> float:
+        """The shortest round trip that was measured, seconds; 0.0 before the first one."""
+        ...
+
 
 class _NoOwner:
     """In the place of the owner of a session that has ended: the two would keep each other until the garbage collector
@@ -112,6 +118,10 @@ class _NoOwner:
     def on_stuck(self, reason: str) -> None: ...
 
     def now_s(self) -> float:
+        return 0.0
+
+    @property
+    def rtt_s_min(self) -> float:
         return 0.0
 
 
@@ -216,6 +226,7 @@ class YamuxCore(Generic[S]):
         streams = list(self.streams.values())
         self.streams.clear()
         for stream in streams:
+            self._give_back_window(stream)
             stream.connection_lost(StreamClosedError(reason))
         self.buffered_bytes = 0
         self._owner, self._make_stream = _NO_OWNER, _make_no_stream
@@ -458,9 +469,8 @@ class YamuxCore(Generic[S]):
     def send_credit(self, stream: StreamState, *, may_grow: bool) -> None:
         """Let the peer send what the stream's reader has taken, and more as long as the window may grow."""
         window = stream.receive_window
-        growth = 0  # four streams of an unproven peer with the initial window already fill its share of the memory
-        if may_grow and self.resources.is_proven:
-            growth = min(window, RECEIVE_WINDOW_MAX_BYTES - window, WINDOW_GROWTH_BUDGET_BYTES - self.grown_bytes)
+        # Four streams of an unproven peer with the initial window already fill its share of the memory.
+        growth = self._growth(stream) if may_grow and self.resources.is_proven else 0
         credit = stream.consumed_bytes + growth
         self.grown_bytes += growth
         stream.receive_window = window + growth
@@ -468,6 +478,19 @@ class YamuxCore(Generic[S]):
         stream.credited_at_s = self._owner.now_s()
         stream.receive_credit += credit
         self.send_control(WINDOW_UPDATE, 0, stream.id, credit)
+
+    def _growth(self, stream: StreamState) -> int:
+        """Return the bytes by which the window of a busy stream grows: a window that is used up soon is what limits its
+        sender."""
+        window = stream.receive_window
+        left = WINDOW_GROWTH_BUDGET_BYTES - self.grown_bytes
+        if window < RECEIVE_WINDOW_NEAR_BYTES:
+            return min(RECEIVE_WINDOW_NEAR_BYTES - window, left)
+        # A sender that the window limits uses half of it up in a round trip; at two, the window is four times too wide.
+        is_used_up = self._owner.now_s() - stream.credited_at_s < 2 * self._owner.rtt_s_min
+        if not is_used_up or stream.account is not None:  # a relay holds little of what it carries
+            return 0
+        return self.resources.windows.take(min(window, RECEIVE_WINDOW_MAX_BYTES - window, left))
 
     def buffered(self, stream: StreamState, size: int) -> bool:
         """Account for received bytes that wait for their reader; False when the session holds too many already."""
@@ -508,9 +531,13 @@ class YamuxCore(Generic[S]):
             self.resources.account.release(STREAM_BYTES)
         del self.streams[stream.id]
         self.send_queue.unschedule(stream)
-        self.grown_bytes -= stream.receive_window - WINDOW_INITIAL_BYTES
+        self._give_back_window(stream)
         if stream.awaits_ack:
             self._acknowledge(stream)
+
+    def _give_back_window(self, stream: StreamState) -> None:
+        self.grown_bytes -= stream.receive_window - WINDOW_INITIAL_BYTES
+        self.resources.windows.give_back(max(0, stream.receive_window - RECEIVE_WINDOW_NEAR_BYTES))
 
     def _acknowledge(self, stream: StreamState) -> None:
         stream.awaits_ack = False

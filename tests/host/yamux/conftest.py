@@ -19,6 +19,7 @@ class Recorder:
         self.stuck: list[str] = []
         self.outputs = 0
         self.clock_s = 0.0
+        self.rtt_s_min = 0.0
 
     def on_output(self) -> None:
         self.outputs += 1

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dep2p.errors import LocalProtocolError, ProtocolError, StreamClosedError
+from dep2p.host.resources.scopes import Account
+from dep2p.host.resources.window_budget import WindowBudget
 from dep2p.host.yamux.frames import (
     ACK,
     DATA,
@@ -31,6 +33,7 @@ from dep2p.host.yamux.stream_state import (
     BUFFERED_BYTES_MAX,
     DISCARD_BYTES_MAX,
     RECEIVE_WINDOW_MAX_BYTES,
+    RECEIVE_WINDOW_NEAR_BYTES,
     WINDOW_GROWTH_BUDGET_BYTES,
     StreamState,
 )
@@ -262,17 +265,65 @@ def test_credit_is_in_one_update_for_many_reads(ends: Any) -> None:
     assert len(receiver.data) >= WINDOW_INITIAL_BYTES // 2
 
 
-def test_the_window_of_a_busy_stream_grows_to_its_limit(ends: Any) -> None:
+def send(ends: Any, mine: StreamState, times: int, *, round_trip_s: float) -> None:
+    for _ in range(times):
+        mine.enqueue(bytes(1_000_000))
+        ends.other.owner.clock_s += round_trip_s
+        ends.pump()
+
+
+@pytest.mark.parametrize(
+    ("rtt_s", "grows_to"), [(0.0, RECEIVE_WINDOW_NEAR_BYTES), (0.2, RECEIVE_WINDOW_MAX_BYTES)], ids=["near", "far"]
+)
+def test_the_window_of_a_busy_stream_grows_to_what_its_round_trip_needs(ends: Any, rtt_s: float, grows_to: int) -> None:
+    ends.other.owner.rtt_s_min = rtt_s
     mine, theirs = ends.stream()
     Receiver(theirs)
-    for _ in range(10):
-        mine.enqueue(bytes(1_000_000))
+    send(ends, mine, 40, round_trip_s=0.0 if rtt_s else 0.001)
+    assert theirs.receive_window == grows_to
+    assert mine.send_window <= grows_to
+
+
+def test_a_window_that_lasts_long_does_not_grow_beyond_the_near_one(ends: Any) -> None:
+    ends.other.owner.rtt_s_min = 0.2
+    mine, theirs = ends.stream()
+    Receiver(theirs)
+    for _ in range(200):
+        mine.enqueue(bytes(200_000))
+        ends.other.owner.clock_s += 0.3  # half of the near window in 0.6 s at least
         ends.pump()
-    assert theirs.receive_window == RECEIVE_WINDOW_MAX_BYTES
-    assert mine.send_window <= RECEIVE_WINDOW_MAX_BYTES
+    assert theirs.receive_window == RECEIVE_WINDOW_NEAR_BYTES
+
+
+@pytest.mark.parametrize("end", ["streams", "session"])
+def test_far_windows_share_a_budget_of_the_host_which_gets_them_back(ends: Any, end: str) -> None:
+    budget = ends.other.core.resources.windows = WindowBudget(5_000_000)
+    ends.other.owner.rtt_s_min = 1.0
+    pairs = [ends.stream() for _ in range(3)]
+    for mine, theirs in pairs:
+        Receiver(theirs)
+        send(ends, mine, 20, round_trip_s=0.0)
+    assert budget.taken_bytes == 5_000_000
+    assert sum(theirs.receive_window for _, theirs in pairs) == 5_000_000 + 3 * RECEIVE_WINDOW_NEAR_BYTES
+    if end == "session":
+        ends.other.core.fail("test")
+    for mine, _ in pairs:
+        mine.reset_state("test")
+    ends.pump()
+    assert budget.taken_bytes == 0
+
+
+def test_a_stream_that_a_relay_carries_has_no_far_window(ends: Any) -> None:
+    ends.other.owner.rtt_s_min = 1.0
+    mine, theirs = ends.stream()
+    ends.other.core.charge_to(theirs, Account("a circuit", 10_000_000))
+    Receiver(theirs)
+    send(ends, mine, 20, round_trip_s=0.0)
+    assert theirs.receive_window == RECEIVE_WINDOW_NEAR_BYTES
 
 
 def test_windows_of_one_connection_grow_within_a_budget_that_ended_streams_give_back(ends: Any) -> None:
+    ends.other.owner.rtt_s_min = 1.0
     pairs = [ends.stream() for _ in range(60)]
     for mine, theirs in pairs:
         Receiver(theirs)

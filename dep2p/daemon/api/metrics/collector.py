@@ -39,6 +39,7 @@ _VALUES: Final = (
     "host_memory_bytes_largest_address_block",
     "host_memory_bytes_largest_peer",
     "host_memory_bytes_unproven",
+    "host_memory_bytes_windows",
     "host_peers_known",
     "host_relay_circuits_held",
     "host_relay_circuits_held_members",
