@@ -1,5 +1,6 @@
 """``dep2p bench``: how fast requests, notifies and streams go to a peer, through both daemons."""
 
+import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Final
@@ -113,7 +114,7 @@ def _timed_calls(
         import anyio
 
         peer = await resolve_peer(client, peer_text)
-        data = bytes(size)
+        data = os.urandom(size)
         taken: list[float] = []
 
         async def call() -> None:
@@ -193,7 +194,7 @@ def bench_stream(
     async def body(client: "Client") -> tuple[str, float]:
         peer = await resolve_peer(client, peer_text)
         total = megabytes * 1_000_000
-        item = bytes(_ITEM_BYTES)
+        item = os.urandom(_ITEM_BYTES)  # what a link carries: zeros shrink to nothing
         try:
             async with client.stream(peer, NAME, realm=realm) as stream:
                 started_s = time.perf_counter()

@@ -25,6 +25,7 @@ from dep2p.messaging.handlers import Registry, StreamEntry
 from dep2p.messaging.message_stream import MessageStream
 from dep2p.messaging.trace_events import trace_stream
 from dep2p.protocols.messaging.admission import PeerLoad
+from dep2p.protocols.timing.stall import LEFT_BYTES_MIN
 from dep2p.protocols.wire.payload import check_body, retry_after_headers
 from dep2p.tracing.event_log import TraceLog
 from dep2p.types import PeerId, RealmId
@@ -113,7 +114,8 @@ class StreamService:
         """Wait for the end of a stream that the app has left: its data must still reach the peer."""
         self.lingering += 1
         try:
-            await run_while_moving(stream.finish, lambda: stream.progress, self._limits.stream_item_timeout_s)
+            timeout_s = self._limits.stream_item_timeout_s
+            await run_while_moving(stream.finish, lambda: stream.progress, timeout_s, least=LEFT_BYTES_MIN)
         finally:
             self.lingering -= 1
             if not stream.is_over:

@@ -4,10 +4,12 @@ from typing import Final
 
 SAMPLES: Final = 2
 """Looks in one timeout: a wait that stops moving ends after 1 to 1.5 timeouts."""
+LEFT_BYTES_MIN: Final = 4_096
+"""Bytes that a timeout has to bring to a stream that its user has left: 70 a second, less than any link in use."""
 
 
 class StallTimer:
-    """Ends a wait in which nothing moves, in either direction.
+    """Ends a wait in which nothing moves, in either direction, or too little.
 
     ``progress`` is a number that changes with each step forward of a two-way exchange: bytes that came, bytes that
     went, room that the peer granted. A timer that only watches what comes ends a transfer that flows the other way.
@@ -19,10 +21,13 @@ class StallTimer:
     (False, True)
     """
 
-    __slots__ = ("_end_s", "_progress", "_timeout_s", "check_at_s")
+    __slots__ = ("_end_s", "_least", "_progress", "_timeout_s", "check_at_s")
 
-    def __init__(self, timeout_s: float, now: float, progress: int) -> None:
-        """``timeout_s``: seconds without progress until the wait ends. ``now``: seconds, of any clock."""
+    def __init__(self, timeout_s: float, now: float, progress: int, *, least: int = 1) -> None:
+        """``timeout_s``: seconds without progress until the wait ends. ``now``: seconds, of any clock. ``least``: the
+        progress that a timeout has to bring; a peer that lets a byte move now and then could otherwise hold what it
+        waits for as long as it likes."""
+        self._least = least
         self._timeout_s = timeout_s
         self._end_s = now + timeout_s
         self._progress = progress
@@ -30,10 +35,10 @@ class StallTimer:
         """The time of the next look."""
 
     def is_stalled(self, now: float, progress: int) -> bool:
-        """Whether nothing has moved for the timeout. Before ``check_at_s`` it does not look."""
+        """Whether less than ``least`` has moved for the timeout. Before ``check_at_s`` it does not look."""
         if now < self.check_at_s:
             return False
-        if progress != self._progress:
+        if progress - self._progress >= self._least:
             self._progress = progress
             self._end_s = now + self._timeout_s
         self.check_at_s = min(self._end_s, now + self._timeout_s / SAMPLES)

@@ -1,8 +1,8 @@
 """QUIC (/udp/…/quic-v1) by py-libp2p and aioquic, with its socket, its time limits and its end under our control.
 
 Slower than TCP here (some MB/s, for its cost in CPU time): it is for peers that offer nothing else. What py-libp2p's
-listener does by itself: its UDP socket shares the port with any other process (SO_REUSEPORT), a read gives up after 30 s of silence, and a dead
-peer is noticed after ten minutes.
+listener does by itself: its UDP socket shares the port with any other process (SO_REUSEPORT), a read gives up after
+30 s of silence, and a dead peer is noticed after ten minutes.
 """
 
 import logging

@@ -18,6 +18,7 @@ from dep2p.errors import LocalProtocolError, StreamClosedError
 from dep2p.host.interface import Connection, EndCallback, MuxedConnection, ReceiveCallback
 from dep2p.host.resources.ledger import STREAM_BYTES
 from dep2p.host.resources.scopes import Account
+from dep2p.protocols.timing.stall import LEFT_BYTES_MIN
 
 if TYPE_CHECKING:
     from libp2p.abc import IMuxedStream
@@ -293,7 +294,10 @@ class MuxedByteStream:
     async def _discard(self) -> None:
         # A reset drops what the peer has not got yet: it waits for an end of the peer, or until nothing of ours goes.
         if await run_while_moving(
-            self._read_to_end, lambda: self.sent_bytes + self.granted_bytes, self._close_timeout_s
+            self._read_to_end,
+            lambda: self.sent_bytes + self.granted_bytes,
+            self._close_timeout_s,
+            least=LEFT_BYTES_MIN,
         ):
             self._read_ended = True
             self._check_done()

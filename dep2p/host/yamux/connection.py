@@ -37,7 +37,7 @@ from dep2p.host.yamux.send_queue import QUANTUM_BYTES
 from dep2p.host.yamux.session import ACCEPT_BACKLOG_MAX, YamuxCore
 from dep2p.host.yamux.stream_state import StreamState
 from dep2p.limits import Limits
-from dep2p.protocols.timing.stall import StallTimer
+from dep2p.protocols.timing.stall import LEFT_BYTES_MIN, StallTimer
 
 logger: logging.Logger = logging.getLogger("dep2p.host")
 
@@ -65,7 +65,7 @@ _LIVENESS_LOOKS = 4
 """Looks at what moves, in the time for the answer to a ping."""
 LINGER_S = 60.0
 """Seconds that a stream closed here is kept for a peer that does not end its side; then it is reset. They begin anew
-while bytes of ours still go, or are taken."""
+while `LEFT_BYTES_MIN` of ours go, or are taken."""
 
 
 class StreamUnavailableError(MuxedStreamError, StreamClosedError):
@@ -634,11 +634,11 @@ class YamuxStream(StreamState, IMuxedStream):
     def linger(self) -> None:
         """Reset the stream later if the peer does not end its side."""
         if self._linger is None:
-            self._linger = StallTimer(LINGER_S, trio.current_time(), self.sent_bytes + self.granted_bytes)
+            self._linger = StallTimer(LINGER_S, trio.current_time(), self.moved_bytes, least=LEFT_BYTES_MIN)
 
     def is_left(self, now: float) -> bool:
         """Whether it was closed here, the peer has not ended its side, and nothing of ours is on its way any more."""
-        return self._linger is not None and self._linger.is_stalled(now, self.sent_bytes + self.granted_bytes)
+        return self._linger is not None and self._linger.is_stalled(now, self.moved_bytes)
 
     def reset_nowait(self) -> None:
         """Abort both directions at once. Idempotent, never raises."""

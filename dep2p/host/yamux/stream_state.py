@@ -118,6 +118,12 @@ class StreamState:
         """Bytes that were handed on for sending: those for which the peer's window was used."""
         return WINDOW_INITIAL_BYTES + self.granted_bytes - self.send_window
 
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that were sent, and those that the peer has made room for: what it grants beyond all that it may have
+        read and the widest window says nothing of its reading."""
+        return self.sent_bytes + min(self.granted_bytes, self.sent_bytes + RECEIVE_WINDOW_MAX_BYTES)
+
     def enqueue(self, data: bytes | bytearray | memoryview) -> None:
         """Take bytes for sending. Raises StreamClosedError."""
         if self.write_ended or self.error is not None:
