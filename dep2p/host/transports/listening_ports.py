@@ -72,7 +72,7 @@ class ListeningPorts:
 
     def _bound(self, address: Address) -> socket.socket | None:
         """A socket with the port of the listener that has the interface; None when there is no such one."""
-        source = _source(address)
+        source = source_towards(address)
         if source is None or ip_address(source) == ip_address(address.host):
             return None
         for listener in self._listeners:
@@ -93,8 +93,8 @@ async def _resolved(address: Address) -> list[Address]:
     return list(found.values())
 
 
-def _source(address: Address) -> str | None:
-    """The address of this machine from which the system sends to another one; None when it has no route."""
+def source_towards(address: Address) -> str | None:
+    """Return the address of this machine from which the system sends to an IP address; None when it has no route."""
     with closing(socket.socket(socket_family(address), socket.SOCK_DGRAM)) as probe:
         try:
             probe.connect((address.host, address.port))  # sends nothing

@@ -11,6 +11,8 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
+from ipaddress import ip_address
 from weakref import WeakValueDictionary
 
 import trio
@@ -44,8 +46,10 @@ from dep2p.host.resources.receiving import (
     TooMuchHeldError,
 )
 from dep2p.host.scopes import shielded
+from dep2p.host.transports.listening_ports import source_towards
 from dep2p.host.transports.quic_admission import DATAGRAM_BYTES_MIN, QuicAdmission, Start
 from dep2p.host.transports.quic_certificate import certificate_key, channel_binding, verify_certificate
+from dep2p.host.transports.quic_dialed import DialedConnections
 from dep2p.host.transports.tcp import bind
 from dep2p.host.upstream.byte_stream import MuxedByteStream
 from dep2p.host.upstream.muxer import UpstreamMuxer
@@ -55,6 +59,7 @@ from dep2p.host.upstream.quic_internals import (
     bound_connection_ids,
     bound_receiving,
     completed_handshake,
+    dial_from,
     drop_held,
     forget_handshake,
     forget_initial_cid,
@@ -168,12 +173,16 @@ class ExclusiveListener(QUICListener):
             security_manager=endpoint.transport.get_security_manager(),
         )
         self.admission: QuicAdmission = QuicAdmission()
+        self.dialed: DialedConnections = DialedConnections()
         self._endpoint = endpoint
         self._on_event = endpoint.count
         self._handshake_timeout_s = handshake_timeout_s
         self._handshakes: dict[int, tuple[QuicConnection, bytes]] = {}
         """Those under way, each with the client's first connection id."""
         bound_connection_ids(self, _CONNECTION_IDS_MAX)
+
+    async def _process_packet(self, data: bytes, addr: tuple[str, int]) -> None:
+        await super()._process_packet(data, addr[:2])  # an IPv6 sender has four parts, and upstream reads two
 
     async def _handle_new_connection(
         self, data: bytes, addr: tuple[str, int], packet_info: QUICPacketInfo
@@ -287,7 +296,7 @@ class ExclusiveListener(QUICListener):
             quic_conn.receive_datagram = receive  # type: ignore[method-assign]
 
     async def _handle_incoming_packets(self) -> None:
-        await receive_datagrams(self)
+        await receive_datagrams(self, self.dialed.find)
 
     async def _create_socket(self, host: str, port: int) -> trio.socket.SocketType:
         address = parse_address(socket_address(host, port, "udp/quic-v1"))
@@ -518,8 +527,16 @@ class QuicEndpoint:
 
     async def dial(self, address: Address, peer: PeerId) -> Upgraded:
         """Dial a peer. Raises UpgradeError, for another peer than ``peer`` too."""
+        listener = self._listener_towards(address)
+        text = Multiaddr(f"{address.text}/p2p/{peer}")
+        connection: QUICConnection
         try:
-            connection = await self.transport.dial(Multiaddr(f"{address.text}/p2p/{peer}"))
+            if listener is None:
+                connection = await self.transport.dial(text)
+            else:
+                target = str(ip_address(address.host)), address.port  # as the socket names senders
+                dialed = partial(listener.dialed.add, target)
+                connection = await dial_from(listener, self.transport, text, target, ID.from_string(peer), dialed)
         except Exception as error:
             raise UpgradeError(describe(error)) from error
         try:
@@ -530,7 +547,31 @@ class QuicEndpoint:
             with shielded(self._limits.close_timeout_s):
                 await connection.close()
             raise UpgradeError(str(error)) from error
-        return Upgraded(self._muxer(connection), peer, binding)
+        port = None if listener is None or listener.bound is None else listener.bound.port
+        return Upgraded(self._muxer(connection), peer, binding, listening_port=port)
+
+    def _listener_towards(self, address: Address) -> ExclusiveListener | None:
+        """The listener whose socket can send to an IP address: that of its family and of the interface."""
+        source = None if address.family == "dns" or not self._listeners else source_towards(address)
+        for listener in self._listeners:
+            bound = listener.bound
+            if source is not None and bound is not None and bound.family == address.family:
+                if bound.is_wildcard or ip_address(bound.host) == ip_address(source):
+                    return listener
+        return None
+
+    async def send_random(self, address: Address, size_bytes: int) -> bool:
+        """Send a datagram of random bytes from the socket that would dial the address; return False when there is none.
+
+        It opens the way of the peer's datagrams through this node's NAT router, and is no QUIC packet: those have the
+        second bit set (RFC 9000, section 17).
+        """
+        listener = self._listener_towards(address)
+        if listener is None:
+            return False
+        data = secrets.token_bytes(size_bytes)
+        await send_datagrams(listener, [bytes([data[0] & 0x3F]) + data[1:]], (address.host, address.port))
+        return True
 
     async def close(self) -> None:
         """Close the sockets; the connections were closed before."""

@@ -148,6 +148,10 @@ class Transports:
                 with shielded(self._limits.close_timeout_s):
                     await raw.close()
 
+    async def send_random(self, address: Address, size_bytes: int) -> bool:
+        """Send a datagram of random bytes to a QUIC address from the listener's socket; False when there is none."""
+        return self._quic is not None and await self._quic.send_random(address, size_bytes)
+
     async def close(self) -> None:
         """Stop listening."""
         for listener in self._tcp:

@@ -2,6 +2,8 @@
 
 # pyright: reportPrivateUsage=false
 
+import copy
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Protocol
@@ -16,11 +18,13 @@ from aioquic.quic.stream import QuicStream
 from aioquic.tls import Context
 from cryptography import x509
 from libp2p.custom_types import TProtocol
+from libp2p.peer.id import ID
 from libp2p.transport.quic.connection import QUICConnection
 from libp2p.transport.quic.listener import QUICListener, ServerQuicConnection
 from libp2p.transport.quic.stream import QUICStream
 from libp2p.transport.quic.transport import QUICTransport
 from libp2p.transport.quic.utils import create_server_config_from_base, custom_quic_version_to_wire_format
+from multiaddr import Multiaddr
 
 from dep2p.errors import StreamClosedError
 from dep2p.host.resources.receiving import Held
@@ -300,6 +304,56 @@ def acknowledged_of(connection: QUICConnection, stream_id: int) -> int:
     it."""
     stream = connection._quic._streams.get(stream_id)
     return 0 if stream is None else stream.sender._buffer_start
+
+
+class SharedSocketConnection(QUICConnection):
+    """A dialed connection on the socket of a listener, which takes its datagrams (`receive_datagrams`)."""
+
+    async def _initiate_connection(self) -> None:
+        self._quic.connect(self._remote_addr, now=time.time())
+        await self._transmit()
+
+    async def _client_packet_receiver(self) -> None:
+        """Nothing: the listener reads the socket."""
+
+    def has_id(self, connection_id: bytes) -> bool:
+        """Whether the connection has given its peer this id to send to."""
+        return any(each.cid == connection_id for each in self._quic._host_cids)
+
+    @property
+    def target(self) -> tuple[str, int]:
+        """The address that was dialed."""
+        return self._remote_addr
+
+
+async def dial_from(
+    listener: QUICListener,
+    transport: QUICTransport,
+    address: Multiaddr,
+    target: tuple[str, int],
+    peer: ID,
+    made: Callable[[SharedSocketConnection], None],
+) -> SharedSocketConnection:
+    """Dial from a listener's socket; ``made`` is called before the first datagram leaves. Raises for any failure."""
+    configuration = copy.copy(transport._quic_configs[TProtocol("quic-v1_client")])
+    configuration.is_client = True
+    nursery, sock = transport._background_nursery, listener._socket
+    if nursery is None or sock is None:
+        raise StreamClosedError("the QUIC listener is closed")
+    connection = SharedSocketConnection(
+        quic_connection=QuicConnection(configuration=configuration),
+        remote_addr=target,
+        remote_peer_id=peer,
+        local_peer_id=transport._peer_id,
+        is_initiator=True,
+        maddr=address,
+        transport=transport,
+        security_manager=transport._security_manager,
+        listener_socket=sock,
+    )
+    made(connection)
+    await connection.connect(nursery)  # which closes it when it fails
+    return connection
 
 
 async def transmit(connection: QUICConnection) -> None:

@@ -10,10 +10,13 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 
 import trio
 from libp2p.transport.quic.connection import QUICConnection
 from libp2p.transport.quic.listener import QUICListener
+
+from dep2p.host.upstream.quic_internals import SharedSocketConnection
 
 logger: logging.Logger = logging.getLogger("dep2p.host")
 
@@ -24,7 +27,11 @@ _LONG_HEADER = 0x80
 _CONNECTION_ID_BYTES = 8
 
 
-async def receive_datagrams(listener: QUICListener) -> None:
+FindDialed = Callable[[bytes, tuple[str, int]], SharedSocketConnection | None]
+"""Returns the dialed connection that a datagram of a sender is for."""
+
+
+async def receive_datagrams(listener: QUICListener, find_dialed: FindDialed) -> None:
     """Take what comes to the listener's socket until it is closed or this task is cancelled."""
     sock = listener._socket
     if sock is None:
@@ -34,7 +41,7 @@ async def receive_datagrams(listener: QUICListener) -> None:
         reader.setblocking(False)
         while listener._listening and listener._socket is not None:
             await trio.lowlevel.wait_readable(reader)
-            for connection in await _take(listener, reader):
+            for connection in await _take(listener, reader, find_dialed):
                 await _answer(connection)
     except trio.ClosedResourceError:
         return
@@ -42,7 +49,7 @@ async def receive_datagrams(listener: QUICListener) -> None:
         reader.close()
 
 
-async def _take(listener: QUICListener, reader: socket.socket) -> list[QUICConnection]:
+async def _take(listener: QUICListener, reader: socket.socket, find_dialed: FindDialed) -> list[QUICConnection]:
     """Take the datagrams that wait; return the connections that got some."""
     touched: dict[QUICConnection, None] = {}
     for _ in range(DATAGRAMS_AT_ONCE):
@@ -53,7 +60,10 @@ async def _take(listener: QUICListener, reader: socket.socket) -> list[QUICConne
         except OSError as error:  # what the network said of a datagram that was sent before
             logger.debug("the QUIC socket: %s", error)
             continue
-        connection = _established(listener, data)
+        dialed = find_dialed(data, addr)
+        if dialed is not None:
+            addr = dialed.target  # without the two further parts of an IPv6 sender, which aioquic does not know
+        connection = dialed or _established(listener, data)
         if connection is None:
             await listener._process_packet(data, addr)
             continue
