@@ -16,6 +16,16 @@ def encode_field(number: int, value: bytes) -> bytes:
     return bytes((number << 3 | LENGTH,)) + encode_varint(len(value)) + value
 
 
+def encode_uint(number: int, value: int) -> bytes:
+    """A number; its field's number is below 16. Zero is left out, as proto3 does."""
+    return bytes((number << 3 | VARINT,)) + encode_varint(value) if value else b""
+
+
+def encode_fixed64(number: int, value: int) -> bytes:
+    """A number of eight bytes; its field's number is below 16."""
+    return bytes((number << 3 | FIXED64,)) + value.to_bytes(8, "little")
+
+
 class ProtoReader:
     """Goes over the fields of one message: after `next()`, `number` and `wire_type` tell of the field.
 
@@ -60,6 +70,14 @@ class ProtoReader:
         if self.wire_type != VARINT:
             raise ProtocolError("the message has another wire type where a number belongs")
         return self._varint()
+
+    def fixed64(self) -> int:
+        """The field's number of eight bytes."""
+        if self.wire_type != FIXED64:
+            raise ProtocolError("the message has another wire type where a number of eight bytes belongs")
+        start = self.position
+        self.skip()
+        return int.from_bytes(self.data[start : self.position], "little")
 
     def span(self, bytes_max: int) -> tuple[int, int]:
         """Return where the field's bytes start and end."""

@@ -49,7 +49,10 @@ from dep2p.host.interface import (
 from dep2p.host.loop_watch import LoopWatch
 from dep2p.host.loopback.connection import LoopbackConnection
 from dep2p.host.multistream import encode_message
+from dep2p.host.reachability.client import ReachabilityClient
+from dep2p.host.reachability.dial_back import BackDialer, has_route, source_address
 from dep2p.host.reachability.observations import Observations
+from dep2p.host.reachability.server import DialBackServer
 from dep2p.host.scopes import new_scope, shielded
 from dep2p.host.supervisor import Supervisor
 from dep2p.host.transports.registry import Transports
@@ -58,7 +61,7 @@ from dep2p.host.transports.relay.server import RelayServer
 from dep2p.host.transports.tcp import listenable
 from dep2p.identity import Identity
 from dep2p.limits import Limits
-from dep2p.protocols.reachability.model import NatKind
+from dep2p.protocols.reachability.model import NatKind, ReachabilityReport
 from dep2p.protocols.reachability.observed import ObservedTransport
 from dep2p.protocols.timing.reconnect import ReconnectPolicy
 from dep2p.types import PeerId
@@ -133,6 +136,15 @@ class LibP2PHost:
             on_identified=self._on_identified,
             on_observed=self._observations.take,
         )
+        self._reachability = ReachabilityClient(
+            self,
+            self._counters,
+            self._observations,
+            listened=self._transports.listen_texts,
+            advertised=self._advertise,
+            network=source_address,
+        )
+        self._back_dialer: BackDialer | None = None
         self._relay_mode = options.relay
         self._relay_client: RelayClient | None = None
         self._relay_server: RelayServer | None = None
@@ -204,6 +216,7 @@ class LibP2PHost:
         nursery.start_soon(self._supervisor.run, "loopback", self._loopback.run)
         for text in listen:
             await self._transports.listen(listenable(text))
+        self._start_reachability(nursery)
         if self._relay_mode != "off":
             self._start_relaying(nursery)
         for source in self._discovery:
@@ -217,6 +230,8 @@ class LibP2PHost:
         self._supervisor.stop()
         await self._swarm.close_all("this host was closed")
         await self._transports.close()
+        if self._back_dialer is not None:
+            await self._back_dialer.close()
         with trio.move_on_after(self._limits.close_timeout_s):
             await self._peer_store.save()
 
@@ -225,6 +240,32 @@ class LibP2PHost:
             await trio.sleep(_PEERSTORE_SAVE_INTERVAL_S)
             self._peer_store.expire()
             await self._peer_store.save()
+
+    # Reachability
+
+    def _start_reachability(self, nursery: trio.Nursery) -> None:
+        self._back_dialer = BackDialer(nursery, self._limits)
+        DialBackServer(
+            self,
+            self._counters,
+            own_addrs=self.listen_addrs,
+            bring=self._back_dialer.bring,
+            has_route=has_route,
+            rng=random.SystemRandom(),
+        )
+        self._reachability.subscribe(lambda _report: self._protocols_changed.set())  # the addresses that identify names
+        nursery.start_soon(self._supervisor.run, "reachability client", self._reachability.run)
+
+    def reachability(self) -> ReachabilityReport:
+        """Return whether and where nodes outside reach this host, by tests of members, and what NAT is between."""
+        return self._reachability.report()
+
+    def subscribe_reachability(self, on_report: Callable[[ReachabilityReport], None]) -> Callable[[], None]:
+        """Call ``on_report`` synchronously when the reachability or a verified address changes.
+
+        It must not block or raise. Returns a function that ends it.
+        """
+        return self._reachability.subscribe(on_report)
 
     # Relay
 
@@ -245,6 +286,7 @@ class LibP2PHost:
             nursery.start_soon(self._supervisor.run, "relay client", self._relay_client.run)
 
     def _on_identified(self, peer: PeerId) -> None:
+        self._reachability.wake()
         if self._relay_client is not None:
             self._relay_client.consider(peer)
 
@@ -307,7 +349,8 @@ class LibP2PHost:
 
     def listen_addrs(self) -> list[str]:
         relayed = [] if self._relay_client is None else self._relay_client.addrs()
-        found = dict.fromkeys([*self._transports.listen_texts(), *self._advertise, *relayed])
+        verified = self._reachability.verified()
+        found = dict.fromkeys([*self._transports.listen_texts(), *self._advertise, *verified, *relayed])
         return [f"{text}/p2p/{self.peer_id}" for text in found]
 
     def observed_addrs(self) -> list[str]:
@@ -380,6 +423,7 @@ class LibP2PHost:
     def protect(self, connection: Connection, by: str) -> None:
         if isinstance(connection, PeerConnection):
             connection.protect(by)
+            self._reachability.wake()
 
     def unprotect(self, connection: Connection, by: str) -> None:
         if isinstance(connection, PeerConnection):

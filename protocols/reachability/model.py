@@ -1,5 +1,6 @@
 """The words for whether other nodes reach this one."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -25,3 +26,26 @@ class NatKind(StrEnum):
     """One socket has one public address, whomever it sends to: hole punching works."""
     ENDPOINT_DEPENDENT = "endpoint-dependent"
     """One socket has another public port for each receiver (a "symmetric" NAT): hole punching seldom works."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransportReachability:
+    """How a node is reached over one transport that it listens on: ``tcp``, ``ws`` or ``quic``."""
+
+    transport: str
+    reachability: Reachability
+    nat: NatKind
+
+
+@dataclass(frozen=True, slots=True)
+class ReachabilityReport:
+    """How a node is reached from outside.
+
+    ``verified``: the public addresses, without the peer id, at which others have reached it. ``tested_at_s``: the time
+    of the last test that said something, by ``trio.current_time()``; None before the first.
+    """
+
+    overall: Reachability = Reachability.UNKNOWN
+    transports: tuple[TransportReachability, ...] = ()
+    verified: tuple[str, ...] = ()
+    tested_at_s: float | None = None
