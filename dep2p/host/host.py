@@ -37,6 +37,8 @@ from dep2p.host.discovery.bootstrap import BootstrapDiscovery
 from dep2p.host.discovery.interface import Discovery, run_source
 from dep2p.host.discovery.libp2p_adapter import FacadeHost
 from dep2p.host.discovery.named_peers import NamedPeers
+from dep2p.host.hole_punching.dials import DirectDials
+from dep2p.host.hole_punching.service import HolePunching
 from dep2p.host.interface import (
     Connection,
     HostEvent,
@@ -148,6 +150,7 @@ class LibP2PHost:
         self._relay_mode = options.relay
         self._relay_client: RelayClient | None = None
         self._relay_server: RelayServer | None = None
+        self._hole_punching: HolePunching | None = None
         self._nursery: trio.Nursery | None = None
         self._dialer: Dialer | None = None
         self._interest = ConnectionInterest()
@@ -284,11 +287,18 @@ class LibP2PHost:
         self._transports.dial_relayed = self._relay_client.dial
         if self._relay_mode == "client":
             nursery.start_soon(self._supervisor.run, "relay client", self._relay_client.run)
+        rng = random.SystemRandom()
+        self._hole_punching = HolePunching(
+            self, DirectDials(self._transports, self._counters, rng), self._counters, rng, timeout_s=timeout_s
+        )
+        nursery.start_soon(self._supervisor.run, "hole punching", self._hole_punching.run)
 
     def _on_identified(self, peer: PeerId) -> None:
         self._reachability.wake()
         if self._relay_client is not None:
             self._relay_client.consider(peer)
+        if self._hole_punching is not None:
+            self._hole_punching.consider(peer)
 
     # Discovery
 

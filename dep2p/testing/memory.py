@@ -214,6 +214,11 @@ class MemoryConnection:
             raise ProtocolNotSupportedError(f"{self.peer} does not speak {protocol}")
         return stream
 
+    @property
+    def carried_bytes(self) -> int:
+        """0: no relay carries anything."""
+        return 0
+
     def open_protocols(self) -> list[str]:
         """The protocols of the streams that are open."""
         return [stream.protocol for stream in self.streams]

@@ -121,6 +121,11 @@ class PeerConnection:
         return None if self._meter is None else self._meter.left(trio.current_time())
 
     @property
+    def carried_bytes(self) -> int:
+        """Bytes that the relay of the connection has carried for it, both ways; 0 for a direct one."""
+        return 0 if self._meter is None else self._meter.sent_bytes + self._meter.received_bytes
+
+    @property
     def limits(self) -> Limits:
         return self._limits
 

@@ -11,6 +11,7 @@ from typing import Final, Generic, Protocol, TypeVar
 import trio
 
 from dep2p.errors import Dep2pError, ProtocolNotSupportedError
+from dep2p.host.connections.relay_grace import RelayGrace
 from dep2p.host.interface import ConnectionPreferred, Direction, HostEvent
 from dep2p.types import PeerId
 
@@ -50,6 +51,11 @@ class DuplicateConnection(Protocol):
 
     @property
     def is_closed(self) -> bool: ...
+
+    @property
+    def carried_bytes(self) -> int:
+        """Bytes that the relay of the connection has carried for it, both ways; 0 for a direct one."""
+        ...
 
     def open_protocols(self) -> Collection[str]:
         """The protocols of the streams that are open."""
@@ -146,8 +152,11 @@ class Duplicates(Generic[C]):
         # One side ends it, or both would end streams that the other one has just opened.
         if not self._own < new.peer:
             await trio.sleep(LATE_S)
+        grace = RelayGrace(now_s=trio.current_time()) if is_relayed(surplus) and not is_relayed(kept) else None
         while not (kept.is_closed or surplus.is_closed):
-            if is_idle(surplus):
+            if is_idle(surplus) or (
+                grace is not None and grace.is_over(surplus.carried_bytes, now_s=trio.current_time())
+            ):
                 self._count("connections_duplicate_closed")
                 await surplus.close()
                 return

@@ -14,7 +14,7 @@ from dep2p.host.addresses import Address, expand_wildcard
 from dep2p.host.connections.circuit_limit import meter_of
 from dep2p.host.connections.connection import PeerConnection, Upgraded
 from dep2p.host.connections.swarm import Swarm
-from dep2p.host.connections.upgrade import SimultaneousOpenError, UpgradeError, upgrade_outbound
+from dep2p.host.connections.upgrade import SimultaneousOpenError, UpgradeError, upgrade_inbound, upgrade_outbound
 from dep2p.host.counters import Counters
 from dep2p.host.interface import Direction
 from dep2p.host.scopes import shielded
@@ -132,6 +132,29 @@ class Transports:
             except SimultaneousOpenError:  # the peer has found it, too, and dials again as well
                 self._counters.add("dial_simultaneous_open")
         return await self._upgrade(await connect_tcp(address), address, peer)
+
+    async def answer_once(self, address: Address, peer: PeerId) -> PeerConnection:
+        """Dial a TCP address from the port of a listener while the peer dials this node, and answer it: the peer is the
+        client of the one connection that comes of both dials.
+
+        Raises OSError, IOException, UpgradeError, StreamClosedError.
+        """
+        found = await self._ports.connect(address)
+        if found is None:
+            raise UpgradeError("no listener lends its port to a dial there")
+        raw, port = found
+        admitted = False
+        try:
+            upgraded = await upgrade_inbound(self._swarm.upgrader, raw)
+            if upgraded.peer != peer:
+                raise UpgradeError(f"another node answers there: {upgraded.peer}")
+            connection = await self._admit(replace(upgraded, listening_port=port), "inbound", address.text)
+            admitted = True
+            return connection
+        finally:
+            if not admitted:
+                with shielded(self._limits.close_timeout_s):
+                    await raw.close()
 
     async def _upgrade(
         self, raw: ReadWriteCloser, address: Address, peer: PeerId, *, listening_port: int | None = None
