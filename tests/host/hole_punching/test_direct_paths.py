@@ -15,6 +15,7 @@ from dep2p.host.addresses import parse_address
 from dep2p.host.connections.upgrade import UpgradeError, upgrade_outbound
 from dep2p.host.counters import Counters
 from dep2p.host.hole_punching import dials, service
+from dep2p.host.interface import ByteStream
 from dep2p.identity import Identity
 from dep2p.protocols.hole_punching.messages import DCUTR, HolePunch, MessageType, encode
 
@@ -22,12 +23,20 @@ pytestmark = pytest.mark.real
 
 TCP = "/ip4/127.0.0.1/tcp/0"
 QUIC = "/ip4/127.0.0.1/udp/0/quic-v1"
+APP = "/dep2p/app/realm/stream/1.0.0"
+"""A stream of an app, as the host knows it by its name."""
 CONNECT = encode(HolePunch(MessageType.CONNECT, (bytes.fromhex("047f00000106" + "0fa1"),)))
 SYNC = encode(HolePunch(MessageType.SYNC))
 
 
 def is_direct(host: Any, peer: Any) -> bool:
     return any("/p2p-circuit" not in one.remote_addr for one in host.connections(peer.peer_id))
+
+
+async def echo(stream: ByteStream) -> None:
+    while data := await stream.read():
+        await stream.write(data)
+    await stream.close()
 
 
 async def meet(middle: Any, target: Any, dialler: Any, eventually: Any) -> Any:
@@ -90,6 +99,34 @@ async def test_a_relayed_pair_becomes_direct_and_leaves_the_relay(
         assert target.counters()["hole_punch_succeeded"] == 1
         assert dialler.counters()["hole_punch_answered_succeeded"] == 1
         assert f"{dialler.peer_id} is reached directly now" in caplog.text
+
+
+@pytest.mark.usefixtures("loopback_is_public", "no_reversal")
+async def test_what_is_under_way_on_the_relay_goes_on_and_a_direct_path_that_fails_is_looked_for_again(
+    open_host: Any, eventually: Any
+) -> None:
+    async with (
+        open_host(relay="server") as middle,
+        open_host(relay="client") as target,
+        open_host(relay="client") as dialler,
+    ):
+        target.set_stream_handler(APP, echo)
+        relayed = await meet(middle, target, dialler, eventually)
+        stream = await relayed.open_stream(APP)
+        for times in (1, 2):
+            await eventually(lambda times=times: target.counters().get("hole_punch_succeeded") == times)
+            await eventually(lambda: is_direct(dialler, target))
+            await stream.write(b"still here")
+            assert await stream.read() == b"still here"
+            assert "/p2p-circuit" not in (await dialler.dial(target.peer_id)).remote_addr
+            if times == 1:
+                for one in dialler.connections(target.peer_id):
+                    if "/p2p-circuit" not in one.remote_addr:
+                        await one.close()
+                assert await dialler.dial(target.peer_id) is relayed
+        await stream.close()
+        await eventually(lambda: relayed.is_closed, 20.0)
+        assert is_direct(dialler, target)
 
 
 @pytest.mark.usefixtures("loopback_is_public")
