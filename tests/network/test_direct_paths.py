@@ -29,10 +29,10 @@ def homes(lab: Lab, kinds: tuple[Kind, Kind]) -> tuple[Host, Host, Host]:
     return public, made[0], made[1]
 
 
-def join(middle: LabDaemon, members: tuple[LabDaemon, LabDaemon], listen: str) -> None:
-    middle.start("--set", "node.relay=server", listen=[listen])
+def join(middle: LabDaemon, members: tuple[LabDaemon, LabDaemon], *listen: str) -> None:
+    middle.start("--set", "node.relay=server", listen=listen)
     for each in members:
-        each.start("--set", "node.relay=client", listen=[listen])
+        each.start("--set", "node.relay=client", listen=listen)
     for each in (middle, *members):
         each.wait_started()
     middle.run("realm", "new", "team")
@@ -61,6 +61,18 @@ def test_two_homes_find_a_direct_path(lab: Lab, tmp_path: Path, listen: str, kin
         wait_for("Bob's answer to Ann", is_answered)
         wait_for("a direct path", lambda: any("p2p-circuit" not in addr for addr in addrs_of(ann, bob_id)))
         assert is_answered()
+
+
+def test_two_homes_that_speak_both_find_a_direct_path_over_tcp(lab: Lab, tmp_path: Path) -> None:
+    with daemons_on(tmp_path, *homes(lab, ("restricted", "restricted"))) as (middle, ann, bob):
+        join(middle, (ann, bob), TCP, QUIC)
+        ann_id, bob_id = ann.peer_id, bob.peer_id
+
+        def is_direct() -> bool:
+            return any("p2p-circuit" not in addr for addr in addrs_of(ann, bob_id) + addrs_of(bob, ann_id))
+
+        wait_for("a direct path", is_direct)
+        assert all("/tcp/" in addr for addr in addrs_of(ann, bob_id))
 
 
 @pytest.mark.parametrize("listen", [TCP, QUIC], ids=["tcp", "quic"])

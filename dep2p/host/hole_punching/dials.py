@@ -18,6 +18,9 @@ logger: logging.Logger = logging.getLogger("dep2p.host")
 
 DIAL_S: Final = 5.0
 """Seconds of a try: two more requests of TCP after the first, and four of QUIC."""
+TCP_FIRST_S: Final = 1.0
+"""Seconds for which a peer with addresses of both kinds is dialed over TCP alone: it is faster here than QUIC, whose
+shorter handshake would win each time."""
 RANDOM_BYTES: Final = 64
 """Bytes of the datagrams that open the way for the peer's QUIC packets."""
 _RANDOM_MIN_S: Final = 0.01
@@ -52,8 +55,11 @@ class DirectDials:
     async def dial(self, peer: PeerId, targets: Sequence[Address]) -> Connection | None:
         """Dial all addresses as the client; return the first connection, or None when there is none in time."""
         found: list[Connection] = []
+        has_tcp = any(address.transport == "tcp" for address in targets)
 
         async def attempt(address: Address) -> None:
+            if has_tcp and address.transport != "tcp":
+                await trio.sleep(TCP_FIRST_S)
             connection = await self._try(address, peer, self._transports.connect_once)
             if connection is None:
                 return

@@ -244,17 +244,18 @@ PEER = Identity.generate().peer_id
 
 
 class FakeTransports:
-    """Records what a try asks for. Dials to port 1 connect after a second, others never."""
+    """Records what a try asks for. Dials to port 1 connect after a while, others never."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.connects_after_s = 2.0
         self.datagrams: list[float] = []
 
     async def connect_once(self, address: Any, peer: Any) -> Any:
         self.asked.append(f"client {address.text}")
         if address.port != 1:
             raise OSError("refused")
-        await trio.sleep(1)
+        await trio.sleep(self.connects_after_s)
         return "connection"
 
     async def answer_once(self, address: Any, peer: Any) -> Any:
@@ -285,6 +286,13 @@ async def test_the_client_dials_all_and_the_first_wins(autojump_clock: Any) -> N
     assert str(found) == "connection" and trio.current_time() == pytest.approx(autojump_clock.current_time())
     assert sorted(transports.asked) == [f"client {each.text}" for each in ADDRS]
     assert await dials.DirectDials(transports, Counters(), Half()).dial(PEER, ADDRS[1:]) is None
+
+
+async def test_a_peer_that_answers_over_tcp_soon_is_not_dialed_over_quic(autojump_clock: Any) -> None:
+    transports = FakeTransports()
+    transports.connects_after_s = dials.TCP_FIRST_S / 2
+    found = await dials.DirectDials(transports, Counters(), Half()).dial(PEER, ADDRS)
+    assert str(found) == "connection" and transports.asked == [f"client {ADDRS[0].text}"]
 
 
 async def test_the_server_dials_over_tcp_and_sends_random_datagrams_for_quic(autojump_clock: Any) -> None:
