@@ -42,6 +42,7 @@ from dep2p.host.hole_punching.service import HolePunching
 from dep2p.host.interface import (
     Connection,
     HostEvent,
+    NetworkChanged,
     PeerConnected,
     PeerDisconnected,
     PeerDiscovered,
@@ -51,6 +52,7 @@ from dep2p.host.interface import (
 from dep2p.host.loop_watch import LoopWatch
 from dep2p.host.loopback.connection import LoopbackConnection
 from dep2p.host.multistream import encode_message
+from dep2p.host.network_watch import NetworkWatch
 from dep2p.host.reachability.client import ReachabilityClient
 from dep2p.host.reachability.dial_back import BackDialer, has_route, source_address
 from dep2p.host.reachability.observations import Observations
@@ -108,6 +110,7 @@ class LibP2PHost:
         self._limits = limits
         self._counters = Counters()
         self._loop_watch = LoopWatch(self._counters)
+        self._network_watch = NetworkWatch(self._on_network_change, self._counters)
         self._key_pair = create_new_key_pair(identity.private_seed)
         self._peer_store = PeerStore(
             identity.peer_id, limits.peers_known_max, self._counters, path=options.peerstore_path
@@ -228,6 +231,7 @@ class LibP2PHost:
         nursery.start_soon(self._supervisor.run, "peer store", self._save_peer_store)
         nursery.start_soon(self._supervisor.run, "reconnector", self._reconnector.run)
         nursery.start_soon(self._supervisor.run, "loop watch", self._loop_watch.run)
+        nursery.start_soon(self._supervisor.run, "network watch", self._network_watch.run)
 
     async def _stop(self) -> None:
         self._supervisor.stop()
@@ -269,6 +273,13 @@ class LibP2PHost:
         It must not block or raise. Returns a function that ends it.
         """
         return self._reachability.subscribe(on_report)
+
+    def _on_network_change(self, what: str) -> None:
+        self._protocols_changed.set()  # identify names the addresses, too
+        self._swarm.emit(NetworkChanged(what))
+        self._reconnector.network_changed()
+        if self._nursery is not None:
+            self._nursery.start_soon(self._swarm.probe_all, what)
 
     # Relay
 

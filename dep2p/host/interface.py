@@ -238,7 +238,14 @@ class ConnectionPreferred:
     connection: Connection
 
 
-HostEvent = PeerConnected | PeerDisconnected | PeerDiscovered | ConnectionPreferred
+@dataclass(frozen=True, slots=True)
+class NetworkChanged:
+    """This machine's addresses or routes have changed, or it has slept; ``what``, in words."""
+
+    what: str
+
+
+HostEvent = PeerConnected | PeerDisconnected | PeerDiscovered | ConnectionPreferred | NetworkChanged
 
 
 class ProtocolGate(Protocol):
@@ -429,6 +436,11 @@ class Muxer(Protocol):
     @property
     def probes_itself(self) -> bool:
         """True when it notices a silent peer by itself, within the liveness limits."""
+        ...
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes that have come; 0 when it does not count them."""
         ...
 
     def counters(self) -> Mapping[str, int]:

@@ -25,6 +25,7 @@ from dep2p.host.interface import (
     ConnectionPreferred,
     Host,
     HostEvent,
+    NetworkChanged,
     PeerConnected,
     PeerDisconnected,
     PeerDiscovered,
@@ -510,6 +511,8 @@ class Membership:
                     self._notify(self._verified_subscribers, event.connection)
             case PeerDiscovered():
                 self._handshake_scheduler.discovered(event)
+            case NetworkChanged():
+                self._look_at_addrs()
 
     def _on_verified(self, connection: Connection) -> None:
         self._introduced[connection.id] = None

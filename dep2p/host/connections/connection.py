@@ -113,6 +113,11 @@ class PeerConnection:
         self._measured_rtt_s = rtt_s
 
     @property
+    def received_bytes(self) -> int:
+        """Bytes that have come; 0 when the multiplexer does not count them."""
+        return self._muxer.received_bytes
+
+    @property
     def is_closed(self) -> bool:
         return self._closed
 

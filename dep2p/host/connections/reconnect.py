@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from dep2p.errors import Dep2pError
+from dep2p.errors import Dep2pError, PeerNotFoundError
 from dep2p.host.counters import Counters
 from dep2p.host.interface import HostEvent, PeerConnected, PeerDisconnected, PeerDiscovered
 from dep2p.host.scopes import new_scope
@@ -14,6 +14,10 @@ from dep2p.protocols.timing.reconnect import ReconnectPolicy
 from dep2p.types import PeerId
 
 logger: logging.Logger = logging.getLogger("dep2p.host")
+
+
+QUICK_DIAL_S = 3.0
+"""Time of an attempt at a peer that was lost not long ago; see `ReconnectPolicy.is_quick`."""
 
 
 class Reconnector:
@@ -84,6 +88,11 @@ class Reconnector:
         self._policy.hint(peer, trio.current_time())
         self._changed.set()
 
+    def network_changed(self) -> None:
+        """Try all that wait: this node's own network has changed."""
+        self._policy.wake_all(trio.current_time())
+        self._changed.set()
+
     async def run(self) -> None:
         """Dial the peers that are due, until cancelled."""
         async with trio.open_nursery() as nursery:
@@ -104,12 +113,20 @@ class Reconnector:
                 self._failures[peer],
             )
 
+    async def _dial_until(self, peer: PeerId, end_s: float) -> None:
+        try:
+            with trio.fail_at(end_s):
+                await self._dial(peer)
+        except trio.TooSlowError:
+            raise PeerNotFoundError(f"{peer} does not answer within {QUICK_DIAL_S:g} s") from None
+
     async def _try(self, peer: PeerId) -> None:
         self._counters.add("reconnect_attempts")
+        end_s = trio.current_time() + QUICK_DIAL_S if self._policy.is_quick(peer) else float("inf")
         with new_scope() as scope:
             self._trying[peer] = scope
             try:
-                await self._dial(peer)
+                await self._dial_until(peer, end_s)
             except Dep2pError as error:
                 self._counters.add("reconnect_failed")
                 logger.debug("reconnecting: %s", error)

@@ -11,7 +11,7 @@ import trio
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.exceptions import IOException
 
-from dep2p.errors import StreamClosedError
+from dep2p.errors import ProtocolNotSupportedError, RequestTimeoutError, StreamClosedError
 from dep2p.host.connections import liveness
 from dep2p.host.connections.circuit_limit import meter_of
 from dep2p.host.connections.connection import ConnectionContext, PeerConnection, Upgraded
@@ -38,6 +38,9 @@ _COMPLAIN_INTERVAL_S = 60
 UNPROVEN_WEIGHT_MAX = 16
 """Weight of the work of unproven peers in one pass of the event loop: 16 reads of 16 KiB or 512 frames, a
 millisecond."""
+PROBE_AGAIN_S = 1.5
+"""Seconds for an answer to a ping after the network has changed."""
+PROBES_AT_ONCE = 256
 UNPROTECTED_S = 30.0
 """How long an unprotected connection keeps its place when others need one: a few tries of a realm handshake.
 Without it, a peer that holds idle connections from enough identities, or that discovery names often, takes all."""
@@ -263,6 +266,29 @@ class Swarm:
                 await raw.close()
             except Exception as error:
                 logger.debug("closing an unused transport connection: %r", error)
+
+    # A changed network
+
+    async def probe_all(self, reason: str) -> None:
+        """End each connection over which nothing comes any more, within `PROBE_AGAIN_S`: its peer is dialed again at
+        once, where TCP would wait for minutes. ``reason`` is for the log."""
+        slots = trio.CapacityLimiter(PROBES_AT_ONCE)
+        async with trio.open_nursery() as nursery:
+            for connection in self.connections():
+                nursery.start_soon(self._probe_again, connection, slots, reason)
+
+    async def _probe_again(self, connection: PeerConnection, slots: trio.CapacityLimiter, reason: str) -> None:
+        async with slots:
+            before = connection.received_bytes
+            try:
+                await _probe(connection, PROBE_AGAIN_S)
+            except (RequestTimeoutError, StreamClosedError):
+                # Bytes may go before the answer on a slow way; a peer that answers no pings is left to its liveness.
+                if not connection.is_closed and connection.received_bytes == before:
+                    self.counters.add("connections_ended_network_change")
+                    connection.abort(f"it is silent since the network has changed ({reason})")
+            except ProtocolNotSupportedError:
+                return
 
     # Ending
 

@@ -33,6 +33,10 @@ class UpstreamMuxer:
         return None
 
     @property
+    def received_bytes(self) -> int:
+        return 0
+
+    @property
     def probes_itself(self) -> bool:
         return False
 

@@ -233,6 +233,11 @@ class YamuxConnection(IMuxedConn):
         """Bytes of all streams, and encrypted ones, that the transport has not taken yet."""
         return self._pipe.unsent_bytes + self._core.unsent_bytes
 
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of frames that have come."""
+        return self._core.bytes_in
+
     def rtt(self) -> float:
         """Round-trip seconds; 0.0 before the first probe. py-libp2p's name for `rtt_s`."""
         return 0.0 if self.rtt_s is None else self.rtt_s

@@ -24,6 +24,10 @@ class YamuxMuxer:
         return self._yamux.rtt_s
 
     @property
+    def received_bytes(self) -> int:
+        return self._yamux.received_bytes
+
+    @property
     def probes_itself(self) -> bool:
         return True
 

@@ -1,6 +1,8 @@
 """The pure core of reconnecting."""
 
 import random
+from collections import Counter
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -50,6 +52,77 @@ def test_stable_connection_forgives_failures() -> None:
     core.disconnected(PEER, 60.0)
     deadline = core.next_deadline()
     assert deadline is not None and deadline - 60.0 <= 1.0
+
+
+def lost(core: ReconnectPolicy, *peers: PeerId, now: float) -> None:
+    for peer in peers:
+        core.add(peer, now - 20.0, connected=True)
+        core.disconnected(peer, now)
+
+
+def attempts(core: ReconnectPolicy, end_s: float) -> list[tuple[float, PeerId]]:
+    """Each attempt until ``end_s``; all fail at once."""
+    found: list[tuple[float, PeerId]] = []
+    while (deadline := core.next_deadline()) is not None and deadline <= end_s:
+        for peer in core.due(deadline):
+            found.append((deadline, peer))
+            core.failed(peer, deadline)
+    return found
+
+
+def test_a_peer_that_was_lost_is_tried_every_two_seconds_for_ten_minutes() -> None:
+    core = policy(initial_s=1.0, max_s=60.0)
+    lost(core, PEER, now=100.0)
+    times = [at for at, _ in attempts(core, 2_000.0)]
+    early = [at for at in times if at < 700.0]
+    assert len(early) > 250 and all(b - a <= 2.001 for a, b in pairwise(early))
+    late = [at for at in times if at > 800.0]
+    assert late and all(b - a >= 30.0 for a, b in pairwise(late))
+
+
+def test_few_of_many_lost_peers_are_tried_often_and_the_others_come_with_them() -> None:
+    core = policy(initial_s=1.0, max_s=60.0)
+    peers = [PeerId(f"peer{number}") for number in range(50)]
+    lost(core, *peers, now=100.0)
+    often = Counter(peer for _, peer in attempts(core, 400.0))
+    assert sum(count > 100 for count in often.values()) == 4
+    assert sum(count < 20 for count in often.values()) == 46
+    core.connected(often.most_common(1)[0][0], 403.0)
+    assert len({peer for _, peer in attempts(core, 403.5)}) == 49
+
+
+def test_an_unstable_connection_of_a_peer_makes_no_others_due() -> None:
+    core = policy(initial_s=1.0, max_s=60.0, stable_s=10.0)
+    lost(core, PEER, OTHER, now=100.0)
+    attempts(core, 800.0)  # from here on the other one waits for 30 s and more
+    core.connected(PEER, 801.0)
+    before = core.next_deadline()
+    core.disconnected(PEER, 802.0)
+    core.connected(PEER, 803.0)
+    assert core.next_deadline() == before
+
+
+def test_all_that_wait_are_due_soon_when_the_own_network_has_changed() -> None:
+    core = policy(initial_s=30.0, max_s=60.0)
+    for peer in (PEER, OTHER):
+        core.add(peer, 0.0, connected=False)
+    for peer in core.due(0.0):
+        core.failed(peer, 0.0)
+    core.wake_all(1.0)
+    assert sorted(core.due(1.5)) == [OTHER, PEER]
+
+
+def test_attempts_at_a_lost_peer_end_early_but_for_every_fourth() -> None:
+    core = policy(initial_s=1.0, max_s=60.0)
+    lost(core, PEER, now=100.0)
+    quick: list[bool] = []
+    for _ in range(8):
+        assert core.due(core.next_deadline() or 0.0) == [PEER]
+        quick.append(core.is_quick(PEER))
+        core.failed(PEER, 110.0)
+    assert quick == [True, True, True, False] * 2
+    core.add(OTHER, 0.0, connected=False)
+    assert not core.is_quick(OTHER), "nobody has ever reached it: it may be slow"
 
 
 def test_connection_that_drops_at_once_backs_off() -> None:

@@ -17,7 +17,7 @@ from dep2p.daemon.bounds import ControlBounds
 from dep2p.daemon.node_interface import IncomingNotify, MessagingInterface, NodeInterface
 from dep2p.daemon.problems import Problem, problem_of
 from dep2p.errors import HandlerError
-from dep2p.host.interface import ConnectionPreferred, HostEvent, PeerConnected, PeerDiscovered
+from dep2p.host.interface import ConnectionPreferred, HostEvent, NetworkChanged, PeerConnected, PeerDiscovered
 from dep2p.messaging.handlers import HandlerAwayError
 from dep2p.node.summaries import offered
 from dep2p.outside_text import one_line
@@ -90,7 +90,7 @@ class EventFeed:
         if isinstance(event, PeerDiscovered):
             self._emit("peer_discovered", peer=event.peer, addrs=list(event.addrs), source=event.source)
             return
-        if isinstance(event, ConnectionPreferred):
+        if isinstance(event, ConnectionPreferred | NetworkChanged):
             return  # of interest inside of the node only
         connection = event.connection
         fields = {
